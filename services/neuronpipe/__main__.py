@@ -1,0 +1,5 @@
+"""`python -m neuronpipe` is the command `neuronpipe`."""
+
+from neuronpipe.cli import main
+
+main()

@@ -1,0 +1,102 @@
+"""Compares an artefact with the PyTorch float32 original on batches of sample text."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from neuronpipe.bundles.compiler.modules import SourceModule
+from neuronpipe.bundles.compiler.samples import Batch
+from neuronpipe.bundles.manifest import Accuracy, Artifact
+from neuronpipe.core.errors import SetupError
+
+Outputs: TypeAlias = Mapping[str, NDArray[Any]]
+
+_TORCH_DTYPES = {"bfloat16": torch.bfloat16}
+
+
+class ArtifactCompiler(Protocol):
+    """The part of the compiler that belongs to one back end (a module)."""
+
+    DTYPES: tuple[str, ...]
+
+    def convert(self, module: SourceModule, example: Batch, folder: Path, dtype: str) -> Artifact:
+        """Writes the artefact below the bundle's folder and describes it. Raises SetupError."""
+
+    def run(self, artifact: Artifact, folder: Path, batches: Sequence[Batch]) -> tuple[list[Outputs], str] | None:
+        """The artefact's outputs for each batch and the dtype that it computed in, or None where there is nothing to compare."""
+
+
+def reference_outputs(module: SourceModule, batches: Sequence[Batch]) -> list[Outputs]:
+    """The original's outputs, computed before anything is converted."""
+    with torch.inference_mode():
+        return [_run(module, batch) for batch in batches]
+
+
+def measure(
+    compiler: ArtifactCompiler,
+    module: SourceModule,
+    artifact: Artifact,
+    folder: Path,
+    batches: Sequence[Batch],
+    reference: Sequence[Outputs],
+) -> Accuracy | None:
+    """The artefact's largest difference to the reference, on tokens that are not padding."""
+    ran = compiler.run(artifact, folder, batches)
+    if ran is None:
+        return None
+    outputs, computed_dtype = ran
+    emulated = None
+    if computed_dtype != artifact.dtype:
+        with torch.inference_mode(), torch.autocast("cpu", dtype=_TORCH_DTYPES[artifact.dtype]):
+            emulated = _largest_difference([_run(module, batch) for batch in batches], reference, batches)
+    return Accuracy(
+        samples=sum(len(batch["input_ids"]) for batch in batches),
+        sample_shapes=tuple((batch["input_ids"].shape[0], batch["input_ids"].shape[1]) for batch in batches),
+        largest_output=max(float(np.abs(array).max()) for one in reference for array in one.values()),
+        largest_difference=_largest_difference(outputs, reference, batches),
+        computed_dtype=computed_dtype,
+        emulated_difference=emulated,
+    )
+
+
+def describe(accuracy: Accuracy, dtype: str) -> str:
+    """One line for a person."""
+    line = (
+        f"      largest difference {accuracy.largest_difference:.2e} over {accuracy.samples} texts of up to "
+        f"{max(tokens for _, tokens in accuracy.sample_shapes)} tokens (largest output {accuracy.largest_output:.3g})"
+    )
+    if accuracy.emulated_difference is not None:
+        line += (
+            f"\n      this CPU has no {dtype} instructions and computed in {accuracy.computed_dtype}; PyTorch in {dtype} differs by "
+            f"{accuracy.emulated_difference:.2e}"
+        )
+    return line
+
+
+def check(accuracy: Accuracy, max_divergence: float | None) -> None:
+    """Raises SetupError for an artefact that is too far off."""
+    worst = max(accuracy.largest_difference, accuracy.emulated_difference or 0)
+    if not np.isfinite(worst):
+        raise SetupError("the artefact's outputs are not numbers for some sample texts")
+    if max_divergence is not None and worst > max_divergence:
+        raise SetupError(f"the artefact differs from PyTorch float32 by {worst:.2e}, the limit is {max_divergence:.2e} (--max-divergence)")
+
+
+def _run(module: SourceModule, batch: Batch) -> Outputs:
+    result = module.module(**{name: torch.from_numpy(batch[name]) for name in module.inputs})
+    return {name: tensor.float().numpy() for name, tensor in result.items()}
+
+
+def _largest_difference(outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[Batch]) -> float:
+    largest = 0.0
+    for one, expected, batch in zip(outputs, reference, batches, strict=True):
+        for name, array in expected.items():
+            difference = np.abs(one[name] - array)
+            if difference.shape == batch["input_ids"].shape:
+                difference = difference[batch["attention_mask"] == 1]
+            largest = max(largest, float(difference.max()))
+    return largest

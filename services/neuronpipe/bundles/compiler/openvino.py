@@ -1,0 +1,64 @@
+"""PyTorch to OpenVINO, with dynamic batch and length."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import openvino
+import torch
+import transformers
+
+from neuronpipe.bundles.compiler.accuracy import Outputs
+from neuronpipe.bundles.compiler.modules import SourceModule
+from neuronpipe.bundles.compiler.samples import Batch
+from neuronpipe.bundles.manifest import Artifact
+from neuronpipe.core.errors import SetupError
+
+_PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
+DTYPES = tuple(_PRECISIONS)
+
+_MODEL_FILE = "artifacts/openvino/model.xml"
+_WEIGHTS_FILE = "artifacts/openvino/model.bin"
+
+
+def convert(module: SourceModule, example: Batch, folder: Path, dtype: str) -> Artifact:
+    """See ArtifactCompiler. Weights stay float32; the dtype is what the back end is asked to compute in."""
+    inputs = [(name, openvino.PartialShape([-1, -1]), openvino.Type.i64) for name in module.inputs]
+    with warnings.catch_warnings(), torch.inference_mode():
+        # The tracer warns of every Python value that it takes for constant; those of these models are, as the comparison shows.
+        warnings.simplefilter("ignore")
+        try:
+            model = openvino.convert_model(
+                module.module, example_input={name: torch.from_numpy(example[name]) for name in module.inputs}, input=inputs
+            )
+        except Exception as error:
+            raise SetupError(f"OpenVINO {openvino.__version__} cannot convert {module.architecture}") from error
+    if len(model.inputs) != len(module.inputs):
+        found = [port.any_name for port in model.inputs]
+        raise SetupError(f"{module.architecture} uses the inputs {found} of {list(module.inputs)}, which is not supported")
+    for port, name in zip(model.inputs, module.inputs, strict=True):  # in order; the tracer drops some of the names
+        port.set_names({name})
+    for port in model.outputs:
+        port.set_names({name for name in port.names if name in module.outputs})
+    (folder / _MODEL_FILE).parent.mkdir(parents=True)
+    openvino.save_model(model, folder / _MODEL_FILE, compress_to_fp16=False)
+    return Artifact(
+        backend="openvino",
+        dtype=dtype,
+        files=(_MODEL_FILE, _WEIGHTS_FILE),
+        properties={"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]},
+        versions={"openvino": openvino.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
+    )
+
+
+def run(artifact: Artifact, folder: Path, batches: Sequence[Batch]) -> tuple[list[Outputs], str]:
+    """See ArtifactCompiler."""
+    core = openvino.Core()
+    compiled = core.compile_model(folder / _MODEL_FILE, "CPU", dict(artifact.properties))
+    names = [port.any_name for port in compiled.inputs]
+    outputs: list[Outputs] = []
+    for batch in batches:
+        result = compiled({name: batch[name] for name in names})
+        outputs.append({port.any_name: result[port].copy() for port in compiled.outputs})
+    has_bfloat16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return outputs, artifact.dtype if artifact.dtype == "float32" or has_bfloat16 else "float32"

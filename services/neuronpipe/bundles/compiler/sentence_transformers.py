@@ -1,0 +1,137 @@
+"""Reads the modules of a sentence-transformers model: which model, how its token vectors become one, and what is done to that.
+
+Source of the formats: sentence-transformers 2 to 6, modules.json and the config.json of each module.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from neuronpipe.core.errors import SetupError
+
+_POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens")
+# Before version 6 each pooling was a flag of its own.
+_POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_ACTIVATIONS = {"torch.nn.modules.activation.Tanh": torch.nn.Tanh, "torch.nn.modules.linear.Identity": torch.nn.Identity}
+
+
+class Pooling(torch.nn.Module):
+    """Token vectors [batch, tokens, width] and attention_mask [batch, tokens] to [batch, width x number of modes]."""
+
+    def __init__(self, modes: Sequence[str]) -> None:
+        super().__init__()
+        self.modes = tuple(modes)
+
+    def forward(self, token_vectors: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        mask = attention_mask.unsqueeze(-1).to(token_vectors.dtype)
+        tokens = mask.sum(1).clamp(min=1e-9)
+        pooled = {
+            "cls": lambda: token_vectors[:, 0],
+            "max": lambda: token_vectors.masked_fill(mask == 0, -1e9).max(1).values,
+            "mean": lambda: (token_vectors * mask).sum(1) / tokens,
+            "mean_sqrt_len_tokens": lambda: (token_vectors * mask).sum(1) / tokens.sqrt(),
+        }
+        return torch.cat([pooled[mode]() for mode in self.modes], dim=1)
+
+
+class Head(torch.nn.Module):
+    """Pooling, and the layers behind it."""
+
+    def __init__(self, pooling: Pooling, layers: Sequence[torch.nn.Module]) -> None:
+        super().__init__()
+        self.pooling = pooling
+        self.layers = torch.nn.Sequential(*layers)
+
+    def forward(self, token_vectors: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        vectors: torch.Tensor = self.layers(self.pooling(token_vectors, attention_mask))
+        return vectors
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceTransformer:
+    """What modules.json says. `max_tokens` is None where it sets no limit; `prompt` goes before every text."""
+
+    model_folder: Path
+    head: Head
+    max_tokens: int | None = None
+    prompt: str = ""
+
+
+def read_sentence_transformer(folder: Path) -> SentenceTransformer:
+    """Reads the modules; a plain Transformers model gets mean pooling. Raises SetupError for a module that is not supported."""
+    if not (folder / "modules.json").is_file():
+        return SentenceTransformer(folder, Head(Pooling(["mean"]), []))
+    model_folder, limits, pooling, layers = folder, {}, None, []
+    for module in _read(folder / "modules.json"):
+        kind, path = module["type"].rpartition(".")[2], folder / module["path"]
+        if kind == "Transformer":
+            model_folder, limits = path, _read_limits(path)
+        elif kind == "Pooling":
+            pooling = Pooling(_pooling_modes(_read(path / "config.json"), folder))
+        elif kind == "Dense":
+            layers.append(_read_dense(path))
+        elif kind != "Normalize":  # vectors are scaled to length one in post-processing, unless the caller says otherwise
+            raise SetupError(f"{folder}: modules.json has a module {kind}, supported are Transformer, Pooling, Dense and Normalize")
+    if pooling is None:
+        raise SetupError(f"{folder}: modules.json has no Pooling module, so there is no one vector for a text")
+    if limits.get("do_lower_case"):
+        raise SetupError(f"{folder}: lower-cases text outside of its tokenizer (do_lower_case), which is not supported")
+    return SentenceTransformer(model_folder, Head(pooling, layers), limits.get("max_seq_length"), _prompt(folder))
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SetupError(f"{path}: cannot be read as JSON") from error
+
+
+def _read_limits(folder: Path) -> dict[str, Any]:
+    path = folder / "sentence_bert_config.json"
+    limits: dict[str, Any] = _read(path) if path.is_file() else {}
+    return limits
+
+
+def _pooling_modes(config: dict[str, Any], folder: Path) -> list[str]:
+    if "pooling_mode" in config:
+        modes = [config["pooling_mode"]] if isinstance(config["pooling_mode"], str) else list(config["pooling_mode"])
+    else:
+        modes = [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)]
+    unsupported = sorted(set(modes) - set(_POOLINGS))
+    if unsupported or not modes:
+        raise SetupError(f"{folder}: pooling {', '.join(unsupported) or 'none'}; supported are {', '.join(_POOLINGS)}")
+    if not config.get("include_prompt", True):
+        raise SetupError(f"{folder}: leaves its prompt out of the pooling (include_prompt false), which is not supported")
+    return modes
+
+
+def _read_dense(folder: Path) -> torch.nn.Module:
+    config = _read(folder / "config.json")
+    if config["activation_function"] not in _ACTIVATIONS:
+        raise SetupError(f"{folder}: activation {config['activation_function']}; supported are {', '.join(_ACTIVATIONS)}")
+    linear = torch.nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
+    if (folder / "model.safetensors").is_file():
+        weights = safetensors.torch.load_file(folder / "model.safetensors")
+    else:
+        weights = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    linear.load_state_dict({name.removeprefix("linear."): value for name, value in weights.items()})
+    return torch.nn.Sequential(linear, _ACTIVATIONS[config["activation_function"]]())
+
+
+def _prompt(folder: Path) -> str:
+    path = folder / "config_sentence_transformers.json"
+    config = _read(path) if path.is_file() else {}
+    name = config.get("default_prompt_name")
+    return str(config["prompts"][name]) if name else ""

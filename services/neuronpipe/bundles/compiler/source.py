@@ -1,0 +1,54 @@
+"""Where a model comes from: a local folder, or the Hugging Face Hub."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+from neuronpipe.bundles.manifest import Source, file_sha256
+from neuronpipe.core.errors import SetupError
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+# Configurations, tokenizers of every kind, and modules of sentence-transformers; weights of other frameworks stay behind.
+_DOWNLOADS = ("*.json", "*.txt", "*.model", "*.py", *_WEIGHTS)
+_NOT_DOWNLOADED = ("onnx/*", "openvino/*", "tf_*", "flax_*", "*.onnx*")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model's files on this machine. `revision` is the Hub's commit."""
+
+    location: str
+    folder: Path
+    revision: str | None
+
+    def describe(self) -> Source:
+        """The source for the manifest."""
+        digest = hashlib.sha256()
+        for path in sorted(path for pattern in _WEIGHTS for path in self.folder.rglob(pattern)):
+            digest.update(f"{path.relative_to(self.folder)} {file_sha256(path)}\n".encode())
+        return Source(location=self.location, revision=self.revision, weights_sha256=digest.hexdigest())
+
+
+def find_source(source: str, revision: str | None) -> ModelSource:
+    """The model's files, downloaded where `source` is no local folder. Raises SetupError."""
+    folder = Path(source)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise SetupError(f"{folder}: no model: it has no config.json")
+        return ModelSource(str(folder.resolve()), folder, None)
+    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise SetupError(f"{source}: no such folder")
+    try:
+        snapshot = huggingface_hub.snapshot_download(
+            source, revision=revision, allow_patterns=list(_DOWNLOADS), ignore_patterns=list(_NOT_DOWNLOADED)
+        )
+    except GatedRepoError as error:
+        raise SetupError(f"{source}: the Hub gives it to accounts with access only; log in with `hf auth login`") from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise SetupError(f"{source}: neither a local folder nor a model on the Hub") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise SetupError(f"{source}: no local folder, and the Hub cannot be reached to download it: {type(error).__name__}") from error
+    return ModelSource(source, Path(snapshot), Path(snapshot).name)

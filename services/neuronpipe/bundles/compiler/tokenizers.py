@@ -1,0 +1,57 @@
+"""A model's tokenizer as tokenizer.json, also for models that ship the files of a slow tokenizer only."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from neuronpipe.core.errors import SetupError
+
+# transformers writes 1e30 where a tokenizer has no limit of its own.
+_NO_LIMIT = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTokenizer:
+    """The tokenizer as transformers has it, and as tokenizer.json. `max_tokens` is None where it sets no limit."""
+
+    transformers_tokenizer: Any
+    json: str
+    input_names: tuple[str, ...]
+    max_tokens: int | None
+    pad_token_id: int
+    cls_token_id: int | None
+
+
+def load_tokenizer(folder: Path) -> SourceTokenizer:
+    """Reads the tokenizer, converting it where needed. Raises SetupError for one that has no form as tokenizer.json."""
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, use_fast=True)
+    except (OSError, ValueError, ImportError) as error:
+        raise SetupError(f"{folder}: transformers {transformers.__version__} cannot load its tokenizer: {error}") from error
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise SetupError(f"{folder}: {type(tokenizer).__name__} is written in Python only and has no form as tokenizer.json")
+    content: dict[str, Any] = json.loads(backend.to_str())
+    # Whoever saved the file may have left a length in it; limits are ours to set.
+    content["truncation"] = content["padding"] = None
+    limit = tokenizer.model_max_length
+    return SourceTokenizer(
+        transformers_tokenizer=tokenizer,
+        json=json.dumps(content, ensure_ascii=False),
+        input_names=tuple(tokenizer.model_input_names),
+        max_tokens=int(limit) if limit and limit < _NO_LIMIT else None,
+        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+        cls_token_id=tokenizer.cls_token_id,
+    )
+
+
+def encode_batch(tokenizer: SourceTokenizer, texts: list[str], max_tokens: int) -> Mapping[str, Any]:
+    """The texts as one padded batch of int64 arrays [batch, tokens], made by transformers."""
+    encoded: Mapping[str, Any] = tokenizer.transformers_tokenizer(
+        texts, padding="longest", truncation=True, max_length=max_tokens, return_tensors="np", padding_side="right"
+    )
+    return encoded

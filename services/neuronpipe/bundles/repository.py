@@ -1,0 +1,130 @@
+"""A repository is a folder of bundles, `<model>/<version>/`. Found here, verified on load, and written so that no half of one shows."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from neuronpipe.bundles.manifest import MANIFEST_FILE, Artifact, Manifest, file_sha256
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A compiled model on disk. Its manifest is read; its other files are verified as they are asked for."""
+
+    folder: Path
+    manifest: Manifest
+    digest: str
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model."""
+        return self.manifest.model
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The model's name and version."""
+        return self.spec.name, self.spec.version
+
+    def tokenizer_file(self) -> Path:
+        """The verified tokenizer.json."""
+        return self._verified(self.manifest.tokenizer_file)
+
+    def artifact(self, backend: str) -> Artifact:
+        """The artefact for a back end ("" for the bundle's first). Raises SetupError naming those that there are."""
+        for artifact in self.manifest.artifacts:
+            if backend in ("", artifact.backend):
+                return artifact
+        known = ", ".join(artifact.backend for artifact in self.manifest.artifacts)
+        raise SetupError(f"{self.folder}: no artefact for the back end {backend!r}, only for: {known}; compile it with --backend {backend}")
+
+    def artifact_files(self, artifact: Artifact) -> list[Path]:
+        """The artefact's verified files."""
+        return [self._verified(name) for name in artifact.files]
+
+    def _verified(self, name: str) -> Path:
+        path = self.folder / name
+        if not path.is_file():
+            raise SetupError(f"{path}: missing, though the manifest names it; compile the model again")
+        if file_sha256(path) != self.manifest.files.get(name):
+            raise SetupError(f"{path}: changed since it was compiled (its sha256 is not the manifest's); compile the model again")
+        return path
+
+
+def read_repository(repository: Path) -> list[Bundle]:
+    """Every bundle of the repository. Raises SetupError where there is none, or one that cannot be read."""
+    if not repository.is_dir():
+        raise SetupError(f"{repository}: no such folder; make a repository with `neuronpipe compile SOURCE --repository {repository}`")
+    folders = sorted(
+        version for model in repository.iterdir() if _is_visible_folder(model) for version in model.iterdir() if _is_visible_folder(version)
+    )
+    if not folders:
+        raise SetupError(f"{repository}: holds no bundle; make one with `neuronpipe compile SOURCE --repository {repository}`")
+    return [read_bundle(folder) for folder in folders]
+
+
+def _is_visible_folder(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".")
+
+
+def read_bundle(folder: Path) -> Bundle:
+    """The bundle in a folder. Raises SetupError where there is none, or a half-written or misplaced one."""
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        raise SetupError(f"{folder}: half-written: it has no {MANIFEST_FILE}; delete it and compile the model again")
+    manifest = Manifest.read(path)
+    if (folder.parent.name, folder.name) != (manifest.model.name, str(manifest.model.version)):
+        raise SetupError(f"{folder}: its manifest is for {manifest.model.name}/{manifest.model.version}; the folder was moved or renamed")
+    return Bundle(folder, manifest, file_sha256(path))
+
+
+def choose_version(repository: Path, name: str, version: int | None) -> int:
+    """The version that a new bundle gets: the one asked for, which must be free, or the next. Raises SetupError."""
+    taken = [int(folder.name) for folder in (repository / name).glob("[0-9]*") if folder.name.isdigit()]
+    if version in taken:
+        raise SetupError(f"{repository / name / str(version)}: exists; without --version the next free one is taken")
+    return version or max(taken, default=0) + 1
+
+
+@contextlib.contextmanager
+def new_bundle(repository: Path, name: str, version: int) -> Iterator[Path]:
+    """A folder to write a bundle's files into; it becomes the bundle when the block ends well, and vanishes when it does not."""
+    model_folder = repository / name
+    model_folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{version}.", dir=model_folder))
+    try:
+        yield folder
+        folder.chmod(0o755)
+        _sync(folder)
+        folder.rename(model_folder / str(version))
+        _sync_path(model_folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another version of the model lives here
+            model_folder.rmdir()
+        raise
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Completes a new bundle: digests every file in the folder and writes the manifest."""
+    files = {str(path.relative_to(folder)): file_sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    complete = manifest.model_copy(update={"files": files})
+    (folder / MANIFEST_FILE).write_text(complete.model_dump_json(indent=2) + "\n")
+
+
+def _sync(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        _sync_path(path)
+
+
+def _sync_path(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

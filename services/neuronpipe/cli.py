@@ -1,0 +1,162 @@
+"""The command line. Reads settings, builds what a command needs and runs it.
+
+What a command needs is imported by that command alone: `infer` must work where only the client is installed.
+"""
+
+import argparse
+import asyncio
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from neuronpipe import __version__
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
+
+# service → (module with `run`, its settings)
+_SERVICES = {
+    "all": ("neuronpipe.local", "AllSettings"),
+    "gateway": ("neuronpipe.gateway.server", "GatewaySettings"),
+    "tokenizer": ("neuronpipe.tokenizer.server", "TokenizerSettings"),
+    "neuron-executor": ("neuronpipe.neuron_executor.server", "NeuronExecutorSettings"),
+    "postprocessor": ("neuronpipe.postprocessor.server", "PostprocessorSettings"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command. Exit codes: 0 done, 1 the request failed, 2 the command, a setting or a bundle is at fault."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except SetupError as error:
+        _exit(str(error), 2)
+    except NeuronpipeError as error:
+        _exit(f"{error.reason}: {error.message}", 1)
+    except ModuleNotFoundError as error:
+        _exit(f"this command needs the package {error.name}; install neuronpipe with the extra that {options.name!r} needs", 2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _exit(message: str, code: int) -> None:
+    print(f"neuronpipe: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="neuronpipe", description="Transformers served over gRPC as a pipeline of services.")
+    parser.add_argument("--version", action="version", version=f"neuronpipe {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    compile_ = commands.add_parser("compile", help="compile a Transformers model into a bundle")
+    compile_.set_defaults(run=_compile, name="compile")
+    compile_.add_argument("source", metavar="SOURCE", help="local folder of a model, or its id on the Hugging Face Hub")
+    compile_.add_argument("--task", required=True, help="text-classification, sentence-embedding or question-answering")
+    compile_.add_argument("--repository", required=True, type=Path, metavar="DIR", help="folder of bundles to write to")
+    compile_.add_argument("--name", help="the model's name in requests (default: the last part of SOURCE)")
+    compile_.add_argument("--version", type=int, metavar="V", help="the bundle's version (default: the next free one)")
+    compile_.add_argument("--revision", help="branch, tag or commit on the Hub")
+    compile_.add_argument("--backend", default="openvino", help="openvino (default) or fake")
+    compile_.add_argument("--dtype", default="float32", help="float32 (default) or bfloat16")
+    compile_.add_argument(
+        "--max-divergence", type=float, metavar="X", help="fail where an output differs from PyTorch float32 by more than this"
+    )
+
+    serve = commands.add_parser("serve", help="run one service, or all of them in one process")
+    serve.set_defaults(run=_serve, name="serve")
+    serve.add_argument("service", choices=_SERVICES, metavar="SERVICE", help=", ".join(_SERVICES))
+    serve.add_argument("settings", nargs=argparse.REMAINDER, metavar="...", help="see `neuronpipe serve SERVICE --help`")
+
+    infer = commands.add_parser("infer", help="run one input and print the response as JSON")
+    infer.set_defaults(run=_infer, name="infer")
+    _add_target(infer)
+    infer.add_argument("--model", required=True, metavar="M", help="the model's name")
+    infer.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
+    infer.add_argument("--json", required=True, metavar="INPUT", help="""a TaskInput, as '{"sentence_embedding": {"text": "…"}}'""")
+
+    models = commands.add_parser("models", help="list the models that a gateway serves")
+    models.set_defaults(run=_models, name="models")
+    _add_target(models)
+    return parser
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target", required=True, metavar="HOST:PORT", help="the gateway")
+    parser.add_argument("--timeout-s", type=float, default=30.0, metavar="S", help="deadline in seconds (default: 30)")
+
+
+def _compile(options: argparse.Namespace) -> None:
+    from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+
+    request = CompileRequest(
+        source=options.source,
+        revision=options.revision,
+        task=options.task.replace("-", "_"),
+        repository=options.repository,
+        name=options.name or Path(options.source.rstrip("/")).name,
+        version=options.version,
+        backend=options.backend,
+        dtype=options.dtype,
+        max_divergence=options.max_divergence,
+    )
+    bundle = compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True))
+    print(bundle.folder)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from neuronpipe.core import config
+    from neuronpipe.core.logs import start_logging
+
+    module_name, settings_name = _SERVICES[options.service]
+    kind: type[config.ServerSettings] = getattr(config, settings_name)
+    parser = argparse.ArgumentParser(prog=f"neuronpipe serve {options.service}", description=kind.__doc__)
+    for name, field in kind.model_fields.items():
+        default = "required" if field.is_required() else f"default: {field.default!r}"
+        text = f"{field.description} ({default}; {config.variable_name(kind, name)})".replace("%", "%%")
+        parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar=name.upper(), help=text)
+    # Libraries that start a program of their own (OpenVINO looks at the CPU) would draw a warning from gRPC's fork handlers.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    settings = config.read_settings(kind, vars(parser.parse_args(options.settings)))
+    start_logging(options.service)
+    with asyncio.Runner(loop_factory=_event_loop) as runner:
+        runner.run(importlib.import_module(module_name).run(settings))
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def _infer(options: argparse.Namespace) -> None:
+    from google.protobuf import json_format
+
+    from neuronpipe.api.v1.inference_pb2 import InferRequest
+    from neuronpipe.api.v1.tasks_pb2 import TaskInput
+    from neuronpipe.client import Client
+
+    try:
+        input = json_format.Parse(options.json, TaskInput())
+    except json_format.ParseError as error:
+        raise InvalidInput("--json", f"is no TaskInput: {error}") from error
+    with Client(options.target, timeout_s=options.timeout_s) as client:
+        response = client.infer(InferRequest(model=options.model, version=options.version, input=input))
+    print(json_format.MessageToJson(response, preserving_proto_field_name=True, ensure_ascii=False))
+
+
+def _models(options: argparse.Namespace) -> None:
+    from neuronpipe.client import Client
+
+    with Client(options.target, timeout_s=options.timeout_s) as client:
+        models = client.list_models()
+    print(f"{'MODEL':24} {'VERSION':>7} {'TASK':20} {'TOKENS':>6} {'BACK END':10} {'DTYPE':9} ARCHITECTURE")
+    for model in models:
+        version = model.version + ("*" if model.is_default else " ")
+        backends = ",".join(model.backends)
+        print(f"{model.name:24} {version:>7} {model.task:20} {model.max_tokens:6} {backends:10} {model.dtype:9} {model.architecture}")
+
+
+if __name__ == "__main__":
+    main()

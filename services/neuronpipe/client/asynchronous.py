@@ -1,0 +1,177 @@
+"""The asynchronous client."""
+
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from neuronpipe.api.v1.inference_pb2 import (
+    InferBatchRequest,
+    InferOutcome,
+    InferRequest,
+    InferResponse,
+    InferStreamRequest,
+    InferStreamResponse,
+)
+from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
+from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Model
+from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
+from neuronpipe.api.v1.tasks_pb2 import (
+    Answer,
+    LabelScore,
+    QuestionAnsweringInput,
+    ScoreFunction,
+    SentenceEmbeddingInput,
+    TaskInput,
+    TextClassificationInput,
+    Truncation,
+)
+from neuronpipe.rpc.client import error_of, open_channel
+
+ResponseT = TypeVar("ResponseT")
+
+# Inference has no side effects, so a call that no server began (UNAVAILABLE), or that one refused as too much (RESOURCE_EXHAUSTED),
+# may be repeated. gRPC itself does it: it waits as long as the server's pushback says, and stops altogether while most calls fail.
+_RETRIES = {
+    "methodConfig": [
+        {
+            "name": [{"service": "neuronpipe.api.v1.InferenceService"}, {"service": "neuronpipe.api.v1.ModelService"}],
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "2s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
+            },
+        }
+    ],
+    "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
+}
+
+
+class AsyncClient:
+    """Calls a gateway. Methods raise the errors of neuronpipe.core.errors; `timeout_s` is the deadline of one call, None for none.
+
+    Safe to share between tasks; use as `async with AsyncClient("host:50050") as client:` or call `close`.
+    """
+
+    def __init__(self, target: str, *, timeout_s: float | None = 30.0, retries: bool = True) -> None:
+        """`target`: a gRPC target such as "host:50050" or "dns:///gateway:50050"; calls go round all of its addresses."""
+        self._timeout_s = timeout_s
+        self._channel = open_channel(target, _RETRIES if retries else None)
+        self._inference = InferenceServiceStub(self._channel)
+        self._models = ModelServiceStub(self._channel)
+
+    async def classify(
+        self,
+        model: str,
+        text: str,
+        text_pair: str = "",
+        *,
+        top_k: int = 1,
+        function: "ScoreFunction.ValueType" = ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> Sequence[LabelScore]:
+        """The `top_k` labels of a text or a pair, best first."""
+        input = TextClassificationInput(text=text, text_pair=text_pair, top_k=top_k, function=function, truncation=truncation)
+        response = await self.infer(InferRequest(model=model, version=version, input=TaskInput(text_classification=input)))
+        return response.result.text_classification.labels
+
+    async def embed(
+        self,
+        model: str,
+        text: str,
+        *,
+        normalize: bool = True,
+        dimensions: int = 0,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> NDArray[np.float32]:
+        """The vector of a text: float32 [dimensions, or the model's width]."""
+        input = SentenceEmbeddingInput(text=text, skip_normalize=not normalize, dimensions=dimensions, truncation=truncation)
+        response = await self.infer(InferRequest(model=model, version=version, input=TaskInput(sentence_embedding=input)))
+        return np.array(response.result.sentence_embedding.embedding, np.float32)
+
+    async def answer(
+        self,
+        model: str,
+        question: str,
+        context: str,
+        *,
+        top_k: int = 1,
+        max_answer_tokens: int = 0,
+        window_stride_tokens: int = 0,
+        allow_no_answer: bool = False,
+        version: str = "",
+    ) -> Sequence[Answer]:
+        """The `top_k` passages of the context that answer the question, best first."""
+        input = QuestionAnsweringInput(
+            question=question,
+            context=context,
+            top_k=top_k,
+            max_answer_tokens=max_answer_tokens,
+            window_stride_tokens=window_stride_tokens,
+            allow_no_answer=allow_no_answer,
+        )
+        response = await self.infer(InferRequest(model=model, version=version, input=TaskInput(question_answering=input)))
+        return response.result.question_answering.answers
+
+    async def infer(self, request: InferRequest, *, timeout_s: float | None = None) -> InferResponse:
+        """Runs one input of any task; the response also has the stage timings and the usage."""
+        return await _result(self._inference.Infer(request, timeout=timeout_s or self._timeout_s))
+
+    async def infer_batch(self, requests: Iterable[InferRequest], *, timeout_s: float | None = None) -> Sequence[InferOutcome]:
+        """Runs many inputs; outcomes come in the order of the requests, each a response or an error of its own."""
+        call = self._inference.InferBatch(InferBatchRequest(requests=requests), timeout=timeout_s or self._timeout_s)
+        return (await _result(call)).outcomes
+
+    async def infer_stream(
+        self, requests: AsyncIterable[InferRequest] | Iterable[InferRequest], *, timeout_s: float | None = None
+    ) -> AsyncIterator[InferStreamResponse]:
+        """Runs inputs as they are yielded; answers come as they are ready, named by their request_id. No deadline unless given."""
+        call = self._inference.InferStream(_stream_requests(requests), timeout=timeout_s)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as failure:
+            raise error_of(failure) from failure
+        finally:
+            call.cancel()
+
+    async def list_models(self) -> Sequence[Model]:
+        """Every version of every model."""
+        return (await _result(self._models.ListModels(ListModelsRequest(), timeout=self._timeout_s))).models
+
+    async def get_model(self, name: str, version: str = "") -> Model:
+        """One model."""
+        return (await _result(self._models.GetModel(GetModelRequest(name=name, version=version), timeout=self._timeout_s))).model
+
+    async def close(self) -> None:
+        """Ends all calls and closes the connections."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+
+async def _result(call: Awaitable[ResponseT]) -> ResponseT:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as failure:
+        raise error_of(failure) from failure
+
+
+async def _stream_requests(requests: AsyncIterable[InferRequest] | Iterable[InferRequest]) -> AsyncIterator[InferStreamRequest]:
+    if isinstance(requests, AsyncIterable):
+        async for request in requests:
+            yield InferStreamRequest(request=request)
+    else:
+        for request in requests:
+            yield InferStreamRequest(request=request)

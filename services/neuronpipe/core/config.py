@@ -1,0 +1,116 @@
+"""The settings of every service, each from its command line or from the environment, read once in cli.py.
+
+A setting `max_batch_size` of the service `neuron-executor` is `--max-batch-size` on the command line, which wins, or
+`NEURONPIPE_NEURON_EXECUTOR_MAX_BATCH_SIZE` in the environment. A variable under the prefix that is no setting is an error, since it
+is a typing error more often than not.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from neuronpipe.core.errors import SetupError
+
+SettingsT = TypeVar("SettingsT", bound="ServerSettings")
+
+
+def _listen(default: str) -> str:
+    listen: str = Field(default, description="address to listen on, HOST:PORT; port 0 takes a free one", pattern=r"^.+:\d{1,5}$")
+    return listen
+
+
+class ServerSettings(BaseSettings):
+    """What every service has."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_ignore_empty=True)
+
+    listen: str = _listen("127.0.0.1:0")
+    repository: Path = Field(description="folder of bundles, as `neuronpipe compile` writes it")
+    grace_s: float = Field(10.0, ge=0, le=3600, description="seconds that requests in flight get to finish after SIGTERM")
+    max_message_bytes: int = Field(64 << 20, ge=1 << 10, le=(1 << 31) - 1, description="largest gRPC message taken, in bytes")
+
+
+class PipelineSettings(BaseSettings):
+    """The limits of the gateway's pipeline."""
+
+    max_requests_in_flight: int = Field(1024, ge=1, description="inputs worked on at once; more are refused with RESOURCE_EXHAUSTED")
+    max_input_bytes: int = Field(1 << 20, ge=1, description="largest input, in bytes")
+    max_batch_items: int = Field(256, ge=1, description="most requests in one InferBatch")
+    max_stream_in_flight: int = Field(64, ge=1, description="requests of one InferStream worked on at once; the rest wait in the network")
+
+
+class EngineSettings(BaseSettings):
+    """How the executor runs models."""
+
+    backend: str = Field("", description="back end to run on; default: the first that the bundle was compiled for")
+    cores: int = Field(1, ge=1, le=256, description="batches run at once for each model: CPU streams for openvino")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads shared by a model's cores; 0 takes all CPUs")
+    max_batch_size: int = Field(32, ge=1, le=4096, description="most sequences in a batch")
+    max_batch_tokens: int = Field(8192, ge=1, description="most padded tokens in a batch of more than one sequence")
+    max_queue_sequences: int = Field(4096, ge=1, description="most sequences that wait for each model; more are refused")
+
+
+class GatewaySettings(ServerSettings, PipelineSettings):
+    """Settings of the gateway."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_GATEWAY_")
+
+    listen: str = _listen("127.0.0.1:50050")
+    tokenizer_target: str = Field("127.0.0.1:50051", description="gRPC target of the tokenizer")
+    executor_target: str = Field("127.0.0.1:50052", description="gRPC target of the neuron-executor")
+    postprocessor_target: str = Field("127.0.0.1:50053", description="gRPC target of the postprocessor")
+
+
+class TokenizerSettings(ServerSettings):
+    """Settings of the tokenizer."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_TOKENIZER_")
+
+    listen: str = _listen("127.0.0.1:50051")
+
+
+class NeuronExecutorSettings(ServerSettings, EngineSettings):
+    """Settings of the neuron-executor."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_NEURON_EXECUTOR_")
+
+    listen: str = _listen("127.0.0.1:50052")
+
+
+class PostprocessorSettings(ServerSettings):
+    """Settings of the postprocessor."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_POSTPROCESSOR_")
+
+    listen: str = _listen("127.0.0.1:50053")
+
+
+class AllSettings(ServerSettings, PipelineSettings, EngineSettings):
+    """Settings of the whole pipeline in one process."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_ALL_")
+
+    listen: str = _listen("127.0.0.1:50050")
+
+
+def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
+    """The settings of one service from what the command line gave and the environment. Raises SetupError."""
+    prefix = str(kind.model_config.get("env_prefix"))
+    known = {variable_name(kind, field) for field in kind.model_fields}
+    unknown = sorted(name for name in os.environ if name.startswith(prefix) and name not in known)
+    if unknown:
+        raise SetupError(f"{', '.join(unknown)}: no such setting; there are {', '.join(sorted(known))}")
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        problems = [f"{variable_name(kind, str(problem['loc'][0]))}: {problem['msg']}" for problem in error.errors()]
+        raise SetupError("; ".join(problems)) from error
+
+
+def variable_name(kind: type[ServerSettings], field: str) -> str:
+    """The environment variable of a setting."""
+    return f"{kind.model_config.get('env_prefix')}{field}".upper()

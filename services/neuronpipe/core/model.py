@@ -1,0 +1,70 @@
+"""What every service knows of a model, and the table in which each looks its models up."""
+
+from collections.abc import Iterator, Mapping
+from typing import Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from neuronpipe.core.errors import InvalidInput, ModelNotFound
+
+EntryT = TypeVar("EntryT")
+ScoreFunctionName = Literal["softmax", "sigmoid", "none"]
+
+
+class OutputSpec(BaseModel):
+    """One output of a model. `axes` excludes the batch axis: "tokens" for the sequence length, else a fixed size."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    axes: tuple[int | Literal["tokens"], ...]
+
+
+class ModelSpec(BaseModel):
+    """A model as tasks, scheduler and gateway see it. Part of the bundle's manifest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1)
+    version: int = Field(ge=1)
+    task: str
+    architecture: str
+    inputs: tuple[str, ...]
+    outputs: tuple[OutputSpec, ...]
+    max_tokens: int = Field(ge=3, description="most tokens in one sequence, special tokens included")
+    vocabulary_size: int = Field(ge=1)
+    pad_token_id: int = Field(ge=0)
+    cls_token_id: int | None = None
+    labels: tuple[str, ...] = ()
+    score_function: ScoreFunctionName | None = None
+    embedding_dimensions: int = 0
+    prompt: str = Field("", description="text that sentence-transformers puts before every input of this model")
+
+
+class ModelTable(Generic[EntryT]):
+    """A service's models by name and version; a request without a version gets the newest."""
+
+    def __init__(self, entries: Mapping[tuple[str, int], EntryT]) -> None:
+        self._entries = dict(sorted(entries.items()))
+        self._newest = {name: version for name, version in self._entries}
+
+    def __iter__(self) -> Iterator[EntryT]:
+        return iter(self._entries.values())
+
+    def find(self, name: str, version: str) -> EntryT:
+        """The entry for a request's words. Raises ModelNotFound, or InvalidInput for a version that is no whole number."""
+        if name not in self._newest:
+            raise ModelNotFound(f"model {name!r} is not served; served are: {', '.join(self._newest)}")
+        if not version:
+            return self._entries[name, self._newest[name]]
+        if not (version.isascii() and version.isdigit()):
+            raise InvalidInput("version", f"{version!r} is not a whole number")
+        entry = self._entries.get((name, int(version)))
+        if entry is None:
+            known = ", ".join(str(known_version) for known_name, known_version in self._entries if known_name == name)
+            raise ModelNotFound(f"model {name!r} has no version {version}; it has: {known}")
+        return entry
+
+    def is_newest(self, name: str, version: int) -> bool:
+        """Whether requests without a version get this one."""
+        return self._newest[name] == version

@@ -1,0 +1,92 @@
+"""Errors as google.rpc.Status and back: the form in which they cross a process border, alone or inside a batch."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import code_pb2
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from neuronpipe.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    ModelNotFound,
+    NeuronpipeError,
+    Overloaded,
+    Unavailable,
+    WrongTask,
+)
+
+DOMAIN = "neuronpipe"
+
+DetailT = TypeVar("DetailT", bound=Message)
+
+CODES: dict[type[NeuronpipeError], int] = {
+    InvalidInput: code_pb2.INVALID_ARGUMENT,
+    ModelNotFound: code_pb2.NOT_FOUND,
+    WrongTask: code_pb2.FAILED_PRECONDITION,
+    Overloaded: code_pb2.RESOURCE_EXHAUSTED,
+    DeadlineExceeded: code_pb2.DEADLINE_EXCEEDED,
+    Cancelled: code_pb2.CANCELLED,
+    Unavailable: code_pb2.UNAVAILABLE,
+    InternalError: code_pb2.INTERNAL,
+}
+
+# Shown where a server has to guess how long to wait: a status without RetryInfo comes from something other than our services.
+_DEFAULT_RETRY_AFTER_S = 1.0
+
+_BY_CODE: dict[int, Callable[[str], NeuronpipeError]] = {
+    code_pb2.NOT_FOUND: ModelNotFound,
+    code_pb2.FAILED_PRECONDITION: WrongTask,
+    code_pb2.DEADLINE_EXCEEDED: DeadlineExceeded,
+    code_pb2.CANCELLED: Cancelled,
+    code_pb2.UNAVAILABLE: Unavailable,
+}
+
+
+def to_status(error: NeuronpipeError) -> Status:
+    """The error as a status with ErrorInfo, and BadRequest or RetryInfo where they apply."""
+    details: list[Message] = [ErrorInfo(reason=error.reason, domain=DOMAIN)]
+    if isinstance(error, InvalidInput):
+        violation = BadRequest.FieldViolation(field=error.field, description=error.problem)
+        details.append(BadRequest(field_violations=[violation]))
+    if isinstance(error, Overloaded):
+        delay = Duration()
+        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        details.append(RetryInfo(retry_delay=delay))
+    return Status(code=CODES[type(error)], message=error.message, details=[_pack(detail) for detail in details])
+
+
+def from_status(status: Status) -> NeuronpipeError:
+    """The error that a status stands for; one that no service of ours sends becomes InternalError."""
+    if status.code == code_pb2.INVALID_ARGUMENT:
+        violation = BadRequest.FieldViolation(field="request", description=status.message)
+        for bad_request in _unpack(status, BadRequest):
+            violation = bad_request.field_violations[0]
+        return InvalidInput(violation.field, violation.description)
+    if status.code == code_pb2.RESOURCE_EXHAUSTED:
+        retry_after_s = _DEFAULT_RETRY_AFTER_S
+        for retry_info in _unpack(status, RetryInfo):
+            retry_after_s = retry_info.retry_delay.ToNanoseconds() / 1e9
+        return Overloaded(status.message, retry_after_s)
+    return _BY_CODE.get(status.code, InternalError)(status.message)
+
+
+def _pack(detail: Message) -> AnyMessage:
+    packed = AnyMessage()
+    packed.Pack(detail)
+    return packed
+
+
+def _unpack(status: Status, kind: type[DetailT]) -> list[DetailT]:
+    found = []
+    for packed in status.details:
+        detail = kind()
+        if packed.Unpack(detail):
+            found.append(detail)
+    return found

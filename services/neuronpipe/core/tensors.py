@@ -1,0 +1,48 @@
+"""Arrays as messages and back: the one converter between NumPy and the wire."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuronpipe.api.v1.tensors_pb2 import DataType, Tensor, TensorSet
+from neuronpipe.core.errors import InvalidInput
+
+# Of whatever dtype the name stands for; docstrings say which.
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
+
+# The wire is little-endian whatever the machine is.
+_DTYPES: dict["DataType.ValueType", np.dtype[np.generic]] = {
+    DataType.DATA_TYPE_FLOAT32: np.dtype("<f4"),
+    DataType.DATA_TYPE_INT32: np.dtype("<i4"),
+    DataType.DATA_TYPE_INT64: np.dtype("<i8"),
+}
+_DATA_TYPES = {dtype: data_type for data_type, dtype in _DTYPES.items()}
+
+
+def to_tensor_set(arrays: Arrays) -> TensorSet:
+    """The arrays as a message. A dtype that the wire does not have raises KeyError: a fault of our own code."""
+    return TensorSet(
+        tensors=[
+            Tensor(name=name, data_type=_DATA_TYPES[array.dtype], shape=array.shape, data=array.tobytes())
+            for name, array in arrays.items()
+        ]
+    )
+
+
+def to_arrays(message: TensorSet) -> dict[str, Array]:
+    """The message's arrays, read-only views on its bytes. A tensor whose bytes do not fill its shape raises InvalidInput."""
+    return {tensor.name: _to_array(tensor) for tensor in message.tensors}
+
+
+def _to_array(tensor: Tensor) -> Array:
+    dtype = _DTYPES.get(tensor.data_type)
+    if dtype is None:
+        raise InvalidInput(f"tensor {tensor.name}", f"data type {tensor.data_type} is not known")
+    shape = tuple(tensor.shape)
+    expected_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if len(tensor.data) != expected_bytes:
+        raise InvalidInput(f"tensor {tensor.name}", f"{len(tensor.data)} bytes, its shape takes {expected_bytes}")
+    return np.frombuffer(tensor.data, dtype=dtype).reshape(shape)

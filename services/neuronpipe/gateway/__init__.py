@@ -1,0 +1,1 @@
+"""The front: takes requests and passes them through the stages."""

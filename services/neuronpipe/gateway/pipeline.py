@@ -1,0 +1,198 @@
+"""The main path: a request through tokenize, execute and postprocess to a response.
+
+Knows stages only as functions, so the same code runs over the network and inside one process.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from neuronpipe.api.v1 import stages_pb2
+from neuronpipe.api.v1.inference_pb2 import (
+    InferBatchRequest,
+    InferBatchResponse,
+    InferOutcome,
+    InferRequest,
+    InferResponse,
+    InferStreamRequest,
+    InferStreamResponse,
+    StageTimings,
+    Usage,
+)
+from neuronpipe.core.config import PipelineSettings
+from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeError, Overloaded, WrongTask
+from neuronpipe.core.model import ModelSpec, ModelTable
+from neuronpipe.core.stages import Call, Stages, internal_error
+from neuronpipe.core.status import from_status, to_status
+
+_MAX_REQUEST_ID_LENGTH = 256
+# The weight of the newest request in the estimate of how long one takes.
+_ESTIMATE_WEIGHT = 0.05
+
+
+class Pipeline:
+    """Runs requests for the models that it knows. Raises the errors of core/errors.py."""
+
+    def __init__(self, models: ModelTable[ModelSpec], stages: Stages, settings: PipelineSettings) -> None:
+        self._models = models
+        self._stages = stages
+        self._settings = settings
+        self._in_flight = 0
+        self._request_time_s = 0.0
+
+    async def infer(self, request: InferRequest, call: Call) -> InferResponse:
+        """Runs one input through the three stages."""
+        started_ns = time.perf_counter_ns()
+        request_id = request.request_id or uuid.uuid4().hex
+        model = self._check(request)
+        try:
+            with self._admitted():
+                async with asyncio.timeout(None if call.deadline_s is None else call.deadline_s - time.monotonic()):
+                    return await self._run(request, model, call, request_id, started_ns)
+        except TimeoutError as error:
+            raise DeadlineExceeded("the deadline passed before the result was ready") from error
+        except NeuronpipeError:
+            raise
+        except Exception as fault:
+            raise internal_error(fault, request_id) from fault
+
+    async def _run(self, request: InferRequest, model: ModelSpec, call: Call, request_id: str, started_ns: int) -> InferResponse:
+        version = str(model.version)
+
+        tokenize_item = stages_pb2.TokenizeItem(
+            context=call.item_context(request_id), model=model.name, version=version, input=request.input
+        )
+        tokenized = await self._stages.tokenize(stages_pb2.TokenizeRequest(items=[tokenize_item]))
+        encoded = _value(tokenized.outcomes[0]).encoded
+        preprocessed_ns = time.perf_counter_ns()
+
+        execute_item = stages_pb2.ExecuteItem(
+            context=call.item_context(request_id), model=model.name, version=version, sequences=encoded.sequences
+        )
+        executed = await self._stages.execute(stages_pb2.ExecuteRequest(items=[execute_item]))
+        prediction = _value(executed.outcomes[0]).prediction
+        predicted_ns = time.perf_counter_ns()
+
+        postprocess_item = stages_pb2.PostprocessItem(
+            context=call.item_context(request_id),
+            model=model.name,
+            version=version,
+            input=request.input,
+            annotations=encoded.annotations,
+            outputs=prediction.outputs,
+        )
+        postprocessed = await self._stages.postprocess(stages_pb2.PostprocessRequest(items=[postprocess_item]))
+        result = _value(postprocessed.outcomes[0]).result
+        postprocessed_ns = time.perf_counter_ns()
+
+        return InferResponse(
+            model=model.name,
+            version=version,
+            request_id=request_id,
+            result=result,
+            usage=Usage(
+                tokens=encoded.tokens,
+                truncated_tokens=encoded.truncated_tokens,
+                batch_size=prediction.batch_size,
+                bucket_tokens=prediction.bucket_tokens,
+                token_cache=encoded.token_cache,
+            ),
+            timings=StageTimings(
+                preprocess_ns=preprocessed_ns - started_ns,
+                predict_ns=predicted_ns - preprocessed_ns,
+                predict_queue_ns=prediction.queue_ns,
+                predict_compute_ns=prediction.compute_ns,
+                postprocess_ns=postprocessed_ns - predicted_ns,
+                total_ns=time.perf_counter_ns() - started_ns,
+            ),
+        )
+
+    async def infer_batch(self, request: InferBatchRequest, call: Call) -> InferBatchResponse:
+        """Runs many inputs side by side; each succeeds or fails alone."""
+        count, limit = len(request.requests), self._settings.max_batch_items
+        if not 1 <= count <= limit:
+            raise InvalidInput("requests", f"{count} requests, a batch takes 1 to {limit}")
+        return InferBatchResponse(outcomes=await asyncio.gather(*(self._outcome(one, call) for one in request.requests)))
+
+    async def infer_stream(self, requests: AsyncIterable[InferStreamRequest], call: Call) -> AsyncIterator[InferStreamResponse]:
+        """Runs inputs as they arrive, a limited number at once, and yields answers as they are ready."""
+        answers: asyncio.Queue[InferStreamResponse | None] = asyncio.Queue()
+        free_places = asyncio.Semaphore(self._settings.max_stream_in_flight)
+
+        async def answer(request: InferRequest) -> None:
+            if request.request_id:
+                outcome = await self._outcome(request, call)
+            else:
+                outcome = InferOutcome(error=to_status(InvalidInput("request_id", "is required on a stream")))
+            answers.put_nowait(InferStreamResponse(outcome=outcome, request_id=request.request_id))
+
+        async def read() -> None:
+            try:
+                async with asyncio.TaskGroup() as running:
+                    async for message in requests:
+                        await free_places.acquire()
+                        running.create_task(answer(message.request))
+            except ExceptionGroup as group:  # a message that cannot be read; the answers themselves never fail
+                raise group.exceptions[0] from group
+
+        reading = asyncio.create_task(read())
+        reading.add_done_callback(lambda task: answers.put_nowait(None))
+        try:
+            while (ready := await answers.get()) is not None:
+                # A place is free again once the caller took the answer, so that one who does not read cannot pile answers up here.
+                yield ready
+                free_places.release()
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _outcome(self, request: InferRequest, call: Call) -> InferOutcome:
+        try:
+            return InferOutcome(response=await self.infer(request, call))
+        except NeuronpipeError as error:
+            return InferOutcome(error=to_status(error))
+
+    def _check(self, request: InferRequest) -> ModelSpec:
+        """The model of a request that can go on its way: known, of the right task, and of bearable size."""
+        if len(request.request_id) > _MAX_REQUEST_ID_LENGTH:
+            raise InvalidInput("request_id", f"{len(request.request_id)} characters, the limit is {_MAX_REQUEST_ID_LENGTH}")
+        if not request.model:
+            raise InvalidInput("model", "is empty")
+        model = self._models.find(request.model, request.version)
+        task = request.input.WhichOneof("task")
+        if task is None:
+            raise InvalidInput("input", f"holds no task; model {model.name!r} takes {model.task}")
+        if task != model.task:
+            raise WrongTask(f"model {model.name!r} has the task {model.task}, the input is for {task}")
+        input_bytes, limit = request.input.ByteSize(), self._settings.max_input_bytes
+        if input_bytes > limit:
+            raise InvalidInput("input", f"{input_bytes} bytes, the limit is {limit}")
+        return model
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """Counts a request in and out. Raises Overloaded when too many are in."""
+        limit = self._settings.max_requests_in_flight
+        if self._in_flight >= limit:
+            raise Overloaded(f"{self._in_flight} requests in flight, the limit is {limit}", self._request_time_s)
+        self._in_flight += 1
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            self._request_time_s += _ESTIMATE_WEIGHT * (time.monotonic() - began_s - self._request_time_s)
+
+
+OutcomeT = TypeVar("OutcomeT", stages_pb2.TokenizeOutcome, stages_pb2.ExecuteOutcome, stages_pb2.PostprocessOutcome)
+
+
+def _value(outcome: OutcomeT) -> OutcomeT:
+    """The outcome, unless it is an error: then raises that."""
+    if outcome.HasField("error"):
+        raise from_status(outcome.error)
+    return outcome

@@ -1,0 +1,77 @@
+"""The gateway as a process of its own, and its gRPC services for whoever has a pipeline."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+
+from neuronpipe.api.v1 import inference_pb2, models_pb2
+from neuronpipe.api.v1.inference_pb2 import InferBatchRequest, InferBatchResponse, InferRequest, InferResponse, InferStreamResponse
+from neuronpipe.bundles.repository import read_repository
+from neuronpipe.core.config import GatewaySettings
+from neuronpipe.core.model import ModelTable
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.rpc.client import remote_stages
+from neuronpipe.rpc.health import follow_health
+from neuronpipe.rpc.server import Context, Method, SetServing, call_of, serve
+
+INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+MODEL_SERVICE = models_pb2.DESCRIPTOR.services_by_name["ModelService"]
+
+
+def gateway_methods(pipeline: Pipeline, catalog: Catalog) -> Mapping[str, Method]:
+    """The methods of InferenceService and ModelService."""
+
+    async def infer(request: InferRequest, context: Context) -> InferResponse:
+        return await pipeline.infer(request, call_of(context))
+
+    async def infer_batch(request: InferBatchRequest, context: Context) -> InferBatchResponse:
+        return await pipeline.infer_batch(request, call_of(context))
+
+    def infer_stream(
+        requests: AsyncIterator[inference_pb2.InferStreamRequest], context: Context
+    ) -> AsyncIterator[InferStreamResponse]:
+        return pipeline.infer_stream(requests, call_of(context))
+
+    async def list_models(
+        request: models_pb2.ListModelsRequest, context: Context
+    ) -> models_pb2.ListModelsResponse:
+        return catalog.list_models()
+
+    async def get_model(request: models_pb2.GetModelRequest, context: Context) -> models_pb2.GetModelResponse:
+        return catalog.get_model(request)
+
+    return {
+        "Infer": infer,
+        "InferBatch": infer_batch,
+        "InferStream": infer_stream,
+        "ListModels": list_models,
+        "GetModel": get_model,
+    }
+
+
+async def run(settings: GatewaySettings) -> None:
+    """Serves until SIGTERM. InferenceService is healthy while all three stages are; the process as a whole always is."""
+
+    @asynccontextmanager
+    async def assemble(set_serving: SetServing) -> AsyncIterator[Mapping[str, Method]]:
+        bundles = read_repository(settings.repository)
+        targets = settings.tokenizer_target, settings.executor_target, settings.postprocessor_target
+        async with remote_stages(*targets) as (stages, channels):
+            models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
+            healthy: set[str] = set()
+
+            async def report(service: str, is_serving: bool) -> None:
+                (healthy.add if is_serving else healthy.discard)(service)
+                await set_serving(INFERENCE_SERVICE.full_name, healthy == channels.keys())
+
+            async with asyncio.TaskGroup() as followers:
+                tasks = [
+                    followers.create_task(follow_health(channel, partial(report, service))) for service, channel in channels.items()
+                ]
+                yield gateway_methods(Pipeline(models, stages, settings), Catalog(bundles))
+                for task in tasks:
+                    task.cancel()
+
+    await serve("gateway", settings, [INFERENCE_SERVICE, MODEL_SERVICE], assemble, follow=[INFERENCE_SERVICE.full_name])

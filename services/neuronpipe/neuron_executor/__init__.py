@@ -1,0 +1,1 @@
+"""The prediction stage: sequences to the model's outputs, in batches, on NeuronCores, a GPU or CPUs."""

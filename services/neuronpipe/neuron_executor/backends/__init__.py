@@ -1,0 +1,24 @@
+"""The back ends by name. Each is imported only where a bundle needs it, as each has a runtime of its own."""
+
+import importlib
+from typing import cast
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.neuron_executor.backends.base import Backend, LoadRequest
+
+BACKENDS = {
+    "openvino": "neuronpipe.neuron_executor.backends.openvino:OpenVinoBackend",
+    "fake": "neuronpipe.neuron_executor.backends.fake:FakeBackend",
+}
+
+
+def load_backend(name: str, request: LoadRequest) -> Backend:
+    """Loads a compiled model on the back end of that name. Raises SetupError."""
+    if name not in BACKENDS:
+        raise SetupError(f"back end {name!r} is not known; there are: {', '.join(BACKENDS)}")
+    module_name, _, class_name = BACKENDS[name].partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise SetupError(f"back end {name!r} needs {error.name}; install it with: pip install 'neuronpipe[executor-{name}]'") from error
+    return cast(Backend, getattr(module, class_name)(request))

@@ -1,0 +1,48 @@
+"""The contract of a back end: arrays in, arrays out, for one compiled bundle. It knows no task and no network."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Array, Arrays
+
+
+class BackendError(Exception):
+    """A batch could not be computed. The scheduler runs its sequences one by one then, so that only the guilty one fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """What a back end is made from: the model, the artefact's verified files and properties, and the resources it may use.
+
+    `cores` batches run at once and share `threads` CPU threads (0: all of the machine's) where the back end computes on CPUs.
+    """
+
+    spec: ModelSpec
+    files: list[Path]
+    properties: Mapping[str, str]
+    cores: int
+    threads: int
+
+
+class Backend(Protocol):
+    """A loaded model. The class itself is called with a LoadRequest, and raises SetupError for an artefact that it cannot take."""
+
+    @property
+    def cores(self) -> int:
+        """How many batches can run at once."""
+
+    def round_tokens(self, tokens: int) -> int:
+        """The padded length to use for sequences of up to `tokens` tokens; the same few lengths let kernels be reused."""
+
+    def run(self, core: int, inputs: Arrays) -> dict[str, Array]:
+        """Computes one batch; called in a thread, never twice at once for the same core.
+
+        `inputs`: the model's inputs by name, int64 [batch, tokens], padded; attention_mask is 1 on tokens and 0 on padding.
+        Returns the model's outputs by name, [batch, *axes], float32. Raises BackendError.
+        """
+
+    def close(self) -> None:
+        """Frees the device; no batch is running."""

@@ -1,0 +1,76 @@
+"""A back end without a model, for tests and for measuring everything but the model. Deterministic and hostile.
+
+Each row's outputs depend on its own tokens only, so that rows mixed up or cut wrongly show. Everything that belongs to padding is NaN,
+so that padding which is not cut off shows. Inputs that break the contract of Backend raise, and so do tokens that a test chose.
+"""
+
+import time
+
+import numpy as np
+
+from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.neuron_executor.backends.base import BackendError, LoadRequest
+
+
+class FakeBackend:
+    """See Backend. Properties: `device_time_s` a batch, `failing_token_id` (a batch with it raises), `nan_token_id` (a row with it is NaN)."""
+
+    def __init__(self, request: LoadRequest) -> None:
+        self._spec = request.spec
+        self._cores = request.cores
+        self._device_time_s = float(request.properties.get("device_time_s", "0"))
+        self._failing_token_id = int(request.properties.get("failing_token_id", "-1"))
+        self._nan_token_id = int(request.properties.get("nan_token_id", "-1"))
+
+    @property
+    def cores(self) -> int:
+        """See Backend."""
+        return self._cores
+
+    def round_tokens(self, tokens: int) -> int:
+        """See Backend. One more than asked for, so that there is always padding to cut."""
+        return min(tokens + 1, self._spec.max_tokens)
+
+    def run(self, core: int, inputs: Arrays) -> dict[str, Array]:
+        """See Backend."""
+        self._check(core, inputs)
+        token_ids, mask = inputs["input_ids"], inputs["attention_mask"].astype(bool)
+        if self._device_time_s:
+            time.sleep(self._device_time_s)
+        if (token_ids == self._failing_token_id).any():
+            raise BackendError("a token that the test chose")
+        outputs = {output.name: self._output(index, output.axes, token_ids, mask) for index, output in enumerate(self._spec.outputs)}
+        poisoned = (token_ids == self._nan_token_id).any(axis=1)
+        for output in outputs.values():
+            output[poisoned] = np.nan
+        return outputs
+
+    def close(self) -> None:
+        """See Backend."""
+
+    def _check(self, core: int, inputs: Arrays) -> None:
+        problems = []
+        if not 0 <= core < self._cores:
+            problems.append(f"core {core} of {self._cores}")
+        if tuple(inputs) != self._spec.inputs:
+            problems.append(f"inputs {tuple(inputs)}, expected {self._spec.inputs}")
+        shape, mask = inputs["input_ids"].shape, inputs["attention_mask"]
+        if any(array.dtype != np.int64 or array.shape != shape for array in inputs.values()) or shape[1] > self._spec.max_tokens:
+            problems.append(f"shapes {[array.shape for array in inputs.values()]}, dtypes {[array.dtype for array in inputs.values()]}")
+        elif not mask.any(axis=1).all():
+            problems.append("a row without a single token")
+        elif (inputs["input_ids"][mask == 0] != self._spec.pad_token_id).any():
+            problems.append("padding with another id than the pad token's")
+        if problems:
+            raise BackendError("; ".join(problems))
+
+    def _output(self, index: int, axes: tuple[int | str, ...], token_ids: Array, mask: Array) -> Array:
+        kept = np.where(mask, token_ids, 0)
+        if axes == ("tokens",):
+            positions = np.arange(1, token_ids.shape[1] + 1)
+            return np.where(mask, np.sin(kept * positions + index), np.nan).astype(np.float32)
+        (width,) = (axis for axis in axes if isinstance(axis, int))
+        # A row's fingerprint: its tokens weighted by their positions, folded into angles of different frequencies.
+        fingerprint = (kept * np.arange(1, token_ids.shape[1] + 1)).sum(axis=1, keepdims=True)
+        outputs: Array = np.sin(fingerprint * (np.arange(1, width + 1) / width)).astype(np.float32)
+        return outputs

@@ -1,0 +1,64 @@
+"""OpenVINO on CPUs: one compiled model with as many streams as it has cores, each stream with an infer request of its own."""
+
+import openvino
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.logs import log_warning
+from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.neuron_executor.backends.base import BackendError, LoadRequest
+
+# Lengths in steps: every new shape costs OpenVINO a preparation of its kernels, and padding by up to 7 tokens costs little.
+_TOKEN_STEP = 8
+
+_PRECISION = "INFERENCE_PRECISION_HINT"
+
+
+class OpenVinoBackend:
+    """See Backend."""
+
+    def __init__(self, request: LoadRequest) -> None:
+        model_file = next((path for path in request.files if path.suffix == ".xml"), None)
+        if model_file is None:
+            raise SetupError(f"model {request.spec.name!r}: its openvino artefact names no .xml file; compile it again")
+        config = dict(request.properties) | {"NUM_STREAMS": str(request.cores), "INFERENCE_NUM_THREADS": str(request.threads)}
+        if not request.threads:
+            del config["INFERENCE_NUM_THREADS"]
+        try:
+            self._compiled = openvino.Core().compile_model(model_file, "CPU", config)
+        except RuntimeError as error:
+            raise SetupError(
+                f"{model_file}: OpenVINO {openvino.__version__} cannot load it; compile the model again with this version"
+            ) from error
+        self._requests = [self._compiled.create_infer_request() for _ in range(request.cores)]
+        self._max_tokens = request.spec.max_tokens
+        self._outputs = [output.name for output in request.spec.outputs]
+        self._warn_of_precision(request)
+
+    @property
+    def cores(self) -> int:
+        """See Backend."""
+        return len(self._requests)
+
+    def round_tokens(self, tokens: int) -> int:
+        """See Backend."""
+        return min(-(-tokens // _TOKEN_STEP) * _TOKEN_STEP, self._max_tokens)
+
+    def run(self, core: int, inputs: Arrays) -> dict[str, Array]:
+        """See Backend."""
+        request = self._requests[core]
+        try:
+            request.infer(dict(inputs), share_inputs=True)
+        except RuntimeError as error:
+            raise BackendError("OpenVINO could not compute a batch") from error
+        # The request's tensors are overwritten by its next batch.
+        return {name: request.get_tensor(name).data.copy() for name in self._outputs}
+
+    def close(self) -> None:
+        """See Backend."""
+        self._requests.clear()
+        del self._compiled
+
+    def _warn_of_precision(self, request: LoadRequest) -> None:
+        asked = request.properties.get(_PRECISION, "f32")
+        if asked == "bf16" and "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            log_warning("this CPU has no bfloat16 instructions; the model computes in float32", model=request.spec.name)

@@ -1,0 +1,58 @@
+"""Sequences to one padded batch, and the batch's outputs back to sequences."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from neuronpipe.core.errors import InternalError, InvalidInput, NeuronpipeError
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Array, Arrays
+
+
+def check_sequence(arrays: Arrays, spec: ModelSpec) -> None:
+    """Refuses what could harm the batch: a wrong shape or dtype, more tokens than the model takes, ids outside of its vocabulary."""
+    token_ids = arrays.get("input_ids")
+    if token_ids is None:
+        raise InvalidInput("input_ids", "missing")
+    for name, array in arrays.items():
+        if name not in spec.inputs:
+            raise InvalidInput(name, f"the model has no such input, only {', '.join(spec.inputs)}")
+        if array.dtype != np.int32 or array.ndim != 1 or array.shape != token_ids.shape:
+            raise InvalidInput(name, f"{array.dtype}{list(array.shape)}, expected int32{list(token_ids.shape[:1])}")
+    if not 1 <= len(token_ids) <= spec.max_tokens:
+        raise InvalidInput("input_ids", f"{len(token_ids)} tokens, the model takes 1 to {spec.max_tokens}")
+    if token_ids.min() < 0 or token_ids.max() >= spec.vocabulary_size:
+        raise InvalidInput("input_ids", f"ids from {token_ids.min()} to {token_ids.max()}, the vocabulary has {spec.vocabulary_size}")
+
+
+def pad(sequences: Sequence[Arrays], padded_tokens: int, spec: ModelSpec) -> dict[str, Array]:
+    """The model's inputs, in its order, int64 [batch, padded_tokens]: padded on the right, with the mask made from the lengths."""
+    shape = (len(sequences), padded_tokens)
+    batch: dict[str, Array] = {}
+    for name in spec.inputs:
+        array = np.full(shape, spec.pad_token_id if name == "input_ids" else 0, np.int64)
+        for row, arrays in enumerate(sequences):
+            tokens = len(arrays["input_ids"])
+            if name == "attention_mask":
+                array[row, :tokens] = 1
+            elif name in arrays:
+                array[row, :tokens] = arrays[name]
+        batch[name] = array
+    return batch
+
+
+def cut(outputs: Arrays, row: int, tokens: int, spec: ModelSpec) -> dict[str, Array]:
+    """One sequence's outputs without padding, copied so that they do not keep the batch alive."""
+    arrays = {}
+    for output in spec.outputs:
+        without_padding = tuple(slice(tokens) if axis == "tokens" else slice(None) for axis in output.axes)
+        arrays[output.name] = outputs[output.name][(row, *without_padding)].copy()
+    return arrays
+
+
+def fault_of(arrays: Arrays) -> NeuronpipeError | None:
+    """The error of a sequence whose outputs are no numbers."""
+    for name, array in arrays.items():
+        if np.isnan(array).any():
+            return InternalError(f"the model's output {name!r} is not a number for this input")
+    return None

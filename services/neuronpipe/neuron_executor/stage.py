@@ -1,0 +1,94 @@
+"""The prediction stage: loads every bundle's model onto its back end, warms it up, and runs sequences through the schedulers."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import numpy as np
+
+from neuronpipe.api.v1.stages_pb2 import ExecuteItem, ExecuteOutcome, ExecuteRequest, ExecuteResponse, Prediction
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.config import EngineSettings
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.logs import log
+from neuronpipe.core.model import ModelTable
+from neuronpipe.core.stages import Call, each_alone
+from neuronpipe.core.tensors import to_arrays, to_tensor_set
+from neuronpipe.neuron_executor.backends import load_backend
+from neuronpipe.neuron_executor.backends.base import Backend, BackendError, LoadRequest
+from neuronpipe.neuron_executor.batching import pad
+from neuronpipe.neuron_executor.scheduler import Computed, Limits, Scheduler, running_scheduler
+
+
+class NeuronExecutorStage:
+    """Runs sequences. The instance's `execute` is the stage function; made by `running_executor`."""
+
+    def __init__(self, schedulers: dict[tuple[str, int], Scheduler]) -> None:
+        self._schedulers = ModelTable(schedulers)
+
+    async def execute(self, request: ExecuteRequest) -> ExecuteResponse:
+        """Runs every item; each succeeds or fails alone."""
+        return ExecuteResponse(
+            outcomes=await each_alone(list(request.items), self._outcome, lambda status: ExecuteOutcome(error=status))
+        )
+
+    async def _outcome(self, item: ExecuteItem) -> ExecuteOutcome:
+        arrived_ns = time.monotonic_ns()
+        scheduler = self._schedulers.find(item.model, item.version)
+        computed = await scheduler.run([to_arrays(sequence) for sequence in item.sequences], Call.of_item(item.context).deadline_s)
+        return ExecuteOutcome(prediction=_prediction(computed, arrived_ns))
+
+
+def _prediction(computed: list[Computed], arrived_ns: int) -> Prediction:
+    compute_ns = _covered_ns([(one.started_ns, one.finished_ns) for one in computed])
+    return Prediction(
+        outputs=[to_tensor_set(one.outputs) for one in computed],
+        compute_ns=compute_ns,
+        queue_ns=max(0, max(one.finished_ns for one in computed) - arrived_ns - compute_ns),
+        batch_size=max(one.batch_size for one in computed),
+        bucket_tokens=max(one.bucket_tokens for one in computed),
+    )
+
+
+def _covered_ns(intervals: list[tuple[int, int]]) -> int:
+    """How much time the intervals cover together; sequences of one batch share theirs."""
+    covered = until = 0
+    for start, end in sorted(intervals):
+        covered += max(0, end - max(start, until))
+        until = max(until, end)
+    return covered
+
+
+@asynccontextmanager
+async def running_executor(bundles: list[Bundle], settings: EngineSettings) -> AsyncIterator[NeuronExecutorStage]:
+    """The stage with every model loaded and warmed up. Raises SetupError for a bundle that cannot run here."""
+    limits = Limits(settings.max_batch_size, settings.max_batch_tokens, settings.max_queue_sequences)
+    async with AsyncExitStack() as stack:
+        schedulers = {}
+        for bundle in bundles:
+            backend = await asyncio.to_thread(_load, bundle, settings)
+            stack.callback(backend.close)
+            schedulers[bundle.key] = await stack.enter_async_context(running_scheduler(backend, bundle.spec, limits))
+        yield NeuronExecutorStage(schedulers)
+
+
+def _load(bundle: Bundle, settings: EngineSettings) -> Backend:
+    artifact = bundle.artifact(settings.backend)
+    files = bundle.artifact_files(artifact)
+    backend = load_backend(
+        artifact.backend, LoadRequest(bundle.spec, files, artifact.properties, cores=settings.cores, threads=settings.threads)
+    )
+    for core in range(backend.cores):
+        _warm_up(backend, core, bundle)
+    log("model ready", model=bundle.spec.name, version=bundle.spec.version, backend=artifact.backend, cores=backend.cores)
+    return backend
+
+
+def _warm_up(backend: Backend, core: int, bundle: Bundle) -> None:
+    """Runs one short batch, so that the first request finds everything allocated."""
+    sequence = {"input_ids": np.full(3, bundle.spec.pad_token_id, np.int32)}
+    try:
+        backend.run(core, pad([sequence], backend.round_tokens(3), bundle.spec))
+    except BackendError as error:
+        raise SetupError(f"{bundle.folder}: the back end cannot run a warm-up batch: {error}") from error

@@ -1,0 +1,1 @@
+"""The post-process stage: the model's outputs to results."""

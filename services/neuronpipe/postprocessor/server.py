@@ -1,0 +1,24 @@
+"""The postprocessor as a process of its own."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from neuronpipe.api.v1 import stages_pb2
+from neuronpipe.bundles.repository import read_repository
+from neuronpipe.core.config import PostprocessorSettings
+from neuronpipe.postprocessor.stage import PostprocessorStage
+from neuronpipe.rpc.server import Method, SetServing, serve
+
+
+async def run(settings: PostprocessorSettings) -> None:
+    """Serves until SIGTERM."""
+
+    @asynccontextmanager
+    async def assemble(set_serving: SetServing) -> AsyncIterator[Mapping[str, Method]]:
+        stage = PostprocessorStage(read_repository(settings.repository))
+        try:
+            yield {"Postprocess": lambda request, context: stage.postprocess(request)}
+        finally:
+            stage.close()
+
+    await serve("postprocessor", settings, [stages_pb2.DESCRIPTOR.services_by_name["PostprocessorService"]], assemble)

@@ -1,0 +1,43 @@
+"""The post-process stage: unpacks the model's outputs and lets the task decode them."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from neuronpipe.api.v1.stages_pb2 import PostprocessItem, PostprocessOutcome, PostprocessRequest, PostprocessResponse
+from neuronpipe.api.v1.tasks_pb2 import TaskResult
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.model import ModelTable
+from neuronpipe.core.stages import Call, each_alone
+from neuronpipe.core.tensors import to_arrays
+from neuronpipe.tasks import TASKS
+
+
+class PostprocessorStage:
+    """Decodes outputs. The instance's `postprocess` is the stage function."""
+
+    def __init__(self, bundles: list[Bundle]) -> None:
+        self._models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="postprocess")
+
+    async def postprocess(self, request: PostprocessRequest) -> PostprocessResponse:
+        """Decodes every item; each succeeds or fails alone."""
+        return PostprocessResponse(
+            outcomes=await each_alone(list(request.items), self._outcome, lambda status: PostprocessOutcome(error=status))
+        )
+
+    async def _outcome(self, item: PostprocessItem) -> PostprocessOutcome:
+        call = Call.of_item(item.context)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._decode, item, call)
+
+    def _decode(self, item: PostprocessItem, call: Call) -> PostprocessOutcome:
+        call.check_deadline()
+        model = self._models.find(item.model, item.version)
+        task = TASKS[model.task]
+        annotations = [to_arrays(annotation) for annotation in item.annotations]
+        outputs = [to_arrays(output) for output in item.outputs]
+        result = task.decode(getattr(item.input, task.name), model, annotations, outputs)
+        return PostprocessOutcome(result=TaskResult(**{task.name: result}))
+
+    def close(self) -> None:
+        """Waits for the item being decoded and ends the thread."""
+        self._thread.shutdown(wait=True, cancel_futures=True)

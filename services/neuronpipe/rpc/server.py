@@ -1,0 +1,207 @@
+"""A gRPC server with health, reflection, error mapping and graceful shutdown, the same for every service.
+
+The life of one: listen (calls are refused as "starting") → load → SERVING → SIGTERM → NOT_SERVING → refuse new calls, finish those in
+flight within the grace → unload.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc.status_pb2 import Status
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from neuronpipe.core.config import ServerSettings
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded, SetupError, Unavailable
+from neuronpipe.core.logs import log
+from neuronpipe.core.stages import Call, internal_error
+from neuronpipe.core.status import to_status
+from neuronpipe.core.telemetry import TRACEPARENT, TRACESTATE
+
+# A method: (message, context) → message, or with streams (messages, context) → async iterator of messages.
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Method: TypeAlias = Callable[[Any, Context], Any]
+SetServing: TypeAlias = Callable[[str, bool], Awaitable[None]]
+# Makes a service's methods by name and unmakes them. Gets a function to say whether one of the server's gRPC services is serving.
+Assemble: TypeAlias = Callable[[SetServing], contextlib.AbstractAsyncContextManager[Mapping[str, Method]]]
+
+STATUS_DETAILS = "grpc-status-details-bin"
+RETRY_PUSHBACK = "grpc-retry-pushback-ms"
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+# Backstop behind the admission of the gateway and the queues of the executor: calls in one process, of all services.
+_MAX_CALLS = 4096
+
+
+async def serve(
+    name: str,
+    settings: ServerSettings,
+    services: Sequence[ServiceDescriptor],
+    assemble: Assemble,
+    *,
+    follow: Collection[str] = (),
+) -> None:
+    """Serves until SIGTERM or SIGINT. `follow` names the services whose health `assemble` reports itself.
+
+    Raises SetupError for an address that cannot be used, and whatever `assemble` raises.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    server = _Server(name, settings, services)
+    await server.start()
+    try:
+        async with assemble(server.set_serving) as methods:
+            await server.open(methods, [*(service.full_name for service in services if service.full_name not in follow), ""])
+            await stop.wait()
+            await server.drain(settings.grace_s)
+    finally:
+        await server.drain(0)
+    log("stopped")
+
+
+def call_of(context: Context) -> Call:
+    """The deadline and the trace context that came with a call."""
+    remaining_s = context.time_remaining()
+    metadata = {key: str(value) for key, value in context.invocation_metadata() or () if key in (TRACEPARENT, TRACESTATE)}
+    return Call(
+        deadline_s=None if remaining_s is None else time.monotonic() + remaining_s,
+        traceparent=metadata.get(TRACEPARENT, ""),
+        tracestate=metadata.get(TRACESTATE, ""),
+    )
+
+
+class _Server:
+    def __init__(self, name: str, settings: ServerSettings, services: Sequence[ServiceDescriptor]) -> None:
+        self._name = name
+        self._methods: Mapping[str, Method] = {}
+        self._calls = 0
+        self._is_draining = False
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(
+            options=[
+                # Without this two processes can listen on one port and each gets a share of the calls.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", settings.max_message_bytes),
+                ("grpc.max_send_message_length", -1),
+                # Long-lived channels ping while idle (rpc/client.py); the default would answer with too_many_pings.
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ]
+        )
+        self._services = services
+        self._settings = settings
+        for service in services:
+            handlers = {method.name: self._handler(method) for method in service.methods}
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [*(service.full_name for service in services), health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, self._server)
+
+    async def start(self) -> None:
+        """Listens. Raises SetupError."""
+        for service in self._services:
+            await self.set_serving(service.full_name, False)
+        await self.set_serving("", False)
+        host = self._settings.listen.rpartition(":")[0]
+        try:
+            port = self._server.add_insecure_port(self._settings.listen)
+        except RuntimeError as error:
+            raise SetupError(f"cannot listen on {self._settings.listen}: {_bind_problem(self._settings.listen)}") from error
+        await self._server.start()
+        log("listening", address=f"{host}:{port}")
+
+    async def open(self, methods: Mapping[str, Method], serving: Collection[str]) -> None:
+        """Takes calls from now on."""
+        self._methods = methods
+        for service in serving:
+            await self.set_serving(service, True)
+        log("ready")
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuses new calls and waits for those in flight, `grace_s` at most."""
+        if not self._is_draining:
+            self._is_draining = True
+            log("draining", calls=self._calls, grace_s=grace_s)
+            await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+    async def set_serving(self, service: str, is_serving: bool) -> None:
+        """Reports a service's health; "" is the process as a whole."""
+        status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set(service, status)
+
+    def _handler(self, method: MethodDescriptor) -> "grpc.RpcMethodHandler[Any, Any]":
+        message_class = GetMessageClass(method.input_type)
+
+        # A message that cannot be parsed must be answered as the caller's fault; gRPC's own deserializers end in UNKNOWN.
+        def decoded(data: bytes) -> Message:
+            try:
+                return message_class.FromString(data)
+            except DecodeError as error:
+                problem = f"is no valid {message_class.DESCRIPTOR.full_name}: broken, or holds a string that is not UTF-8"
+                raise InvalidInput("request", problem) from error
+
+        async def unary(data: bytes, context: Context) -> Message:
+            async with self._answering(method.name, context) as function:
+                response: Message = await function(decoded(data), context)
+            return response
+
+        async def stream(data: AsyncIterator[bytes], context: Context) -> AsyncIterator[Message]:
+            async with self._answering(method.name, context) as function:
+                async with contextlib.aclosing(function((decoded(one) async for one in data), context)) as responses:
+                    async for response in responses:
+                        yield response
+
+        serialize = GetMessageClass(method.output_type).SerializeToString
+        if method.client_streaming and method.server_streaming:
+            return grpc.stream_stream_rpc_method_handler(stream, response_serializer=serialize)
+        return grpc.unary_unary_rpc_method_handler(unary, response_serializer=serialize)
+
+    @contextlib.asynccontextmanager
+    async def _answering(self, method: str, context: Context) -> AsyncIterator[Method]:
+        """The method to call; what it raises ends the call with the right status."""
+        self._calls += 1
+        try:
+            if method not in self._methods:
+                raise Unavailable(f"the {self._name} service is starting")
+            if self._calls > _MAX_CALLS:
+                raise Overloaded(f"{self._calls} calls in flight, the {self._name} service takes {_MAX_CALLS}", retry_after_s=1)
+            yield self._methods[method]
+        except NeuronpipeError as error:
+            await _abort(context, to_status(error), error)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as fault:
+            await _abort(context, to_status(internal_error(fault, "")), fault)
+        finally:
+            self._calls -= 1
+
+
+async def _abort(context: Context, status: Status, error: Exception) -> NoReturn:
+    trailer: list[tuple[str, str | bytes]] = [(STATUS_DETAILS, status.SerializeToString())]
+    if isinstance(error, Overloaded):
+        trailer.append((RETRY_PUSHBACK, str(max(1, round(error.retry_after_s * 1000)))))
+    await context.abort(_CODES[status.code], status.message, tuple(trailer))
+    raise AssertionError("abort always raises")
+
+
+def _bind_problem(address: str) -> str:
+    """Why an address cannot be listened on, in the operating system's words."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, _, _, resolved = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(resolved)
+    except OSError as error:
+        return error.strerror or "no such address"
+    return "gRPC refuses the address"

@@ -1,0 +1,123 @@
+"""Question answering: the passages of a context that answer a question.
+
+Equal to transformers 4's QuestionAnsweringPipeline (transformers 5 has none): a long context is read in overlapping windows, each
+window's start and end logits become probabilities, the best spans of all windows compete, and equal passages add up. One difference:
+spans of probability zero, with which that pipeline fills up a long list of answers, are left out.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuronpipe.api.v1.tasks_pb2 import Answer, QuestionAnsweringInput, QuestionAnsweringResult
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, Window, check_text, sequence
+
+# The pipeline's own defaults, transformers 4.57.6 pipelines/question_answering.py.
+_MAX_WINDOW_TOKENS = 384
+_DEFAULT_OVERLAP_TOKENS = 128
+_DEFAULT_ANSWER_TOKENS = 15
+
+_MAX_TOP_K = 100
+_MAX_ANSWER_TOKENS = 512
+
+
+def encode(input: QuestionAnsweringInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """One sequence a window, annotated with `char_start` and `char_end`, int32 [tokens], -1 where no answer can begin or end."""
+    check_text("question", input.question)
+    check_text("context", input.context)
+    if input.top_k > _MAX_TOP_K:
+        raise InvalidInput("top_k", f"{input.top_k}, the limit is {_MAX_TOP_K}")
+    if input.max_answer_tokens > _MAX_ANSWER_TOKENS:
+        raise InvalidInput("max_answer_tokens", f"{input.max_answer_tokens}, the limit is {_MAX_ANSWER_TOKENS}")
+    window_tokens = min(model.max_tokens, _MAX_WINDOW_TOKENS)
+    overlap_tokens = _overlap_tokens(input, tokenizer, window_tokens)
+    windows = tokenizer.encode_windows(input.question, input.context, max_tokens=window_tokens, overlap_tokens=overlap_tokens)
+    if not any((window.char_start >= 0).any() for window in windows):
+        raise InvalidInput("context", "has no tokens")
+    return Encoded([sequence(window, model) for window in windows], [_annotations(window, model) for window in windows])
+
+
+def decode(
+    input: QuestionAnsweringInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
+) -> QuestionAnsweringResult:
+    """The best answers from `start_logits` and `end_logits`, float32 [tokens] each."""
+    top_k = input.top_k or 1
+    answers: dict[str, Answer] = {}
+    no_answer_score = 1.0
+    for annotation, output in zip(annotations, outputs, strict=True):
+        start, end = _probabilities(annotation, output)
+        no_answer_score = min(no_answer_score, float(start[0] * end[0]))
+        start[0] = end[0] = 0
+        for span in _best_spans(start, end, input.max_answer_tokens or _DEFAULT_ANSWER_TOKENS, count=2 * top_k + 10):
+            begin, stop = int(annotation["char_start"][span.first]), int(annotation["char_end"][span.last])
+            text = input.context[begin:stop]
+            answer = answers.setdefault(text.lower(), Answer(text=text, start=begin, end=stop))
+            answer.score += span.score
+    ranked = list(answers.values())
+    if input.allow_no_answer:
+        ranked.append(Answer(score=no_answer_score))
+    ranked.sort(key=lambda answer: answer.score, reverse=True)
+    return QuestionAnsweringResult(answers=ranked[:top_k])
+
+
+def _overlap_tokens(input: QuestionAnsweringInput, tokenizer: TextTokenizer, window_tokens: int) -> int:
+    """By how many tokens windows overlap. Raises InvalidInput where the question leaves too little room for that."""
+    question_tokens = tokenizer.count(input.question)
+    room = window_tokens - question_tokens - tokenizer.special_tokens(pair=True)
+    if room < 1:
+        raise InvalidInput("question", f"{question_tokens} tokens leave no room for the context in a window of {window_tokens}")
+    if input.window_stride_tokens >= room:
+        raise InvalidInput(
+            "window_stride_tokens", f"{input.window_stride_tokens}, a window has room for {room} tokens of the context beside the question"
+        )
+    # Where the pipeline's own default would leave no way forward, windows overlap by half of the room.
+    default = min(window_tokens // 2, _DEFAULT_OVERLAP_TOKENS)
+    return input.window_stride_tokens or (default if default < room else room // 2)
+
+
+def _annotations(window: Window, model: ModelSpec) -> Arrays:
+    # The first token of the window ([CLS]) stands for "no answer" and takes part in the probabilities, as an empty passage.
+    is_cls = window.token_ids == model.cls_token_id if model.cls_token_id is not None else np.zeros(len(window.token_ids), bool)
+    outside = is_cls & (window.char_start < 0)
+    return {"char_start": np.where(outside, 0, window.char_start), "char_end": np.where(outside, 0, window.char_end)}
+
+
+def _probabilities(annotation: Arrays, output: Arrays) -> tuple[Array, Array]:
+    is_candidate = annotation["char_start"] >= 0
+
+    def softmax(logits: Array) -> Array:
+        masked = np.where(is_candidate, logits, np.float32(-10000.0))
+        probabilities: Array = np.exp(masked - masked.max())
+        probabilities /= probabilities.sum()
+        return probabilities
+
+    return softmax(output["start_logits"]), softmax(output["end_logits"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    first: int
+    last: int
+    score: float
+
+
+def _best_spans(start: Array, end: Array, max_tokens: int, *, count: int) -> Iterator[_Span]:
+    """The `count` most probable spans of up to `max_tokens` tokens, best first; those of probability zero are left out."""
+    tokens = len(start)
+    # scores[length - 1, first] is the probability of the span that starts at `first`: a band of the matrix start x end.
+    scores = np.zeros((min(max_tokens, tokens), tokens), np.float32)
+    for more in range(len(scores)):
+        scores[more, : tokens - more] = start[: tokens - more] * end[more:]
+    flat = scores.ravel()
+    best = np.argpartition(-flat, count)[:count] if count < flat.size else np.arange(flat.size)
+    for index in best[np.argsort(-flat[best], kind="stable")]:
+        more, first = divmod(int(index), tokens)
+        if flat[index] > 0:
+            yield _Span(first, first + more, float(flat[index]))
+
+
+TASK = Task("question_answering", encode, decode)

@@ -1,0 +1,38 @@
+"""Sentence embedding: a text to its vector. Pooling runs inside the model's graph; here the vector is cut and scaled.
+
+Equal to sentence-transformers' `encode(text, normalize_embeddings=True, truncate_dim=dimensions)`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, SentenceEmbeddingResult
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Arrays
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, encode_text
+
+# As torch.nn.functional.normalize: the smallest length that a vector is divided by.
+_SMALLEST_NORM = 1e-12
+
+
+def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """One sequence of the text, behind the model's prompt if it has one."""
+    check_text("text", input.text)
+    if input.dimensions > model.embedding_dimensions:
+        raise InvalidInput("dimensions", f"{input.dimensions}, the model has {model.embedding_dimensions}")
+    return encode_text(tokenizer, model, model.prompt + input.text, None, input.truncation)
+
+
+def decode(
+    input: SentenceEmbeddingInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
+) -> SentenceEmbeddingResult:
+    """The vector from `sentence_embedding`, float32 [embedding_dimensions]."""
+    embedding = outputs[0]["sentence_embedding"][: input.dimensions or model.embedding_dimensions]
+    if not input.skip_normalize:
+        embedding = embedding / max(float(np.linalg.norm(embedding)), _SMALLEST_NORM)
+    return SentenceEmbeddingResult(embedding=embedding.tolist())
+
+
+TASK = Task("sentence_embedding", encode, decode)

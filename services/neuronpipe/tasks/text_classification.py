@@ -1,0 +1,57 @@
+"""Text classification: a text, or a pair of texts, to scores of the model's labels.
+
+Equal to transformers' TextClassificationPipeline with `top_k` and `function_to_apply`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from neuronpipe.api.v1.tasks_pb2 import LabelScore, ScoreFunction, TextClassificationInput, TextClassificationResult
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec, ScoreFunctionName
+from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, encode_text
+
+_FUNCTIONS: dict["ScoreFunction.ValueType", ScoreFunctionName] = {
+    ScoreFunction.SCORE_FUNCTION_SOFTMAX: "softmax",
+    ScoreFunction.SCORE_FUNCTION_SIGMOID: "sigmoid",
+    ScoreFunction.SCORE_FUNCTION_NONE: "none",
+}
+
+
+def encode(input: TextClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """One sequence of the text, or of the pair."""
+    check_text("text", input.text)
+    if input.text_pair:
+        check_text("text_pair", input.text_pair)
+    if input.top_k > len(model.labels):
+        raise InvalidInput("top_k", f"{input.top_k}, the model has {len(model.labels)} labels")
+    return encode_text(tokenizer, model, input.text, input.text_pair or None, input.truncation)
+
+
+def decode(
+    input: TextClassificationInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
+) -> TextClassificationResult:
+    """The best labels from `logits`, float32 [labels]."""
+    function = _FUNCTIONS.get(input.function, model.score_function or "softmax")
+    scores = _scores(outputs[0]["logits"], function)
+    # A stable sort keeps labels of equal score in the model's order, as the pipeline does.
+    best = np.argsort(-scores, kind="stable")[: input.top_k or 1]
+    return TextClassificationResult(labels=[LabelScore(label=model.labels[index], score=scores[index].item()) for index in best])
+
+
+def _scores(logits: Array, function: ScoreFunctionName) -> Array:
+    if function == "sigmoid":
+        # With a positive logit exp(-x) cannot overflow, with a negative one exp(x) cannot.
+        decayed: Array = np.exp(-np.abs(logits))
+        scores: Array = np.where(logits >= 0, np.float32(1), decayed) / (1 + decayed)
+        return scores
+    if function == "softmax":
+        scores = np.exp(logits - logits.max())
+        scores /= scores.sum()
+        return scores
+    return logits
+
+
+TASK = Task("text_classification", encode, decode)

@@ -1,0 +1,1 @@
+"""The pre-process stage: texts to token ids."""

@@ -1,0 +1,57 @@
+"""The pre-process stage: finds the model's tokenizer, lets the task encode, and packs the sequences."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from neuronpipe.api.v1.stages_pb2 import EncodedInput, TokenizeItem, TokenizeOutcome, TokenizeRequest, TokenizeResponse
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.model import ModelSpec, ModelTable
+from neuronpipe.core.stages import Call, each_alone
+from neuronpipe.core.tensors import to_tensor_set
+from neuronpipe.tasks import TASKS
+from neuronpipe.tasks.base import TextTokenizer
+from neuronpipe.tokenizer.text import JsonTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    spec: ModelSpec
+    tokenizer: TextTokenizer
+
+
+class TokenizerStage:
+    """Encodes inputs. The instance's `tokenize` is the stage function."""
+
+    def __init__(self, bundles: list[Bundle]) -> None:
+        """Loads every bundle's tokenizer. Raises SetupError for a file that is missing or was changed."""
+        self._models = ModelTable({bundle.key: _Model(bundle.spec, JsonTokenizer(bundle.tokenizer_file())) for bundle in bundles})
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
+        """Encodes every item; each succeeds or fails alone."""
+        return TokenizeResponse(
+            outcomes=await each_alone(list(request.items), self._outcome, lambda status: TokenizeOutcome(error=status))
+        )
+
+    async def _outcome(self, item: TokenizeItem) -> TokenizeOutcome:
+        call = Call.of_item(item.context)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, item, call)
+
+    def _encode(self, item: TokenizeItem, call: Call) -> TokenizeOutcome:
+        call.check_deadline()
+        model = self._models.find(item.model, item.version)
+        task = TASKS[model.spec.task]
+        encoded = task.encode(getattr(item.input, task.name), model.tokenizer, model.spec)
+        return TokenizeOutcome(
+            encoded=EncodedInput(
+                sequences=[to_tensor_set(sequence) for sequence in encoded.sequences],
+                annotations=[to_tensor_set(annotation) for annotation in encoded.annotations],
+                tokens=sum(len(sequence["input_ids"]) for sequence in encoded.sequences),
+                truncated_tokens=encoded.truncated_tokens,
+            )
+        )
+
+    def close(self) -> None:
+        """Waits for the item being encoded and ends the thread."""
+        self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,84 @@
+"""A model's tokenizer.json as the tasks need it. The only file that knows the library `tokenizers`."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from neuronpipe.tasks.base import EncodedText, Side, TokenIds, Window
+
+
+class JsonTokenizer:
+    """The TextTokenizer (see tasks/base.py) of a tokenizer.json.
+
+    Truncation is a state of the library's object, so one lock guards every call; a process that wants more throughput runs the
+    service more often (tokenizing in threads of one process gains nothing: design.md, section 6).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._lock = threading.Lock()
+
+    def count(self, text: str) -> int:
+        """See TextTokenizer."""
+        with self._lock:
+            return len(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def special_tokens(self, *, pair: bool) -> int:
+        """See TextTokenizer."""
+        return self._tokenizer.num_special_tokens_to_add(pair)
+
+    def encode(self, text: str, text_pair: str | None = None) -> EncodedText:
+        """See TextTokenizer."""
+        with self._lock:
+            encoding = self._tokenizer.encode(text, text_pair)
+        return EncodedText(_array(encoding.ids), _array(encoding.type_ids))
+
+    def encode_truncated(self, text: str, text_pair: str | None, *, max_tokens: int, side: Side) -> EncodedText:
+        """See TextTokenizer."""
+        whole_tokens = len(self.encode(text, text_pair).token_ids)
+        encoding = self._encode_in_limit(text, text_pair, max_tokens, strategy="longest_first", direction=side)
+        return EncodedText(_array(encoding.ids), _array(encoding.type_ids), whole_tokens - len(encoding.ids))
+
+    def encode_windows(self, first: str, second: str, *, max_tokens: int, overlap_tokens: int) -> list[Window]:
+        """See TextTokenizer."""
+        encoding = self._encode_in_limit(first, second, max_tokens, strategy="only_second", stride=overlap_tokens)
+        return [_window(part) for part in (encoding, *encoding.overflowing)]
+
+    def _encode_in_limit(
+        self, first: str, second: str | None, max_tokens: int, *, strategy: str, stride: int = 0, direction: Side = "right"
+    ) -> Encoding:
+        with self._lock:
+            self._tokenizer.enable_truncation(max_tokens, stride=stride, strategy=strategy, direction=direction)
+            try:
+                return self._tokenizer.encode(first, second)
+            finally:
+                self._tokenizer.no_truncation()
+
+
+def _array(numbers: list[int]) -> TokenIds:
+    return np.array(numbers, dtype=np.int32)
+
+
+def _window(encoding: Encoding) -> Window:
+    tokens = len(encoding.ids)
+    char_start, char_end = np.full(tokens, -1, np.int32), np.full(tokens, -1, np.int32)
+    is_second = np.array([sequence == 1 for sequence in encoding.sequence_ids], bool)
+    offsets = np.array(encoding.offsets, np.int32).reshape(tokens, 2)
+    char_start[is_second], char_end[is_second] = offsets[is_second].T
+    # A token that is part of a word gets the word's range. Words of the second text are numbered from 0 on, in order.
+    word_ids = encoding.word_ids
+    by_word: dict[int, list[int]] = {}
+    for token in np.flatnonzero(is_second).tolist():
+        word = word_ids[token]
+        if word is not None:
+            by_word.setdefault(word, []).append(token)
+    for members in by_word.values():
+        char_start[members] = char_start[members[0]]
+        char_end[members] = char_end[members[-1]]
+    return Window(
+        _array(encoding.ids), _array(encoding.type_ids), char_start=char_start, char_end=char_end
+    )
