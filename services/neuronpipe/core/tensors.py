@@ -1,5 +1,6 @@
 """Arrays as messages and back: the one converter between NumPy and the wire."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,7 +43,7 @@ def _to_array(tensor: Tensor) -> Array:
     if dtype is None:
         raise InvalidInput(f"tensor {tensor.name}", f"data type {tensor.data_type} is not known")
     shape = tuple(tensor.shape)
-    expected_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    expected_bytes = math.prod(shape) * dtype.itemsize
     if len(tensor.data) != expected_bytes:
         raise InvalidInput(f"tensor {tensor.name}", f"{len(tensor.data)} bytes, its shape takes {expected_bytes}")
     return np.frombuffer(tensor.data, dtype=dtype).reshape(shape)

@@ -1,7 +1,5 @@
 """The post-process stage: unpacks the model's outputs and lets the task decode them."""
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 from neuronpipe.api.v1.stages_pb2 import PostprocessItem, PostprocessOutcome, PostprocessRequest, PostprocessResponse
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
@@ -9,6 +7,7 @@ from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.stages import Call, each_alone
 from neuronpipe.core.tensors import to_arrays
+from neuronpipe.core.worker import Worker
 from neuronpipe.tasks import TASKS
 
 
@@ -17,7 +16,7 @@ class PostprocessorStage:
 
     def __init__(self, bundles: list[Bundle]) -> None:
         self._models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="postprocess")
+        self._worker = Worker("postprocess")
 
     async def postprocess(self, request: PostprocessRequest) -> PostprocessResponse:
         """Decodes every item; each succeeds or fails alone."""
@@ -26,8 +25,7 @@ class PostprocessorStage:
         )
 
     async def _outcome(self, item: PostprocessItem) -> PostprocessOutcome:
-        call = Call.of_item(item.context)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._decode, item, call)
+        return await self._worker.run(item.ByteSize(), self._decode, item, Call.of_item(item.context))
 
     def _decode(self, item: PostprocessItem, call: Call) -> PostprocessOutcome:
         call.check_deadline()
@@ -40,4 +38,4 @@ class PostprocessorStage:
 
     def close(self) -> None:
         """Waits for the item being decoded and ends the thread."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._worker.close()

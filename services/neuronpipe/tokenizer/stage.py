@@ -1,7 +1,5 @@
 """The pre-process stage: finds the model's tokenizer, lets the task encode, and packs the sequences."""
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from neuronpipe.api.v1.stages_pb2 import EncodedInput, TokenizeItem, TokenizeOutcome, TokenizeRequest, TokenizeResponse
@@ -9,6 +7,7 @@ from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.model import ModelSpec, ModelTable
 from neuronpipe.core.stages import Call, each_alone
 from neuronpipe.core.tensors import to_tensor_set
+from neuronpipe.core.worker import Worker
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.base import TextTokenizer
 from neuronpipe.tokenizer.text import JsonTokenizer
@@ -26,7 +25,7 @@ class TokenizerStage:
     def __init__(self, bundles: list[Bundle]) -> None:
         """Loads every bundle's tokenizer. Raises SetupError for a file that is missing or was changed."""
         self._models = ModelTable({bundle.key: _Model(bundle.spec, JsonTokenizer(bundle.tokenizer_file())) for bundle in bundles})
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
+        self._worker = Worker("tokenize")
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         """Encodes every item; each succeeds or fails alone."""
@@ -35,8 +34,7 @@ class TokenizerStage:
         )
 
     async def _outcome(self, item: TokenizeItem) -> TokenizeOutcome:
-        call = Call.of_item(item.context)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, item, call)
+        return await self._worker.run(item.ByteSize(), self._encode, item, Call.of_item(item.context))
 
     def _encode(self, item: TokenizeItem, call: Call) -> TokenizeOutcome:
         call.check_deadline()
@@ -54,4 +52,4 @@ class TokenizerStage:
 
     def close(self) -> None:
         """Waits for the item being encoded and ends the thread."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._worker.close()
