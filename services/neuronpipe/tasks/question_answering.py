@@ -1,8 +1,9 @@
 """Question answering: the passages of a context that answer a question.
 
 Equal to transformers 4's QuestionAnsweringPipeline (transformers 5 has none): a long context is read in overlapping windows, each
-window's start and end logits become probabilities, the best spans of all windows compete, and equal passages add up. One difference:
-spans of probability zero, with which that pipeline fills up a long list of answers, are left out.
+window's start and end logits become probabilities, the best spans of all windows compete, and equal passages add up. Two differences:
+spans of probability zero, with which that pipeline fills up a long list of answers, are left out; and where the question itself holds
+the text "[CLS]", that pipeline takes it for a place in the context (the word of the same number), which it is not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -72,7 +73,8 @@ def _overlap_tokens(input: QuestionAnsweringInput, tokenizer: TextTokenizer, win
         raise InvalidInput("question", f"{question_tokens} tokens leave no room for the context in a window of {window_tokens}")
     if input.window_stride_tokens >= room:
         raise InvalidInput(
-            "window_stride_tokens", f"{input.window_stride_tokens}, a window has room for {room} tokens of the context beside the question"
+            "window_stride_tokens",
+            f"{input.window_stride_tokens}, a window has room for {room} tokens of the context beside the question",
         )
     # Where the pipeline's own default would leave no way forward, windows overlap by half of the room.
     default = min(window_tokens // 2, _DEFAULT_OVERLAP_TOKENS)
@@ -81,9 +83,10 @@ def _overlap_tokens(input: QuestionAnsweringInput, tokenizer: TextTokenizer, win
 
 def _annotations(window: Window, model: ModelSpec) -> Arrays:
     # The first token of the window ([CLS]) stands for "no answer" and takes part in the probabilities, as an empty passage.
-    is_cls = window.token_ids == model.cls_token_id if model.cls_token_id is not None else np.zeros(len(window.token_ids), bool)
-    outside = is_cls & (window.char_start < 0)
-    return {"char_start": np.where(outside, 0, window.char_start), "char_end": np.where(outside, 0, window.char_end)}
+    char_start, char_end = window.char_start.copy(), window.char_end.copy()
+    if char_start[0] < 0 and window.token_ids[0] == model.cls_token_id:
+        char_start[0] = char_end[0] = 0
+    return {"char_start": char_start, "char_end": char_end}
 
 
 def _probabilities(annotation: Arrays, output: Arrays) -> tuple[Array, Array]:
