@@ -23,10 +23,13 @@ def _listen(default: str) -> str:
     return listen
 
 
-class ServerSettings(BaseSettings):
-    """What every service has."""
-
+class _Settings(BaseSettings):
+    # On all bases alike: of several, pydantic takes the last one's value, were it only a default.
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_ignore_empty=True)
+
+
+class ServerSettings(_Settings):
+    """What every service has."""
 
     listen: str = _listen("127.0.0.1:0")
     repository: Path = Field(description="folder of bundles, as `neuronpipe compile` writes it")
@@ -34,7 +37,7 @@ class ServerSettings(BaseSettings):
     max_message_bytes: int = Field(64 << 20, ge=1 << 10, le=(1 << 31) - 1, description="largest gRPC message taken, in bytes")
 
 
-class PipelineSettings(BaseSettings):
+class PipelineSettings(_Settings):
     """The limits of the gateway's pipeline."""
 
     max_requests_in_flight: int = Field(1024, ge=1, description="inputs worked on at once; more are refused with RESOURCE_EXHAUSTED")
@@ -43,7 +46,7 @@ class PipelineSettings(BaseSettings):
     max_stream_in_flight: int = Field(64, ge=1, description="requests of one InferStream worked on at once; the rest wait in the network")
 
 
-class EngineSettings(BaseSettings):
+class EngineSettings(_Settings):
     """How the executor runs models."""
 
     backend: str = Field("", description="back end to run on; default: the first that the bundle was compiled for")

@@ -10,6 +10,9 @@ from neuronpipe.core.errors import InvalidInput, ModelNotFound
 EntryT = TypeVar("EntryT")
 ScoreFunctionName = Literal["softmax", "sigmoid", "none"]
 
+# Longer words of a request are not repeated in its error, which must fit into gRPC's trailers (8 KiB).
+_MAX_WORD_LENGTH = 256
+
 
 class OutputSpec(BaseModel):
     """One output of a model. `axes` excludes the batch axis: "tokens" for the sequence length, else a fixed size."""
@@ -46,13 +49,16 @@ class ModelTable(Generic[EntryT]):
 
     def __init__(self, entries: Mapping[tuple[str, int], EntryT]) -> None:
         self._entries = dict(sorted(entries.items()))
-        self._newest = {name: version for name, version in self._entries}
+        self._newest = dict(self._entries.keys())  # sorted, so the last version of a name stays
 
     def __iter__(self) -> Iterator[EntryT]:
         return iter(self._entries.values())
 
     def find(self, name: str, version: str) -> EntryT:
         """The entry for a request's words. Raises ModelNotFound, or InvalidInput for a version that is no whole number."""
+        for field, word in ("model", name), ("version", version):
+            if len(word) > _MAX_WORD_LENGTH:
+                raise InvalidInput(field, f"{len(word)} characters, the limit is {_MAX_WORD_LENGTH}")
         if name not in self._newest:
             raise ModelNotFound(f"model {name!r} is not served; served are: {', '.join(self._newest)}")
         if not version:

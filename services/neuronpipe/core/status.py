@@ -67,7 +67,7 @@ def from_status(status: Status) -> NeuronpipeError:
     if status.code == code_pb2.INVALID_ARGUMENT:
         violation = BadRequest.FieldViolation(field="request", description=status.message)
         for bad_request in _unpack(status, BadRequest):
-            violation = bad_request.field_violations[0]
+            violation = next(iter(bad_request.field_violations), violation)
         return InvalidInput(violation.field, violation.description)
     if status.code == code_pb2.RESOURCE_EXHAUSTED:
         retry_after_s = _DEFAULT_RETRY_AFTER_S

@@ -27,8 +27,7 @@ def to_tensor_set(arrays: Arrays) -> TensorSet:
     """The arrays as a message. A dtype that the wire does not have raises KeyError: a fault of our own code."""
     return TensorSet(
         tensors=[
-            Tensor(name=name, data_type=_DATA_TYPES[array.dtype], shape=array.shape, data=array.tobytes())
-            for name, array in arrays.items()
+            Tensor(name=name, data_type=_DATA_TYPES[array.dtype], shape=array.shape, data=array.tobytes()) for name, array in arrays.items()
         ]
     )
 
@@ -46,4 +45,7 @@ def _to_array(tensor: Tensor) -> Array:
     expected_bytes = math.prod(shape) * dtype.itemsize
     if len(tensor.data) != expected_bytes:
         raise InvalidInput(f"tensor {tensor.name}", f"{len(tensor.data)} bytes, its shape takes {expected_bytes}")
-    return np.frombuffer(tensor.data, dtype=dtype).reshape(shape)
+    try:
+        return np.frombuffer(tensor.data, dtype=dtype).reshape(shape)
+    except ValueError as error:  # too many dimensions, or an empty array with giant ones
+        raise InvalidInput(f"tensor {tensor.name}", f"no array can have its shape of {len(shape)} dimensions") from error

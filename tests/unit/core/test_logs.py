@@ -1,0 +1,51 @@
+"""core/logs.py: one JSON object a line on standard error. Run in a process of its own, since it takes over the process's logging."""
+
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+_PROGRAM = """
+import logging
+from neuronpipe.core.logs import log, log_fault, log_warning, start_logging
+
+start_logging("tokenizer")
+log("ready", address="127.0.0.1:1", models=2)
+log_warning("odd", path=__import__("pathlib").Path("/x"))
+try:
+    raise ValueError("line one\\nline two")
+except ValueError as fault:
+    log_fault("broken", fault, model="m")
+logging.getLogger("some.library").info("chatter")
+logging.getLogger("some.library").warning("attention")
+"""
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[dict[str, Any]]:
+    process = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
+    assert process.stdout == ""
+    return [json.loads(line) for line in process.stderr.splitlines()]
+
+
+def test_a_line_has_time_level_service_event_and_fields(lines: list[dict[str, Any]]) -> None:
+    line = lines[0]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"])
+    fields = {"address": "127.0.0.1:1", "models": 2}
+    assert line == {"time": line["time"], "level": "info", "service": "tokenizer", "event": "ready", **fields}
+
+
+def test_a_field_that_json_does_not_have_is_written_as_text(lines: list[dict[str, Any]]) -> None:
+    assert (lines[1]["level"], lines[1]["path"]) == ("warning", "/x")
+
+
+def test_a_fault_is_one_line_with_its_traceback(lines: list[dict[str, Any]]) -> None:
+    assert lines[2]["level"] == "error"
+    assert "ValueError: line one\nline two" in lines[2]["exception"]
+
+
+def test_of_libraries_only_warnings_are_logged(lines: list[dict[str, Any]]) -> None:
+    assert [(line["event"], line["service"]) for line in lines[3:]] == [("attention", "tokenizer")]

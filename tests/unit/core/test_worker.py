@@ -1,0 +1,57 @@
+"""core/worker.py: large work leaves the event loop free."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from neuronpipe.core.worker import Worker
+
+_SMALL_BYTES = 100
+_LARGE_BYTES = 1 << 20
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[Worker]:
+    worker = Worker("test")
+    yield worker
+    worker.close()
+
+
+async def test_small_work_is_done_at_once(worker: Worker) -> None:
+    assert await worker.run(_SMALL_BYTES, threading.get_ident) == threading.get_ident()
+
+
+async def test_large_work_leaves_the_event_loop_free(worker: Worker) -> None:
+    released = threading.Event()
+    work = asyncio.create_task(worker.run(_LARGE_BYTES, released.wait, 10))
+    await asyncio.sleep(0)  # with the work on the loop, the test would not come back from here
+    released.set()
+    assert await work is True
+
+
+async def test_large_work_is_done_in_the_order_in_which_it_comes(worker: Worker) -> None:
+    done: list[int] = []
+    await asyncio.gather(*(worker.run(_LARGE_BYTES, done.append, number) for number in range(20)))
+    assert done == list(range(20))
+
+
+@pytest.mark.parametrize("size_bytes", [_SMALL_BYTES, _LARGE_BYTES])
+async def test_what_work_raises_reaches_whoever_asked(worker: Worker, size_bytes: int) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await worker.run(size_bytes, lambda: 1 // 0)
+
+
+async def test_closing_waits_for_the_work_being_done() -> None:
+    worker, began, done = Worker("test"), threading.Event(), []
+
+    def work() -> None:
+        began.set()
+        done.append("done")
+
+    task = asyncio.create_task(worker.run(_LARGE_BYTES, work))
+    await asyncio.to_thread(began.wait, 10)
+    worker.close()
+    assert done == ["done"]
+    await task

@@ -1,0 +1,24 @@
+"""One error of each class, for tests that must hold for all of them."""
+
+from neuronpipe.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    ModelNotFound,
+    NeuronpipeError,
+    Overloaded,
+    Unavailable,
+    WrongTask,
+)
+
+EVERY_ERROR: tuple[NeuronpipeError, ...] = (
+    InvalidInput("top_k", "5, the model has 4 labels"),
+    ModelNotFound("model 'm' is not served"),
+    WrongTask("model 'm' has another task"),
+    Overloaded("7 requests in flight, the limit is 7", 1.5),
+    DeadlineExceeded("the deadline passed"),
+    Cancelled("the caller left"),
+    Unavailable("the tokenizer cannot be reached"),
+    InternalError("internal error"),
+)

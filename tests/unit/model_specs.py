@@ -1,0 +1,30 @@
+"""Small models for unit tests: only what a test says is out of the ordinary."""
+
+from typing import Any
+
+from neuronpipe.core.model import ModelSpec, OutputSpec
+
+_OUTPUTS = {
+    "text_classification": (OutputSpec(name="logits", axes=(3,)),),
+    "sentence_embedding": (OutputSpec(name="sentence_embedding", axes=(4,)),),
+    "question_answering": (OutputSpec(name="start_logits", axes=("tokens",)), OutputSpec(name="end_logits", axes=("tokens",))),
+}
+
+
+def model_spec(task: str = "text_classification", **changes: Any) -> ModelSpec:
+    """A model of 16 tokens, with pad token 0 and [CLS] 1; labels a, b, c, or embeddings of four dimensions."""
+    described: dict[str, Any] = {
+        "name": "small",
+        "version": 1,
+        "task": task,
+        "architecture": "SmallModel",
+        "inputs": ("input_ids", "attention_mask", "token_type_ids"),
+        "outputs": _OUTPUTS[task],
+        "max_tokens": 16,
+        "vocabulary_size": 1000,
+        "pad_token_id": 0,
+        "cls_token_id": 1,
+        "labels": ("a", "b", "c") if task == "text_classification" else (),
+        "embedding_dimensions": 4 if task == "sentence_embedding" else 0,
+    }
+    return ModelSpec(**described | changes)
