@@ -8,7 +8,11 @@ from tests.models import make_repository, make_sources
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--target", metavar="HOST:PORT", help="run the behaviour suite against this gateway; see tests/models.py for what it must serve")
+    parser.addoption(
+        "--target",
+        metavar="HOST:PORT",
+        help="run the behaviour suite against this gateway; see tests/models.py for what it must serve",
+    )
 
 
 @pytest.fixture(scope="session")

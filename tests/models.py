@@ -88,18 +88,13 @@ MODELS: dict[str, tuple[str, Callable[[Path], Path]]] = {
 
 def make_sources(folder: Path) -> dict[str, Path]:
     """The sources of all test models by name, made where they are not there yet."""
-    return {
-        name: folder / name if (folder / name / "config.json").is_file() else make(folder / name)
-        for name, (_, make) in MODELS.items()
-    }
+    return {name: folder / name if (folder / name / "config.json").is_file() else make(folder / name) for name, (_, make) in MODELS.items()}
 
 
 def make_repository(folder: Path, sources: dict[str, Path], *, backend: str = "openvino", dtype: str = "float32") -> Path:
     """A repository with a bundle of every test model."""
     for name, source in sources.items():
-        request = CompileRequest(
-            source=str(source), task=MODELS[name][0], repository=folder, name=name, backend=backend, dtype=dtype
-        )
+        request = CompileRequest(source=str(source), task=MODELS[name][0], repository=folder, name=name, backend=backend, dtype=dtype)
         compile_bundle(request, lambda line: None)
     return folder
 

@@ -53,7 +53,8 @@ async def _measure(targets: dict[str, str], model: str, requests: int) -> None:
 
 
 def _median_ms(responses: Sequence[InferResponse], part: str) -> float:
-    return statistics.median(getattr(response.timings, part) for response in responses) / 1e6
+    durations_ns: list[int] = [getattr(response.timings, part) for response in responses]
+    return statistics.median(durations_ns) / 1e6
 
 
 def main() -> None:

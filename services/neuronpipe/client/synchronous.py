@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -47,7 +47,9 @@ class Client:
         """See AsyncClient.infer_batch."""
         return self._wait(self._client.infer_batch(requests, timeout_s=timeout_s))
 
-    def infer_stream(self, requests: Iterable[InferRequest], *, timeout_s: float | None = None) -> Iterator[InferStreamResponse]:
+    def infer_stream(
+        self, requests: Iterable[InferRequest], *, timeout_s: float | None = None
+    ) -> Generator[InferStreamResponse, None, None]:
         """See AsyncClient.infer_stream. `requests` is read in the client's thread: it must not block."""
         answers = self._client.infer_stream(requests, timeout_s=timeout_s)
         try:

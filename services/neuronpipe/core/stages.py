@@ -61,9 +61,7 @@ class Call:
         remaining_ns = 0 if self.deadline_s is None else int((self.deadline_s - time.monotonic()) * 1e9)
         if self.deadline_s is not None and remaining_ns <= 0:
             raise DeadlineExceeded("the deadline passed between two stages")
-        return ItemContext(
-            request_id=request_id, traceparent=self.traceparent, tracestate=self.tracestate, remaining_ns=remaining_ns
-        )
+        return ItemContext(request_id=request_id, traceparent=self.traceparent, tracestate=self.tracestate, remaining_ns=remaining_ns)
 
     def check_deadline(self) -> None:
         """Raises DeadlineExceeded where no time is left: what nobody waits for is not computed."""

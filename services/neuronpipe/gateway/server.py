@@ -29,14 +29,10 @@ def gateway_methods(pipeline: Pipeline, catalog: Catalog) -> Mapping[str, Method
     async def infer_batch(request: InferBatchRequest, context: Context) -> InferBatchResponse:
         return await pipeline.infer_batch(request, call_of(context))
 
-    def infer_stream(
-        requests: AsyncIterator[inference_pb2.InferStreamRequest], context: Context
-    ) -> AsyncIterator[InferStreamResponse]:
+    def infer_stream(requests: AsyncIterator[inference_pb2.InferStreamRequest], context: Context) -> AsyncIterator[InferStreamResponse]:
         return pipeline.infer_stream(requests, call_of(context))
 
-    async def list_models(
-        request: models_pb2.ListModelsRequest, context: Context
-    ) -> models_pb2.ListModelsResponse:
+    async def list_models(request: models_pb2.ListModelsRequest, context: Context) -> models_pb2.ListModelsResponse:
         return catalog.list_models()
 
     async def get_model(request: models_pb2.GetModelRequest, context: Context) -> models_pb2.GetModelResponse:
@@ -67,9 +63,7 @@ async def run(settings: GatewaySettings) -> None:
                 await set_serving(INFERENCE_SERVICE.full_name, healthy == channels.keys())
 
             async with asyncio.TaskGroup() as followers:
-                tasks = [
-                    followers.create_task(follow_health(channel, partial(report, service))) for service, channel in channels.items()
-                ]
+                tasks = [followers.create_task(follow_health(channel, partial(report, service))) for service, channel in channels.items()]
                 yield gateway_methods(Pipeline(models, stages, settings), Catalog(bundles))
                 for task in tasks:
                     task.cancel()

@@ -29,9 +29,7 @@ class NeuronExecutorStage:
 
     async def execute(self, request: ExecuteRequest) -> ExecuteResponse:
         """Runs every item; each succeeds or fails alone."""
-        return ExecuteResponse(
-            outcomes=await each_alone(list(request.items), self._outcome, lambda status: ExecuteOutcome(error=status))
-        )
+        return ExecuteResponse(outcomes=await each_alone(list(request.items), self._outcome, lambda status: ExecuteOutcome(error=status)))
 
     async def _outcome(self, item: ExecuteItem) -> ExecuteOutcome:
         arrived_ns = time.monotonic_ns()

@@ -1,6 +1,5 @@
 """The post-process stage: unpacks the model's outputs and lets the task decode them."""
 
-
 from neuronpipe.api.v1.stages_pb2 import PostprocessItem, PostprocessOutcome, PostprocessRequest, PostprocessResponse
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.repository import Bundle

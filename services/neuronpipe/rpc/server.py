@@ -65,7 +65,7 @@ async def serve(
             await stop.wait()
             await server.drain(settings.grace_s)
     finally:
-        await server.drain(0)
+        await server.stop()
     log("stopped")
 
 
@@ -86,6 +86,8 @@ class _Server:
         self._methods: Mapping[str, Method] = {}
         self._calls = 0
         self._is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
             options=[
@@ -128,12 +130,17 @@ class _Server:
         log("ready")
 
     async def drain(self, grace_s: float) -> None:
-        """Refuses new calls and waits for those in flight, `grace_s` at most."""
-        if not self._is_draining:
-            self._is_draining = True
-            log("draining", calls=self._calls, grace_s=grace_s)
-            await self._health.enter_graceful_shutdown()
-        await self._server.stop(grace_s)
+        """Refuses new calls and waits for those in flight, `grace_s` at most; then ends what is left."""
+        self._is_draining = True
+        log("draining", calls=self._calls, grace_s=grace_s)
+        await self._health.enter_graceful_shutdown()
+        # gRPC's own stop would end calls that arrive from now on with CANCELLED, which callers do not retry.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), grace_s)
+
+    async def stop(self) -> None:
+        """Ends every call and connection."""
+        await self._server.stop(0)
 
     async def set_serving(self, service: str, is_serving: bool) -> None:
         """Reports a service's health; "" is the process as a whole."""
@@ -157,10 +164,12 @@ class _Server:
             return response
 
         async def stream(data: AsyncIterator[bytes], context: Context) -> AsyncIterator[Message]:
-            async with self._answering(method.name, context) as function:
-                async with contextlib.aclosing(function((decoded(one) async for one in data), context)) as responses:
-                    async for response in responses:
-                        yield response
+            async with (
+                self._answering(method.name, context) as function,
+                contextlib.aclosing(function((decoded(one) async for one in data), context)) as responses,
+            ):
+                async for response in responses:
+                    yield response
 
         serialize = GetMessageClass(method.output_type).SerializeToString
         if method.client_streaming and method.server_streaming:
@@ -171,7 +180,10 @@ class _Server:
     async def _answering(self, method: str, context: Context) -> AsyncIterator[Method]:
         """The method to call; what it raises ends the call with the right status."""
         self._calls += 1
+        self._idle.clear()
         try:
+            if self._is_draining:
+                raise Unavailable(f"the {self._name} service is stopping")
             if method not in self._methods:
                 raise Unavailable(f"the {self._name} service is starting")
             if self._calls > _MAX_CALLS:
@@ -185,6 +197,8 @@ class _Server:
             await _abort(context, to_status(internal_error(fault, "")), fault)
         finally:
             self._calls -= 1
+            if not self._calls:
+                self._idle.set()
 
 
 async def _abort(context: Context, status: Status, error: Exception) -> NoReturn:

@@ -3,6 +3,4 @@
 from neuronpipe.tasks import question_answering, sentence_embedding, text_classification
 from neuronpipe.tasks.base import Task
 
-TASKS: dict[str, Task] = {
-    task.name: task for task in (text_classification.TASK, sentence_embedding.TASK, question_answering.TASK)
-}
+TASKS: dict[str, Task] = {task.name: task for task in (text_classification.TASK, sentence_embedding.TASK, question_answering.TASK)}

@@ -29,9 +29,7 @@ class TokenizerStage:
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         """Encodes every item; each succeeds or fails alone."""
-        return TokenizeResponse(
-            outcomes=await each_alone(list(request.items), self._outcome, lambda status: TokenizeOutcome(error=status))
-        )
+        return TokenizeResponse(outcomes=await each_alone(list(request.items), self._outcome, lambda status: TokenizeOutcome(error=status)))
 
     async def _outcome(self, item: TokenizeItem) -> TokenizeOutcome:
         return await self._worker.run(item.ByteSize(), self._encode, item, Call.of_item(item.context))

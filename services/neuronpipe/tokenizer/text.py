@@ -79,6 +79,4 @@ def _window(encoding: Encoding) -> Window:
     for members in by_word.values():
         char_start[members] = char_start[members[0]]
         char_end[members] = char_end[members[-1]]
-    return Window(
-        _array(encoding.ids), _array(encoding.type_ids), char_start=char_start, char_end=char_end
-    )
+    return Window(_array(encoding.ids), _array(encoding.type_ids), char_start=char_start, char_end=char_end)

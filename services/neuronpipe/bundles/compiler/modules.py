@@ -140,7 +140,13 @@ def _load(auto_class: Any, folder: Path) -> Any:
 
 
 def _source_module(
-    module: _Named | _Embedding, model: Any, task: str, tokenizer: SourceTokenizer, *, max_tokens: int | None = None, prompt: str = ""
+    module: _Named | _Embedding,
+    model: Any,
+    task: str,
+    tokenizer: SourceTokenizer,
+    *,
+    max_tokens: int | None = None,
+    prompt: str = "",
 ) -> SourceModule:
     accepted = inspect.signature(model.forward).parameters
     return SourceModule(

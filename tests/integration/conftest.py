@@ -1,0 +1,53 @@
+"""The systems under test: local stages and four processes, or the one that --target names."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from demo.processes import ServiceProcess, four_processes
+from neuronpipe.client import AsyncClient
+from tests.integration.systems import System, local_system
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    target = metafunc.config.getoption("target")
+    if "system" in metafunc.fixturenames:
+        metafunc.parametrize("system", ["target"] if target else ["local", "four processes"], indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("target"):
+        reason = "--target is a system that stays as it is; this test starts and breaks one of its own"
+        for item in items:
+            if item.get_closest_marker("local_only"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def pipeline_processes(repository: Path) -> Iterator[dict[str, ServiceProcess]]:
+    """The four services over the openvino bundles."""
+    with four_processes(repository) as processes:
+        yield processes
+
+
+@pytest.fixture(scope="session")
+def gateway_target(request: pytest.FixtureRequest) -> str:
+    """HOST:PORT of a gateway that serves the test models."""
+    target: str | None = request.config.getoption("target")
+    if target:
+        return target
+    processes: dict[str, ServiceProcess] = request.getfixturevalue("pipeline_processes")
+    return processes["gateway"].target
+
+
+@pytest_asyncio.fixture(scope="session")
+async def system(request: pytest.FixtureRequest) -> AsyncIterator[System]:
+    """The system under test."""
+    if request.param == "local":
+        async with local_system(request.getfixturevalue("repository")) as local:
+            yield local
+    else:
+        async with AsyncClient(request.getfixturevalue("gateway_target")) as client:
+            yield client

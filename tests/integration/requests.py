@@ -1,0 +1,23 @@
+"""Short ways to write requests for the test models."""
+
+from typing import Any
+
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, SentenceEmbeddingInput, TaskInput, TextClassificationInput
+
+
+def classify(text: str, *, model: str = "classifier", version: str = "", request_id: str = "", **options: Any) -> InferRequest:
+    """A text classification."""
+    input = TaskInput(text_classification=TextClassificationInput(text=text, **options))
+    return InferRequest(model=model, version=version, request_id=request_id, input=input)
+
+
+def embed(text: str, *, model: str = "minilm", **options: Any) -> InferRequest:
+    """A sentence embedding."""
+    return InferRequest(model=model, input=TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, **options)))
+
+
+def answer(question: str, context: str, *, model: str = "answerer", **options: Any) -> InferRequest:
+    """A question to answer."""
+    input = QuestionAnsweringInput(question=question, context=context, **options)
+    return InferRequest(model=model, input=TaskInput(question_answering=input))

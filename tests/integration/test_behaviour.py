@@ -1,0 +1,214 @@
+"""What every system does, whether its stages are near or far. Also runs against `--target=HOST:PORT`."""
+
+import pydoc_data.topics
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from google.rpc import code_pb2
+
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation
+from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, NeuronpipeError, WrongTask
+from tests.integration.requests import answer, classify, embed
+from tests.integration.systems import System
+
+TEXTS = ["The cat sat on the mat.", "Ein Kätzchen 🐈 saß auf der Matte.", "猫坐在垫子上", "a", pydoc_data.topics.topics["if"][:900]]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+async def test_classification_equals_the_transformers_pipeline(system: System, sources: dict[str, Path], text: str) -> None:
+    pipeline = transformers.pipeline("text-classification", model=str(sources["classifier"]))
+    expected = pipeline(text, top_k=4)
+
+    response = await system.infer(classify(text, top_k=4))
+
+    labels = response.result.text_classification.labels
+    assert [label.label for label in labels] == [entry["label"] for entry in expected]
+    # float32 through two layers: the sums run in another order.
+    assert [label.score for label in labels] == pytest.approx([entry["score"] for entry in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+async def test_embedding_equals_sentence_transformers(system: System, sources: dict[str, Path], text: str) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    expected = SentenceTransformer(str(sources["minilm"]), device="cpu").encode(text, normalize_embeddings=True)
+
+    response = await system.infer(embed(text))
+
+    # float32 through six layers; vectors have length one.
+    np.testing.assert_allclose(response.result.sentence_embedding.embedding, expected, atol=2e-6)
+
+
+async def test_answers_are_passages_of_the_context_by_code_points(system: System) -> None:
+    context = "🐈 Kätzchen schlafen gern. In der Küche steht ein Napf. " * 60
+
+    response = await system.infer(answer("Where is the bowl?", context, top_k=5))
+
+    answers = response.result.question_answering.answers
+    assert len(answers) == 5
+    assert [context[found.start : found.end] for found in answers] == [found.text for found in answers]
+    assert [found.score for found in answers] == sorted((found.score for found in answers), reverse=True)
+    assert response.usage.tokens > 384, "the context should take several windows"
+
+
+async def test_timings_add_up_and_usage_tells_what_ran(system: System) -> None:
+    response = await system.infer(classify("The cat sat on the mat."))
+
+    timings = response.timings
+    stages_ns = timings.preprocess_ns + timings.predict_ns + timings.postprocess_ns
+    assert 0 < stages_ns <= timings.total_ns
+    assert timings.predict_compute_ns > 0
+    assert timings.predict_queue_ns + timings.predict_compute_ns <= timings.predict_ns
+    # [CLS] the cat sat on the mat . [SEP]
+    assert response.usage.tokens == 9
+    assert response.usage.batch_size >= 1
+    assert response.usage.bucket_tokens >= 9
+
+
+async def test_response_names_model_version_and_request(system: System) -> None:
+    response = await system.infer(classify("a", request_id="the-first"))
+
+    assert (response.model, response.version, response.request_id) == ("classifier", "1", "the-first")
+
+
+async def test_request_without_an_id_gets_one(system: System) -> None:
+    first, second = await system.infer(classify("a")), await system.infer(classify("a"))
+
+    assert first.request_id
+    assert first.request_id != second.request_id
+
+
+async def test_truncation_is_counted(system: System) -> None:
+    text = "word " * 600
+
+    response = await system.infer(classify(text, truncation=Truncation.TRUNCATION_RIGHT))
+
+    # 600 words and two special tokens, of which 512 fit.
+    assert (response.usage.tokens, response.usage.truncated_tokens) == (512, 90)
+
+
+ONE_MEBIBYTE = 1 << 20
+
+BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
+    "empty text": (classify(""), InvalidInput, "text: is empty"),
+    "empty embedding text": (embed(""), InvalidInput, "text: is empty"),
+    "NUL": (classify("a\0b"), InvalidInput, "text: has the character NUL at position 1"),
+    "too long": (classify("word " * 600), InvalidInput, "text: 602 tokens, the model takes 512"),
+    "too long pair": (
+        classify("word " * 300, text_pair="word " * 300),
+        InvalidInput,
+        "text and text_pair: 603 tokens, the model takes 512",
+    ),
+    "10 MB of text": (classify("x" * 10_000_000), InvalidInput, rf"input: 100000\d\d bytes, the limit is {ONE_MEBIBYTE}"),
+    "no model": (classify("a", model=""), InvalidInput, "model: is empty"),
+    "unknown model": (classify("a", model="nobody"), ModelNotFound, "model 'nobody' is not served; served are: .*classifier"),
+    "unknown version": (classify("a", version="7"), ModelNotFound, "model 'classifier' has no version 7; it has: 1"),
+    "version is no number": (classify("a", version="v1"), InvalidInput, "version: 'v1' is not a whole number"),
+    "another task": (
+        embed("a", model="classifier"),
+        WrongTask,
+        "model 'classifier' has the task text_classification, the input is for sentence_embedding",
+    ),
+    "no input": (InferRequest(model="classifier"), InvalidInput, "input: holds no task; model 'classifier' takes text_classification"),
+    "no task": (InferRequest(model="classifier", input=TaskInput()), InvalidInput, "input: holds no task"),
+    "top_k above labels": (classify("a", top_k=5), InvalidInput, "top_k: 5, the model has 4 labels"),
+    "dimensions above width": (embed("a", dimensions=385), InvalidInput, "dimensions: 385, the model has 384"),
+    "question without context": (answer("Who?", ""), InvalidInput, "context: is empty"),
+    "context without question": (answer("", "A context."), InvalidInput, "question: is empty"),
+    "context without tokens": (answer("Who?", "  \n "), InvalidInput, "context: has no tokens"),
+    "question fills the window": (answer("who " * 400, "A context."), InvalidInput, "question: 400 tokens leave no room"),
+    "windows that never advance": (
+        answer("who?", "A context.", window_stride_tokens=379),
+        InvalidInput,
+        "window_stride_tokens: 379, a window has room for 379 tokens",
+    ),
+    "too many answers": (answer("Who?", "A context.", top_k=101), InvalidInput, "top_k: 101, the limit is 100"),
+    "long request id": (classify("a", request_id="x" * 257), InvalidInput, "request_id: 257 characters, the limit is 256"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REQUESTS)
+async def test_bad_input_gets_an_error_that_names_the_thing_and_the_limit(system: System, name: str) -> None:
+    request, error, message = BAD_REQUESTS[name]
+
+    with pytest.raises(error) as caught:
+        await system.infer(request)
+
+    assert re.match(message, caught.value.message), caught.value.message
+
+
+async def test_bad_item_of_a_batch_fails_alone(system: System) -> None:
+    outcomes = await system.infer_batch([classify("good"), classify(""), classify("a", model="nobody"), classify("good")])
+
+    assert [outcome.WhichOneof("outcome") for outcome in outcomes] == ["response", "error", "error", "response"]
+    assert [outcomes[1].error.code, outcomes[2].error.code] == [code_pb2.INVALID_ARGUMENT, code_pb2.NOT_FOUND]
+    assert outcomes[0].response.result == outcomes[3].response.result
+
+
+async def test_batch_answers_in_the_order_of_its_requests(system: System) -> None:
+    requests = [classify("word " * length, request_id=str(length)) for length in (300, 1, 40, 5, 200)]
+
+    outcomes = await system.infer_batch(requests)
+
+    assert [outcome.response.request_id for outcome in outcomes] == ["300", "1", "40", "5", "200"]
+    assert [outcome.response.usage.tokens for outcome in outcomes] == [302, 3, 42, 7, 202]
+
+
+@pytest.mark.parametrize("count", [0, 257])
+async def test_batch_size_is_limited(system: System, count: int) -> None:
+    with pytest.raises(InvalidInput, match=f"requests: {count} requests, a batch takes 1 to 256"):
+        await system.infer_batch([classify("a")] * count)
+
+
+async def test_stream_answers_every_request_by_its_id(system: System) -> None:
+    requests = [classify("word " * (1 + index % 7), request_id=f"r{index}") for index in range(200)]
+    requests[13] = classify("", request_id="r13")
+
+    answers = {response.request_id: response.outcome async for response in system.infer_stream(requests)}
+
+    assert answers.keys() == {f"r{index}" for index in range(200)}
+    assert answers.pop("r13").error.code == code_pb2.INVALID_ARGUMENT
+    assert {outcome.WhichOneof("outcome") for outcome in answers.values()} == {"response"}
+    assert answers["r6"].response.usage.tokens == 9
+
+
+async def test_stream_needs_request_ids(system: System) -> None:
+    answers = [response async for response in system.infer_stream([classify("a")])]
+
+    assert [response.outcome.error.message for response in answers] == ["request_id: is required on a stream"]
+
+
+async def test_deadline_that_cannot_be_met_is_exceeded(system: System) -> None:
+    with pytest.raises(DeadlineExceeded):
+        await system.infer(answer("Where?", "A long context. " * 5000), timeout_s=0.02)
+
+
+async def test_system_answers_after_a_deadline_was_exceeded(system: System) -> None:
+    with pytest.raises(DeadlineExceeded):
+        await system.infer(answer("Where?", "A long context. " * 5000), timeout_s=0.02)
+
+    assert (await system.infer(classify("a"))).result.text_classification.labels
+
+
+async def test_models_are_listed_with_what_they_take(system: System) -> None:
+    models = {model.name: model for model in await system.list_models()}
+
+    classifier, minilm = models["classifier"], models["minilm"]
+    assert (classifier.task, list(classifier.labels)) == ("text_classification", ["calm", "busy", "lost", "found"])
+    assert (classifier.version, classifier.is_default, classifier.max_tokens) == ("1", True, 512)
+    assert (minilm.task, minilm.embedding_dimensions, minilm.max_tokens) == ("sentence_embedding", 384, 256)
+    assert (minilm.architecture, list(minilm.backends), minilm.dtype) == ("BertModel", ["openvino"], "float32")
+    assert len(minilm.digest) == 64
+
+
+async def test_one_model_is_described_as_in_the_list(system: System) -> None:
+    assert await system.get_model("minilm", "1") in await system.list_models()
+
+
+async def test_unknown_model_is_not_described(system: System) -> None:
+    with pytest.raises(ModelNotFound, match="model 'nobody' is not served"):
+        await system.get_model("nobody")

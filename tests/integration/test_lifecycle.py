@@ -1,0 +1,222 @@
+"""Processes that start, stop, die and come back. These tests break what they started, so they never run against --target."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from demo.processes import ServiceProcess, four_processes
+from neuronpipe.bundles.manifest import MANIFEST_FILE
+from neuronpipe.client import AsyncClient
+from neuronpipe.core.errors import Unavailable
+from neuronpipe.rpc.client import open_channel
+from tests.integration.requests import classify
+
+pytestmark = pytest.mark.local_only
+
+INFERENCE_SERVICE = "neuronpipe.api.v1.InferenceService"
+OPTIONS = {"tokenizer": "--tokenizer-target", "neuron-executor": "--executor-target", "postprocessor": "--postprocessor-target"}
+
+
+@pytest.fixture
+def slow_repository(fake_repository: Path, tmp_path: Path) -> Path:
+    """One fake model whose every batch takes a second and a half."""
+    folder = tmp_path / "slow"
+    shutil.copytree(fake_repository / "classifier", folder / "classifier")
+    manifest = folder / "classifier" / "1" / MANIFEST_FILE
+    content = json.loads(manifest.read_text())
+    content["artifacts"][0]["properties"] = {"device_time_s": "1.5"}
+    manifest.write_text(json.dumps(content))
+    return folder
+
+
+async def wait_for_health(target: str, status: "health_pb2.HealthCheckResponse.ServingStatus", service: str = INFERENCE_SERVICE) -> None:
+    """Follows a service's health until it is the one asked for; the test's time limit is the only other end."""
+    async with open_channel(target) as channel:
+        async for response in health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service=service), wait_for_ready=True
+        ):
+            if response.status == status:
+                return
+    raise AssertionError("the watch ended")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("missing", OPTIONS)
+async def test_gateway_waits_for_a_stage_that_is_down_at_start(fake_repository: Path, missing: str) -> None:
+    repository = ("--repository", str(fake_repository))
+    address = f"127.0.0.1:{free_port()}"
+    stages = [ServiceProcess(service, *repository) for service in OPTIONS if service != missing]
+    try:
+        targets = {stage.service: stage.wait_until_ready().target for stage in stages} | {missing: address}
+        with ServiceProcess("gateway", *repository, *(f"{OPTIONS[service]}={targets[service]}" for service in OPTIONS)) as gateway:
+            gateway.wait_until_ready()
+            async with AsyncClient(gateway.target, retries=False) as client:
+                with pytest.raises(Unavailable, match=f"the {missing} service cannot be reached"):
+                    await client.infer(classify("a"))
+                stages.append(ServiceProcess(missing, *repository, "--listen", address))
+                await wait_for_health(gateway.target, health_pb2.HealthCheckResponse.SERVING)
+                assert (await client.infer(classify("a"))).result.text_classification.labels
+    finally:
+        for stage in stages:
+            stage.stop()
+
+
+@pytest.mark.parametrize("victim", OPTIONS)
+async def test_request_fails_as_unavailable_when_its_stage_dies_and_the_gateway_recovers(fake_repository: Path, victim: str) -> None:
+    with four_processes(fake_repository) as processes:
+        gateway, address = processes["gateway"].target, processes[victim].target
+        async with AsyncClient(gateway, retries=False) as client:
+            await client.infer(classify("a"))
+            # Frozen, it keeps the request that comes in; and while other calls go through the gateway, the request gets there.
+            processes[victim].signal(signal.SIGSTOP)
+            inside = asyncio.create_task(client.infer(classify("a")))
+            for _ in range(50):
+                await client.list_models()
+            assert not inside.done()
+            processes[victim].signal(signal.SIGKILL)
+            with pytest.raises(Unavailable, match=f"the {victim} service cannot be reached"):
+                await inside
+
+            await wait_for_health(gateway, health_pb2.HealthCheckResponse.NOT_SERVING)
+            with pytest.raises(Unavailable, match=f"the {victim} service cannot be reached"):
+                await client.infer(classify("a"))
+            with ServiceProcess(victim, "--repository", str(fake_repository), "--listen", address):
+                await wait_for_health(gateway, health_pb2.HealthCheckResponse.SERVING)
+                assert (await client.infer(classify("a"))).result.text_classification.labels
+
+
+async def test_sigterm_finishes_what_is_in_flight_and_refuses_the_rest(slow_repository: Path) -> None:
+    with ServiceProcess("all", "--repository", str(slow_repository)) as process:
+        target = process.wait_until_ready().target
+        async with AsyncClient(target, retries=False) as client, AsyncClient(target, retries=False) as late:
+            await late.list_models()
+            in_flight = client.infer_stream([classify("word " * count, request_id=str(count)) for count in range(1, 4)])
+            first = await anext(in_flight)
+            # All three came in one stream and fit one batch or two; with one answered the stream is certain to be inside.
+            process.signal(signal.SIGTERM)
+            process.wait_for("draining")
+            with pytest.raises(Unavailable):
+                await late.infer(classify("a"))
+            rest = [answer async for answer in in_flight]
+
+        assert {answer.request_id for answer in [first, *rest]} == {"1", "2", "3"}
+        assert {answer.outcome.WhichOneof("outcome") for answer in [first, *rest]} == {"response"}
+        assert process.wait() == 0
+        assert process.wait_for("stopped")
+
+
+async def test_sigterm_finishes_a_unary_call_across_four_processes(slow_repository: Path) -> None:
+    with four_processes(slow_repository) as processes:
+        target = processes["gateway"].target
+        async with AsyncClient(target, retries=False) as client:
+            outcomes = client.infer_stream([classify("first", request_id="1"), classify("second " * 400, request_id="2")])
+            await anext(outcomes)
+            for process in processes.values():
+                process.signal(signal.SIGTERM)
+            for process in processes.values():
+                process.wait_for("draining")
+            rest = [answer.outcome async for answer in outcomes]
+
+        # Each stage finishes the call that it holds; the next stage of the pipeline may refuse it by then.
+        assert len(rest) <= 1
+        assert all(outcome.WhichOneof("outcome") == "response" or "cannot be reached" in outcome.error.message for outcome in rest)
+        assert [process.wait() for process in processes.values()] == [0, 0, 0, 0]
+
+
+async def test_grace_limits_how_long_a_stop_takes(slow_repository: Path) -> None:
+    with ServiceProcess("all", "--repository", str(slow_repository), "--grace-s", "0.1") as process:
+        async with AsyncClient(process.wait_until_ready().target, retries=False) as client:
+            answers = client.infer_stream([classify("word " * count, request_id=str(count)) for count in (1, 500)])
+            await anext(answers)
+            process.signal(signal.SIGTERM)
+
+            assert process.wait(timeout_s=10) == 0
+
+
+def test_port_in_use_is_said_at_start(fake_repository: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+
+        result = serve("postprocessor", "--repository", str(fake_repository), "--listen", address)
+
+    assert result.returncode == 2
+    assert f"neuronpipe: cannot listen on {address}: Address already in use" in result.stderr
+
+
+def test_two_services_cannot_share_a_port(fake_repository: Path) -> None:
+    with ServiceProcess("postprocessor", "--repository", str(fake_repository)) as first:
+        result = serve("postprocessor", "--repository", str(fake_repository), "--listen", first.wait_until_ready().target)
+
+    assert result.returncode == 2
+    assert "Address already in use" in result.stderr
+
+
+@pytest.mark.parametrize("service", ["gateway", "tokenizer", "neuron-executor", "postprocessor", "all"])
+def test_missing_repository_is_said_at_start(tmp_path: Path, service: str) -> None:
+    result = serve(service, "--repository", str(tmp_path / "nowhere"))
+
+    assert result.returncode == 2
+    assert f"neuronpipe: {tmp_path / 'nowhere'}: no such folder" in result.stderr
+
+
+def test_tampered_bundle_is_refused_at_start(repository: Path, tmp_path: Path) -> None:
+    shutil.copytree(repository / "classifier", tmp_path / "classifier")
+    weights = tmp_path / "classifier/1/artifacts/openvino/model.bin"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+
+    result = serve("neuron-executor", "--repository", str(tmp_path))
+
+    assert result.returncode == 2
+    assert f"{weights}: changed since it was compiled" in result.stderr
+
+
+def test_unknown_variable_under_the_prefix_is_refused_at_start(fake_repository: Path) -> None:
+    result = serve("tokenizer", "--repository", str(fake_repository), environment={"NEURONPIPE_TOKENIZER_GRACES": "1"})
+
+    assert result.returncode == 2
+    assert "NEURONPIPE_TOKENIZER_GRACES: no such setting" in result.stderr
+
+
+def test_settings_come_from_the_environment(fake_repository: Path) -> None:
+    environment = {
+        "NEURONPIPE_POSTPROCESSOR_REPOSITORY": str(fake_repository),
+        "NEURONPIPE_POSTPROCESSOR_LISTEN": "127.0.0.1:0",
+        "NEURONPIPE_POSTPROCESSOR_GRACE_S": "3.5",
+    }
+    with ServiceProcess("postprocessor", environment=environment) as process:
+        process.wait_until_ready()
+        process.signal(signal.SIGTERM)
+
+        assert process.wait_for("draining")["grace_s"] == 3.5
+
+
+def serve(service: str, *options: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """A service that is expected to end by itself."""
+    listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
+    return subprocess.run(
+        [sys.executable, "-m", "neuronpipe", "serve", service, *listen, *options],
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )

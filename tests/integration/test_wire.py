@@ -1,0 +1,117 @@
+"""What a gateway says on the wire: to clients in other languages, to health probes and to reflection."""
+
+from pathlib import Path
+
+import grpc
+import pytest
+from google.rpc import code_pb2
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
+from google.rpc.status_pb2 import Status
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from demo.processes import ServiceProcess
+from neuronpipe.rpc.client import open_channel
+from tests.integration.requests import classify
+
+INFERENCE_SERVICE = "neuronpipe.api.v1.InferenceService"
+
+
+async def test_text_that_is_not_utf8_is_the_callers_fault(gateway_target: str) -> None:
+    message = classify("Zürich").SerializeToString().replace("ü".encode(), b"\xff\xfe")
+    async with open_channel(gateway_target) as channel:
+        infer = channel.unary_unary(f"/{INFERENCE_SERVICE}/Infer")
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await infer(message)
+
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "not UTF-8" in str(caught.value.details())
+
+
+async def test_error_carries_its_reason_and_the_field_at_fault(gateway_target: str) -> None:
+    async with open_channel(gateway_target) as channel:
+        infer = channel.unary_unary(f"/{INFERENCE_SERVICE}/Infer")
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await infer(classify("").SerializeToString())
+
+    trailer = dict(caught.value.trailing_metadata() or ())
+    status = Status.FromString(trailer["grpc-status-details-bin"])
+    info, bad_request = ErrorInfo(), BadRequest()
+    assert status.code == code_pb2.INVALID_ARGUMENT
+    assert status.details[0].Unpack(info)
+    assert status.details[1].Unpack(bad_request)
+    assert (info.domain, info.reason) == ("neuronpipe", "INVALID_INPUT")
+    assert [(violation.field, violation.description) for violation in bad_request.field_violations] == [("text", "is empty")]
+
+
+async def test_broken_message_ends_a_stream_as_the_callers_fault(gateway_target: str) -> None:
+    async with open_channel(gateway_target) as channel:
+        stream = channel.stream_stream(f"/{INFERENCE_SERVICE}/InferStream")(iter([b"\xff"]))
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream.read()
+
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("service", ["", INFERENCE_SERVICE, "neuronpipe.api.v1.ModelService"])
+async def test_gateway_is_healthy(gateway_target: str, service: str) -> None:
+    async with open_channel(gateway_target) as channel:
+        response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+
+    assert response.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_health_of_an_unknown_service_is_not_found(gateway_target: str) -> None:
+    async with open_channel(gateway_target) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="nobody"))
+
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_reflection_lists_the_public_services(gateway_target: str) -> None:
+    async with open_channel(gateway_target) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        response = await call.read()
+
+    names = {service.name for service in response.list_services_response.service}
+    assert names >= {INFERENCE_SERVICE, "neuronpipe.api.v1.ModelService", "grpc.health.v1.Health"}
+
+
+@pytest.mark.local_only
+async def test_text_larger_than_a_message_may_be_is_refused(pipeline_processes: object, gateway_target: str) -> None:
+    async with open_channel(gateway_target) as channel:
+        infer = channel.unary_unary(f"/{INFERENCE_SERVICE}/Infer")
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await infer(classify("x" * (65 << 20)).SerializeToString())
+
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    # gRPC's own words name both sizes.
+    assert str(64 << 20) in str(caught.value.details())
+
+
+@pytest.mark.local_only
+@pytest.mark.parametrize("service", ["tokenizer", "neuron-executor", "postprocessor"])
+async def test_every_stage_has_health_and_reflection(pipeline_processes: dict[str, ServiceProcess], service: str) -> None:
+    async with open_channel(pipeline_processes[service].target) as channel:
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        listed = {one.name for one in (await call.read()).list_services_response.service}
+
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+    assert any(name.startswith("neuronpipe.api.v1.") for name in listed)
+
+
+@pytest.mark.local_only
+async def test_executor_holds_no_torch(pipeline_processes: dict[str, ServiceProcess]) -> None:
+    maps = Path(f"/proc/{pipeline_processes['neuron-executor'].pid}/maps")
+    if not maps.exists():
+        pytest.skip("needs /proc to look into another process")
+
+    assert "torch" not in maps.read_text()
