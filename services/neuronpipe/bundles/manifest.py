@@ -58,7 +58,7 @@ class Manifest(_Frozen):
     model: ModelSpec
     source: Source
     tokenizer_file: str
-    artifacts: tuple[Artifact, ...]
+    artifacts: tuple[Artifact, ...] = Field(min_length=1)
     files: dict[str, str] = Field(description="sha256 of every file of the bundle but this one")
 
     @classmethod

@@ -93,7 +93,10 @@ def choose_version(repository: Path, name: str, version: int | None) -> int:
 
 @contextlib.contextmanager
 def new_bundle(repository: Path, name: str, version: int) -> Iterator[Path]:
-    """A folder to write a bundle's files into; it becomes the bundle when the block ends well, and vanishes when it does not."""
+    """A folder to write a bundle's files into; it becomes the bundle when the block ends well, and vanishes when it does not.
+
+    Raises SetupError where the version was written by someone else meanwhile.
+    """
     model_folder = repository / name
     model_folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{version}.", dir=model_folder))
@@ -101,7 +104,7 @@ def new_bundle(repository: Path, name: str, version: int) -> Iterator[Path]:
         yield folder
         folder.chmod(0o755)
         _sync(folder)
-        folder.rename(model_folder / str(version))
+        _rename(folder, model_folder / str(version))
         _sync_path(model_folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -115,6 +118,15 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     files = {str(path.relative_to(folder)): file_sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
     complete = manifest.model_copy(update={"files": files})
     (folder / MANIFEST_FILE).write_text(complete.model_dump_json(indent=2) + "\n")
+
+
+def _rename(folder: Path, bundle: Path) -> None:
+    try:
+        folder.rename(bundle)
+    except OSError as error:
+        if bundle.exists():
+            raise SetupError(f"{bundle}: exists by now, written by someone else meanwhile; compile the model again") from error
+        raise
 
 
 def _sync(folder: Path) -> None:

@@ -125,4 +125,4 @@ def test_every_service_listens_on_a_port_of_its_own() -> None:
 def test_settings_cannot_be_changed_once_read() -> None:
     settings = read_settings(GatewaySettings, _REPOSITORY)
     with pytest.raises(ValueError, match="frozen"):
-        settings.max_batch_items = 1
+        settings.max_batch_items = 1  # type: ignore[misc]

@@ -1,0 +1,70 @@
+"""bundles/manifest.py: what is no manifest of ours is refused, and why is said."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest, file_sha256
+from neuronpipe.core.errors import SetupError
+from tests.unit.bundles.written import manifest
+
+
+def _written(folder: Path, content: dict[str, Any]) -> Path:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_a_manifest_comes_back_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text(manifest().model_dump_json())
+    assert Manifest.read(path) == manifest()
+
+
+def test_a_newer_schema_is_refused_before_anything_else_of_it_is_read(tmp_path: Path) -> None:
+    path = _written(tmp_path, {"schema_version": SCHEMA_VERSION + 1, "shape_of_things_to_come": True})
+    with pytest.raises(SetupError, match=rf"schema version {SCHEMA_VERSION + 1}, this neuronpipe reads up to {SCHEMA_VERSION}"):
+        Manifest.read(path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\ufeff{}", '{"schema_version": "new"}'], ids=repr)
+def test_what_is_no_manifest_is_refused_by_its_path(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text(content)
+    with pytest.raises(SetupError, match=f"^{path}: not a valid manifest: "):
+        Manifest.read(path)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_bytes(b'{"schema_version": 1, "x": "\xff"}')
+    with pytest.raises(SetupError, match="not a valid manifest"):
+        Manifest.read(path)
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    content = manifest().model_dump(mode="json")
+    del content["model"]["max_tokens"]
+    with pytest.raises(SetupError, match=r"model\.max_tokens: Field required"):
+        Manifest.read(_written(tmp_path, content))
+
+
+def test_an_unknown_field_is_named(tmp_path: Path) -> None:
+    content = manifest().model_dump(mode="json") | {"colour": "red"}
+    with pytest.raises(SetupError, match="colour: Extra inputs are not permitted"):
+        Manifest.read(_written(tmp_path, content))
+
+
+def test_a_manifest_without_an_artefact_is_refused(tmp_path: Path) -> None:
+    content = manifest().model_dump(mode="json") | {"artifacts": []}
+    with pytest.raises(SetupError, match="artifacts: "):
+        Manifest.read(_written(tmp_path, content))
+
+
+def test_a_digest_is_the_sha256_of_the_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    # FIPS 180-2, appendix B.1: SHA-256 of "abc".
+    assert file_sha256(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -1,0 +1,200 @@
+"""bundles/repository.py: bundles are whole or not there, and what was changed is not loaded."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from neuronpipe.bundles.repository import choose_version, new_bundle, read_bundle, read_repository, write_manifest
+from neuronpipe.core.errors import SetupError
+from tests.unit.bundles.written import manifest, write_bundle, write_files
+
+
+class _Interrupted(BaseException):
+    """As KeyboardInterrupt, which pytest would take for its own."""
+
+
+def _everything_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_every_bundle_is_found(tmp_path: Path) -> None:
+    for name, version in (("b", 1), ("a", 2), ("a", 10)):
+        write_bundle(tmp_path, name, version)
+    assert {bundle.key for bundle in read_repository(tmp_path)} == {("a", 2), ("a", 10), ("b", 1)}
+
+
+def test_a_missing_repository_is_told_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=f"^{tmp_path}/none: no such folder; make .* `neuronpipe compile"):
+        read_repository(tmp_path / "none")
+
+
+def test_an_empty_repository_is_told_how_to_fill_it(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=f"^{tmp_path}: holds no bundle; make one with `neuronpipe compile"):
+        read_repository(tmp_path)
+
+
+def test_a_model_without_versions_is_no_bundle(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    with pytest.raises(SetupError, match="holds no bundle"):
+        read_repository(tmp_path)
+
+
+@pytest.mark.parametrize("stray", [".hidden/1", "m/.2.tmp", "notes.txt", "m/README"])
+def test_hidden_folders_and_stray_files_are_passed_over(tmp_path: Path, stray: str) -> None:
+    write_bundle(tmp_path)
+    path = tmp_path / stray
+    if path.suffix == ".txt" or path.name == "README":
+        path.write_text("")
+    else:
+        path.mkdir(parents=True)
+    assert [bundle.key for bundle in read_repository(tmp_path)] == [("m", 1)]
+
+
+def test_a_half_written_bundle_is_refused_by_its_folder(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(SetupError, match=f"^{folder}: half-written: it has no manifest.json; delete it"):
+        read_repository(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["m/2", "other/1"])
+def test_a_bundle_that_was_moved_is_refused(tmp_path: Path, place: str) -> None:
+    folder = write_bundle(tmp_path)
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    folder.rename(tmp_path / place)
+    with pytest.raises(SetupError, match=f"^{tmp_path / place}: its manifest is for m/1; the folder was moved or renamed"):
+        read_repository(tmp_path)
+
+
+def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path)
+    (folder / "artifacts/openvino/model.bin").write_bytes(bytes(256))
+    bundle = read_bundle(folder)
+    with pytest.raises(SetupError, match=r"model.bin: changed since it was compiled"):
+        bundle.artifact_files(bundle.artifact("openvino"))
+
+
+def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(SetupError, match=r"tokenizer.json: missing, though the manifest names it"):
+        read_bundle(folder).tokenizer_file()
+
+
+def test_a_file_that_came_without_a_digest_is_refused(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path, tokenizer_file="late.json")
+    (folder / "late.json").write_text("{}")
+    with pytest.raises(SetupError, match=r"late.json: changed since it was compiled"):
+        read_bundle(folder).tokenizer_file()
+
+
+def test_files_that_are_as_compiled_are_given_out(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path)
+    bundle = read_bundle(folder)
+    assert bundle.tokenizer_file() == folder / "tokenizer.json"
+    assert bundle.artifact_files(bundle.artifact("openvino")) == [
+        folder / "artifacts/openvino/model.xml",
+        folder / "artifacts/openvino/model.bin",
+    ]
+
+
+@pytest.mark.parametrize(("asked", "given"), [("", "openvino"), ("openvino", "openvino"), ("fake", "fake")])
+def test_the_artefact_is_the_back_ends_or_else_the_first(tmp_path: Path, asked: str, given: str) -> None:
+    assert read_bundle(write_bundle(tmp_path)).artifact(asked).backend == given
+
+
+def test_a_back_end_without_an_artefact_is_told_which_there_are(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path)
+    with pytest.raises(SetupError, match=f"^{folder}: no artefact for the back end 'neuronx', only for: openvino, fake"):
+        read_bundle(folder).artifact("neuronx")
+
+
+def test_equal_bundles_have_equal_digests(tmp_path: Path) -> None:
+    one, other = (read_bundle(write_bundle(tmp_path / place)) for place in ("one", "other"))
+    assert one.digest == other.digest
+
+
+def test_a_bundle_with_another_file_has_another_digest(tmp_path: Path) -> None:
+    one = read_bundle(write_bundle(tmp_path / "one"))
+    with new_bundle(tmp_path / "other", "m", 1) as folder:
+        write_files(folder)
+        (folder / "tokenizer.json").write_text("[]")
+        write_manifest(folder, manifest())
+    assert read_bundle(tmp_path / "other/m/1").digest != one.digest
+
+
+def test_the_manifest_has_the_digest_of_every_file_but_itself(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path)
+    assert sorted(read_bundle(folder).manifest.files) == [
+        "artifacts/openvino/model.bin",
+        "artifacts/openvino/model.xml",
+        "tokenizer.json",
+    ]
+
+
+def test_a_bundle_shows_only_when_it_is_whole(tmp_path: Path) -> None:
+    write_bundle(tmp_path, "m", 1)
+    with new_bundle(tmp_path, "m", 2) as folder:
+        write_files(folder)
+        assert [bundle.key for bundle in read_repository(tmp_path)] == [("m", 1)]
+        write_manifest(folder, manifest("m", 2))
+    assert [bundle.key for bundle in read_repository(tmp_path)] == [("m", 1), ("m", 2)]
+
+
+@pytest.mark.parametrize("fault", [RuntimeError, _Interrupted])
+def test_a_bundle_that_fails_leaves_nothing_behind(tmp_path: Path, fault: type[BaseException]) -> None:
+    with pytest.raises(fault), new_bundle(tmp_path, "m", 1) as folder:  # noqa: PT012
+        write_files(folder)
+        raise fault
+    assert _everything_in(tmp_path) == []
+
+
+def test_a_bundle_that_fails_leaves_the_versions_that_are_there(tmp_path: Path) -> None:
+    write_bundle(tmp_path, "m", 1)
+    before = _everything_in(tmp_path)
+    with pytest.raises(RuntimeError), new_bundle(tmp_path, "m", 2) as folder:  # noqa: PT012
+        write_files(folder)
+        raise RuntimeError
+    assert _everything_in(tmp_path) == before
+
+
+def test_a_version_that_someone_else_wrote_meanwhile_is_kept_and_named(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=f"^{tmp_path}/m/1: exists"), new_bundle(tmp_path, "m", 1) as folder:  # noqa: PT012
+        write_bundle(tmp_path, "m", 1)
+        before = _everything_in(tmp_path / "m/1")
+        write_files(folder)
+    assert _everything_in(tmp_path / "m") == sorted(["1", *(f"1/{name}" for name in before)])
+
+
+def test_others_may_read_a_bundle(tmp_path: Path) -> None:
+    # Services often run as another user than the one who compiled.
+    assert write_bundle(tmp_path).stat().st_mode & 0o777 == 0o755
+
+
+def test_the_first_version_is_one(tmp_path: Path) -> None:
+    assert choose_version(tmp_path, "m", None) == 1
+
+
+def test_the_next_version_is_one_more_than_the_highest(tmp_path: Path) -> None:
+    for version in (2, 10):
+        write_bundle(tmp_path, "m", version)
+    assert choose_version(tmp_path, "m", None) == 11
+
+
+def test_the_version_asked_for_is_taken_where_it_is_free(tmp_path: Path) -> None:
+    write_bundle(tmp_path, "m", 3)
+    assert choose_version(tmp_path, "m", 2) == 2
+
+
+def test_the_version_asked_for_is_refused_where_it_is_not_free(tmp_path: Path) -> None:
+    write_bundle(tmp_path, "m", 3)
+    with pytest.raises(SetupError, match=f"^{tmp_path}/m/3: exists"):
+        choose_version(tmp_path, "m", 3)
+
+
+def test_a_repository_can_be_copied(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "here")
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    (bundle,) = read_repository(tmp_path / "there")
+    assert bundle.tokenizer_file() == tmp_path / "there/m/1/tokenizer.json"
