@@ -27,6 +27,8 @@ def encode(input: TextClassificationInput, tokenizer: TextTokenizer, model: Mode
         check_text("text_pair", input.text_pair)
     if input.top_k > len(model.labels):
         raise InvalidInput("top_k", f"{input.top_k}, the model has {len(model.labels)} labels")
+    if input.function not in ScoreFunction.values():
+        raise InvalidInput("function", f"{input.function} is not known")
     return encode_text(tokenizer, model, input.text, input.text_pair or None, input.truncation)
 
 

@@ -1,0 +1,79 @@
+"""tasks/sentence_embedding.py: vectors are cut and scaled, and what is refused."""
+
+import numpy as np
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, Truncation
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.tasks.sentence_embedding import decode, encode
+from tests.unit.model_specs import model_spec
+from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer
+
+_MODEL = model_spec("sentence_embedding", max_tokens=6)
+
+
+def _embedding(vector: list[float], input: SentenceEmbeddingInput) -> list[float]:
+    return list(decode(input, _MODEL, [], [{"sentence_embedding": np.array(vector, np.float32)}]).embedding)
+
+
+def test_a_vector_is_scaled_to_length_one() -> None:
+    # 1 + 4 + 4 + 16 = 25, of which the root is 5. float32 has 7 digits.
+    assert _embedding([1, 2, 2, 4], SentenceEmbeddingInput()) == pytest.approx([0.2, 0.4, 0.4, 0.8], rel=1e-6)
+
+
+def test_a_vector_is_left_as_it_is_where_asked() -> None:
+    assert _embedding([1, -2, 0.5, 4], SentenceEmbeddingInput(skip_normalize=True)) == [1, -2, 0.5, 4]
+
+
+def test_a_vector_is_cut_before_it_is_scaled() -> None:
+    # Scaled first, 3 and 4 would be shares of 13.
+    assert _embedding([3, 4, 12, 0], SentenceEmbeddingInput(dimensions=2)) == pytest.approx([0.6, 0.8], rel=1e-6)
+
+
+def test_a_vector_is_cut_without_scaling_where_asked() -> None:
+    assert _embedding([3, 4, 12, 0], SentenceEmbeddingInput(dimensions=3, skip_normalize=True)) == [3, 4, 12]
+
+
+def test_the_zero_vector_stays_zero() -> None:
+    assert _embedding([0, 0, 0, 0], SentenceEmbeddingInput()) == [0, 0, 0, 0]
+
+
+def test_the_models_prompt_comes_before_the_text() -> None:
+    tokenizer = WordTokenizer()
+    model = model_spec("sentence_embedding", prompt="query: ")
+    (sequence,) = encode(SentenceEmbeddingInput(text="so it is"), tokenizer, model).sequences
+    assert sequence["input_ids"].tolist() == [CLS, *tokenizer.ids("query: so it is"), SEP]
+
+
+def test_a_text_that_is_too_long_with_the_prompt_is_refused() -> None:
+    model = model_spec("sentence_embedding", prompt="query: ", max_tokens=6)
+    with pytest.raises(InvalidInput, match=r"^text: 7 tokens, the model takes 6; set truncation to cut$"):
+        encode(SentenceEmbeddingInput(text="a b c d"), WordTokenizer(), model)
+
+
+def test_a_long_text_is_cut_where_asked_and_the_loss_is_counted() -> None:
+    tokenizer = WordTokenizer()
+    encoded = encode(SentenceEmbeddingInput(text="a b c d e", truncation=Truncation.TRUNCATION_LEFT), tokenizer, _MODEL)
+    assert encoded.sequences[0]["input_ids"].tolist() == [CLS, *tokenizer.ids("b c d e"), SEP]
+    assert encoded.truncated_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("input", "expected"),
+    [
+        (SentenceEmbeddingInput(), "text: is empty"),
+        (SentenceEmbeddingInput(text="ab\0c"), "text: has the character NUL at position 2"),
+        (SentenceEmbeddingInput(text="a", dimensions=5), "dimensions: 5, the model has 4"),
+        (SentenceEmbeddingInput(text="a b c d e"), "text: 7 tokens, the model takes 6; set truncation to cut"),
+    ],
+    ids=["empty", "NUL", "dimensions", "length"],
+)
+def test_a_bad_input_is_refused_by_its_fields_name(input: SentenceEmbeddingInput, expected: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        encode(input, WordTokenizer(), _MODEL)
+    assert caught.value.message == expected
+
+
+def test_an_empty_text_is_refused_though_the_model_has_a_prompt() -> None:
+    with pytest.raises(InvalidInput, match="text: is empty"):
+        encode(SentenceEmbeddingInput(), WordTokenizer(), model_spec("sentence_embedding", prompt="query: "))

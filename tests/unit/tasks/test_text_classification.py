@@ -1,0 +1,149 @@
+"""tasks/text_classification.py: logits to labels, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TextClassificationInput, Truncation
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec, ScoreFunctionName
+from neuronpipe.tasks.text_classification import decode, encode
+from tests.unit.model_specs import model_spec
+from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer
+
+SOFTMAX, SIGMOID, NONE = (
+    ScoreFunction.SCORE_FUNCTION_SOFTMAX,
+    ScoreFunction.SCORE_FUNCTION_SIGMOID,
+    ScoreFunction.SCORE_FUNCTION_NONE,
+)
+_MODEL = model_spec(max_tokens=6)
+
+
+def _labels(logits: list[float], input: TextClassificationInput, model: ModelSpec = _MODEL) -> list[tuple[str, object]]:
+    result = decode(input, model, [], [{"logits": np.array(logits, np.float32)}])
+    # Scores are float32 made double: 1e-6 is a few of their last places.
+    return [(label.label, pytest.approx(label.score, abs=1e-6)) for label in result.labels]
+
+
+def test_softmax_scores_are_shares_of_the_exponentials() -> None:
+    # e^logit is 1, 2 and 5, together 8.
+    logits = [0, math.log(2), math.log(5)]
+    assert _labels(logits, TextClassificationInput(top_k=3, function=SOFTMAX)) == [("c", 5 / 8), ("b", 2 / 8), ("a", 1 / 8)]
+
+
+def test_sigmoid_scores_are_each_labels_own() -> None:
+    # 1 / (1 + e^-logit): e^-logit is 1, 3 and 1/3.
+    logits = [0, -math.log(3), math.log(3)]
+    assert _labels(logits, TextClassificationInput(top_k=3, function=SIGMOID)) == [("c", 3 / 4), ("a", 1 / 2), ("b", 1 / 4)]
+
+
+def test_without_a_function_the_logits_are_the_scores() -> None:
+    assert _labels([-1.5, 0, 2.5], TextClassificationInput(top_k=3, function=NONE)) == [("c", 2.5), ("b", 0), ("a", -1.5)]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    # Of log 4 and log 2: softmax 4 / (4 + 2), sigmoid 1 / (1 + 1/4).
+    [("softmax", 4 / 6), ("sigmoid", 4 / 5), ("none", math.log(4)), (None, 4 / 6)],
+)
+def test_unless_asked_the_models_own_function_is_taken_and_softmax_without_one(function: ScoreFunctionName | None, expected: float) -> None:
+    model = model_spec(labels=("a", "b"), score_function=function)
+    assert _labels([math.log(4), math.log(2)], TextClassificationInput(), model) == [("a", expected)]
+
+
+def test_the_function_asked_for_wins_over_the_models_own() -> None:
+    model = model_spec(labels=("a", "b"), score_function="none")
+    assert _labels([math.log(4), math.log(2)], TextClassificationInput(function=SIGMOID), model) == [("a", 4 / 5)]
+
+
+@pytest.mark.parametrize("function", [SOFTMAX, SIGMOID])
+def test_giant_logits_do_not_overflow(function: "ScoreFunction.ValueType") -> None:
+    # float32 exp overflows from 89 on; the warning that it gives fails this test.
+    assert _labels([-1000, 1000, -2000], TextClassificationInput(top_k=1, function=function)) == [("b", 1)]
+
+
+def test_one_label_is_returned_unless_asked_for_more() -> None:
+    assert [label for label, _ in _labels([1, 3, 2], TextClassificationInput())] == ["b"]
+
+
+def test_top_k_labels_come_best_first() -> None:
+    assert [label for label, _ in _labels([1, 3, 2], TextClassificationInput(top_k=2))] == ["b", "c"]
+
+
+def test_labels_of_equal_score_keep_the_models_order() -> None:
+    assert [label for label, _ in _labels([2, 2, 2], TextClassificationInput(top_k=3))] == ["a", "b", "c"]
+
+
+def test_a_text_becomes_one_sequence() -> None:
+    tokenizer = WordTokenizer()
+    encoded = encode(TextClassificationInput(text="so it is"), tokenizer, _MODEL)
+    (sequence,) = encoded.sequences
+    assert sequence["input_ids"].tolist() == [CLS, *tokenizer.ids("so it is"), SEP]
+
+
+def test_token_types_that_are_all_zero_are_left_out() -> None:
+    (sequence,) = encode(TextClassificationInput(text="so"), WordTokenizer(), _MODEL).sequences
+    assert list(sequence) == ["input_ids"]
+
+
+def test_a_pair_becomes_one_sequence_with_token_types() -> None:
+    tokenizer = WordTokenizer()
+    (sequence,) = encode(TextClassificationInput(text="so", text_pair="it is"), tokenizer, _MODEL).sequences
+    assert sequence["input_ids"].tolist() == [CLS, *tokenizer.ids("so"), SEP, *tokenizer.ids("it is"), SEP]
+    assert sequence["token_type_ids"].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_model_without_token_types_gets_none() -> None:
+    model = model_spec(inputs=("input_ids", "attention_mask"))
+    (sequence,) = encode(TextClassificationInput(text="so", text_pair="it is"), WordTokenizer(), model).sequences
+    assert list(sequence) == ["input_ids"]
+
+
+def test_a_text_that_just_fits_is_not_truncated() -> None:
+    encoded = encode(TextClassificationInput(text="a b c d", truncation=Truncation.TRUNCATION_RIGHT), WordTokenizer(), _MODEL)
+    assert (len(encoded.sequences[0]["input_ids"]), encoded.truncated_tokens) == (6, 0)
+
+
+@pytest.mark.parametrize(
+    ("side", "kept"),
+    [(Truncation.TRUNCATION_RIGHT, "a b c d"), (Truncation.TRUNCATION_LEFT, "c d e f")],
+)
+def test_a_long_text_is_cut_on_the_side_asked_for_and_the_loss_is_counted(side: "Truncation.ValueType", kept: str) -> None:
+    tokenizer = WordTokenizer()
+    encoded = encode(TextClassificationInput(text="a b c d e f", truncation=side), tokenizer, _MODEL)
+    assert encoded.sequences[0]["input_ids"].tolist() == [CLS, *tokenizer.ids(kept), SEP]
+    assert encoded.truncated_tokens == 2
+
+
+@pytest.mark.parametrize("truncation", [Truncation.TRUNCATION_UNSPECIFIED, Truncation.TRUNCATION_ERROR])
+def test_a_long_text_is_refused_with_both_lengths_unless_it_may_be_cut(truncation: "Truncation.ValueType") -> None:
+    with pytest.raises(InvalidInput, match=r"^text: 7 tokens, the model takes 6; set truncation to cut$"):
+        encode(TextClassificationInput(text="a b c d e", truncation=truncation), WordTokenizer(), _MODEL)
+
+
+def test_a_long_pair_is_refused_by_both_names() -> None:
+    with pytest.raises(InvalidInput, match=r"^text and text_pair: 7 tokens, the model takes 6; set truncation to cut$"):
+        encode(TextClassificationInput(text="a b", text_pair="c d"), WordTokenizer(), _MODEL)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"text": ""}, "text: is empty"),
+        ({"text": "", "text_pair": "b"}, "text: is empty"),
+        ({"text": "a\0"}, "text: has the character NUL at position 1"),
+        ({"text_pair": "😀\0"}, "text_pair: has the character NUL at position 1"),
+        ({"top_k": 4}, "top_k: 4, the model has 3 labels"),
+        ({"truncation": 9}, "truncation: 9 is not known"),
+        ({"function": 9}, "function: 9 is not known"),
+    ],
+    ids=str,
+)
+def test_a_bad_input_is_refused_by_its_fields_name(changes: dict[str, object], expected: str) -> None:
+    input = TextClassificationInput(text="a")
+    for field, value in changes.items():
+        setattr(input, field, value)
+    with pytest.raises(InvalidInput) as caught:
+        encode(input, WordTokenizer(), _MODEL)
+    assert caught.value.message == expected

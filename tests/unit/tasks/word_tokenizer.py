@@ -1,0 +1,79 @@
+"""A TextTokenizer small enough to follow by hand: a word is a token."""
+
+import re
+
+import numpy as np
+
+from neuronpipe.tasks.base import EncodedText, Side, Window
+
+CLS, SEP = 1, 2
+_FIRST_WORD_ID = 10
+
+
+class WordTokenizer:
+    """One text is [CLS] words [SEP], a pair [CLS] words [SEP] words [SEP] with the second text of type 1.
+
+    Words are numbered in the order in which this tokenizer first meets them. Truncation keeps the special tokens.
+    """
+
+    def __init__(self, *known: str) -> None:
+        self._ids: dict[str, int] = {}
+        for word in known:
+            self._id(word)
+
+    def count(self, text: str) -> int:
+        """See TextTokenizer."""
+        return len(text.split())
+
+    def special_tokens(self, *, pair: bool) -> int:
+        """See TextTokenizer."""
+        return 3 if pair else 2
+
+    def encode(self, text: str, text_pair: str | None = None) -> EncodedText:
+        """See TextTokenizer."""
+        return self._encoded(text.split(), None if text_pair is None else text_pair.split())
+
+    def encode_truncated(self, text: str, text_pair: str | None, *, max_tokens: int, side: Side) -> EncodedText:
+        """See TextTokenizer."""
+        texts = [one.split() for one in (text, text_pair) if one is not None]
+        dropped = 0
+        while sum(map(len, texts)) + self.special_tokens(pair=text_pair is not None) > max_tokens:
+            max(texts, key=len).pop(0 if side == "left" else -1)
+            dropped += 1
+        return self._encoded(texts[0], texts[1] if text_pair is not None else None, dropped)
+
+    def encode_windows(self, first: str, second: str, *, max_tokens: int, overlap_tokens: int) -> list[Window]:
+        """See TextTokenizer."""
+        words = [(match.group(), match.start(), match.end()) for match in re.finditer(r"\S+", second)]
+        room = max_tokens - self.count(first) - 3
+        windows = []
+        for begin in range(0, max(len(words) - overlap_tokens, 1), room - overlap_tokens):
+            part = words[begin : begin + room]
+            encoded = self._encoded(first.split(), [word for word, _, _ in part])
+            outside = [-1] * (self.count(first) + 2)
+            windows.append(
+                Window(
+                    encoded.token_ids,
+                    encoded.token_type_ids,
+                    char_start=np.array([*outside, *(start for _, start, _ in part), -1], np.int32),
+                    char_end=np.array([*outside, *(end for _, _, end in part), -1], np.int32),
+                )
+            )
+        return windows
+
+    def ids(self, words: str) -> list[int]:
+        """The ids of words."""
+        return [self._id(word) for word in words.split()]
+
+    def _encoded(self, words: list[str], second: list[str] | None, dropped: int = 0) -> EncodedText:
+        ids = [CLS, *map(self._id, words), SEP]
+        types = [0] * len(ids)
+        if second is not None:
+            ids += [*map(self._id, second), SEP]
+            types += [1] * (len(second) + 1)
+        return EncodedText(np.array(ids, np.int32), np.array(types, np.int32), dropped)
+
+    def _id(self, word: str) -> int:
+        if word == "[CLS]":  # as real tokenizers do with the text of a special token
+            return CLS
+        return self._ids.setdefault(word, _FIRST_WORD_ID + len(self._ids))
