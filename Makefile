@@ -3,7 +3,7 @@
 # test      every test but the containers and the benchmarks
 # verify    format, lint, types, imports, protos
 # check     verify and test: what .ci/run runs
-# bench     latency of everything but the model
+# bench     latency of everything but the model; start to ready and memory
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -70,6 +70,7 @@ test: setup
 .PHONY: bench
 bench: .venv/.dev
 	$(BIN)/python -m tests.bench.overhead
+	$(BIN)/python -m tests.bench.startup
 
 .PHONY: check
 check: verify test
