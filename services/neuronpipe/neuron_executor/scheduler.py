@@ -71,13 +71,14 @@ class Scheduler:
         self._queue: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
         self._sequence_time_s = 0.0
+        self._is_closed = False
         self._threads = ThreadPoolExecutor(max_workers=backend.cores, thread_name_prefix=f"core-{spec.name}")
 
     async def run(self, sequences: Sequence[Arrays], deadline_s: float | None) -> list[Computed]:
         """Runs the sequences of one input and returns their outputs in order.
 
-        All are queued or none. Raises InvalidInput, Overloaded, DeadlineExceeded, and InternalError where a sequence could not be
-        computed. The caller may leave at any time (cancel): its sequences are then never computed, unless they are already.
+        All are queued or none. Raises InvalidInput, Overloaded, DeadlineExceeded, Unavailable, and InternalError where a sequence could
+        not be computed. The caller may leave at any time (cancel): its sequences are then never computed, unless they are already.
         """
         for arrays in sequences:
             check_sequence(arrays, self._spec)
@@ -90,6 +91,10 @@ class Scheduler:
 
     def _enqueue(self, sequences: Sequence[Arrays], deadline_s: float | None) -> list[_Waiting]:
         limit = self._limits.max_queue_sequences
+        if self._is_closed:
+            raise _stopping()
+        if not sequences:
+            raise InvalidInput("sequences", "holds none")
         if len(sequences) > limit:
             raise InvalidInput("input", f"{len(sequences)} sequences, the executor's queue takes {limit}")
         if len(self._queue) + len(sequences) > limit:
@@ -110,7 +115,10 @@ class Scheduler:
         """Runs batches on one core for ever."""
         while True:
             batch = await self._next_batch()
-            await self._run_batch(core, batch)
+            try:
+                await self._run_batch(core, batch)
+            finally:  # whoever has no answer yet gets none: the worker was cancelled
+                _fail(batch, _stopping())
 
     async def _next_batch(self) -> list[_Waiting]:
         while True:
@@ -140,9 +148,6 @@ class Scheduler:
         try:
             loop = asyncio.get_running_loop()
             outcomes = await loop.run_in_executor(self._threads, self._compute, core, [one.arrays for one in batch])
-        except asyncio.CancelledError:
-            _fail(batch, Unavailable("the neuron-executor is stopping"))
-            raise
         except Exception as fault:  # whatever a back end raises must not end the core
             await self._run_alone(core, batch, fault)
             return
@@ -179,7 +184,8 @@ class Scheduler:
 
     def close(self) -> None:
         """Waits for the batches that run; whoever still waits learns that the executor stops."""
-        _fail(self._queue, Unavailable("the neuron-executor is stopping"))
+        self._is_closed = True
+        _fail(self._queue, _stopping())
         self._threads.shutdown(wait=True, cancel_futures=True)
 
 
@@ -187,6 +193,10 @@ def _fail(batch: Iterable[_Waiting], error: NeuronpipeError) -> None:
     for one in batch:
         if not one.future.done():
             one.future.set_exception(error)
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("the neuron-executor is stopping")
 
 
 @asynccontextmanager

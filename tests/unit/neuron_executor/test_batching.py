@@ -1,0 +1,133 @@
+"""neuron_executor/batching.py: what may enter a batch, and how it comes out again."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from neuronpipe.core.errors import InternalError, InvalidInput
+from neuronpipe.core.model import OutputSpec
+from neuronpipe.core.tensors import Arrays
+from neuronpipe.neuron_executor.batching import check_sequence, cut, fault_of, pad
+from tests.unit.model_specs import model_spec
+
+_PAD = 7
+_SPEC = model_spec(max_tokens=4, vocabulary_size=100, pad_token_id=_PAD)
+
+
+def _ids(*ids: int) -> NDArray[np.int32]:
+    return np.array(ids, np.int32)
+
+
+def test_sequences_are_padded_on_the_right_with_the_models_padding_id() -> None:
+    batch = pad([{"input_ids": _ids(11, 12, 13)}, {"input_ids": _ids(21)}], 4, _SPEC)
+    assert batch["input_ids"].tolist() == [[11, 12, 13, _PAD], [21, _PAD, _PAD, _PAD]]
+
+
+def test_the_mask_is_one_on_tokens_and_zero_on_padding() -> None:
+    # The second sequence holds the padding id as a token of its own, which must be seen.
+    batch = pad([{"input_ids": _ids(11, 12, 13)}, {"input_ids": _ids(_PAD)}], 4, _SPEC)
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+
+
+def test_a_mask_that_came_with_a_sequence_is_not_believed() -> None:
+    batch = pad([{"input_ids": _ids(11, 12), "attention_mask": _ids(0, 0)}], 2, _SPEC)
+    assert batch["attention_mask"].tolist() == [[1, 1]]
+
+
+def test_token_types_are_padded_with_zeros_and_are_zero_where_a_sequence_has_none() -> None:
+    sequences = [{"input_ids": _ids(11, 12), "token_type_ids": _ids(0, 1)}, {"input_ids": _ids(21, 22, 23)}]
+    assert pad(sequences, 3, _SPEC)["token_type_ids"].tolist() == [[0, 1, 0], [0, 0, 0]]
+
+
+def test_inputs_are_int64_in_the_models_order() -> None:
+    spec = model_spec(inputs=("token_type_ids", "attention_mask", "input_ids"))
+    batch = pad([{"input_ids": _ids(11)}], 2, spec)
+    assert [(name, str(array.dtype)) for name, array in batch.items()] == [
+        ("token_type_ids", "int64"),
+        ("attention_mask", "int64"),
+        ("input_ids", "int64"),
+    ]
+
+
+def test_a_model_gets_no_input_that_it_does_not_take() -> None:
+    assert list(pad([{"input_ids": _ids(11)}], 2, model_spec(inputs=("input_ids",)))) == ["input_ids"]
+
+
+def test_an_output_a_token_is_cut_to_the_sequences_own_tokens() -> None:
+    spec = model_spec("question_answering")
+    outputs = {name: np.arange(8, dtype=np.float32).reshape(2, 4) for name in ("start_logits", "end_logits")}
+    assert {name: array.tolist() for name, array in cut(outputs, 1, 2, spec).items()} == {"start_logits": [4, 5], "end_logits": [4, 5]}
+
+
+def test_an_output_of_fixed_size_is_left_whole() -> None:
+    outputs = {"logits": np.array([[1, 2, 3], [4, 5, 6]], np.float32)}
+    assert cut(outputs, 1, 1, _SPEC)["logits"].tolist() == [4, 5, 6]
+
+
+def test_only_the_tokens_axis_is_cut_of_an_output_with_two() -> None:
+    spec = model_spec(outputs=(OutputSpec(name="states", axes=("tokens", 3)),))
+    outputs = {"states": np.zeros((2, 4, 3), np.float32)}
+    assert cut(outputs, 0, 2, spec)["states"].shape == (2, 3)
+
+
+def test_what_is_cut_out_does_not_keep_the_batch_alive() -> None:
+    outputs = {"logits": np.zeros((2, 3), np.float32)}
+    assert not np.shares_memory(cut(outputs, 0, 1, _SPEC)["logits"], outputs["logits"])
+
+
+def test_outputs_that_nobody_named_are_left_behind() -> None:
+    outputs = {"logits": np.zeros((1, 3), np.float32), "hidden": np.zeros((1, 9), np.float32)}
+    assert list(cut(outputs, 0, 1, _SPEC)) == ["logits"]
+
+
+def test_one_output_that_is_not_a_number_is_a_fault_that_names_it() -> None:
+    arrays = {"start_logits": np.zeros(2, np.float32), "end_logits": np.array([0, np.nan], np.float32)}
+    fault = fault_of(arrays)
+    assert isinstance(fault, InternalError)
+    assert "'end_logits'" in fault.message
+
+
+@pytest.mark.parametrize("values", [[0.0, 1.0], [-np.inf, np.inf]], ids=str)
+def test_numbers_are_no_fault_infinite_or_not(values: list[float]) -> None:
+    assert fault_of({"logits": np.array(values, np.float32)}) is None
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"input_ids": _ids(0)},
+        {"input_ids": _ids(99, 0, 99, 0)},
+        {"input_ids": _ids(1, 2), "token_type_ids": _ids(0, 1)},
+    ],
+    ids=["shortest", "longest, with the ends of the vocabulary", "with token types"],
+)
+def test_a_sound_sequence_is_let_in(arrays: Arrays) -> None:
+    check_sequence(arrays, _SPEC)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "expected"),
+    [
+        ({}, "input_ids: missing"),
+        ({"token_type_ids": _ids(0)}, "input_ids: missing"),
+        ({"input_ids": _ids()}, "input_ids: 0 tokens, the model takes 1 to 4"),
+        ({"input_ids": _ids(1, 2, 3, 4, 5)}, "input_ids: 5 tokens, the model takes 1 to 4"),
+        ({"input_ids": _ids(1, 100)}, "input_ids: ids from 1 to 100, the vocabulary has 100"),
+        ({"input_ids": _ids(1, -1)}, "input_ids: ids from -1 to 1, the vocabulary has 100"),
+        ({"input_ids": np.array([1], np.int64)}, "input_ids: int64[1], expected int32[1]"),
+        ({"input_ids": np.array([1], np.float32)}, "input_ids: float32[1], expected int32[1]"),
+        ({"input_ids": np.array([[1, 2]], np.int32)}, "input_ids: int32[1, 2], expected int32[1]"),
+        ({"input_ids": np.array(1, np.int32)}, "input_ids: int32[], expected int32[]"),
+        ({"input_ids": _ids(1, 2), "token_type_ids": _ids(0)}, "token_type_ids: int32[1], expected int32[2]"),
+        ({"input_ids": _ids(1), "token_type_ids": np.zeros(1, np.float32)}, "token_type_ids: float32[1], expected int32[1]"),
+        (
+            {"input_ids": _ids(1), "pixels": _ids(0)},
+            "pixels: the model has no such input, only input_ids, attention_mask, token_type_ids",
+        ),
+    ],
+    ids=str,
+)
+def test_a_sequence_that_could_harm_its_batch_is_refused(arrays: Arrays, expected: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_sequence(arrays, _SPEC)
+    assert caught.value.message == expected
