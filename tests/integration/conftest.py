@@ -1,5 +1,7 @@
-"""The systems under test: local stages and four processes, or the one that --target names."""
+"""The systems under test: local stages, four processes and one process, or the one that --target names."""
 
+import json
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from demo.processes import ServiceProcess, four_processes
+from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
 from tests.integration.systems import System, local_system
 
@@ -14,7 +17,7 @@ from tests.integration.systems import System, local_system
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     target = metafunc.config.getoption("target")
     if "system" in metafunc.fixturenames:
-        metafunc.parametrize("system", ["target"] if target else ["local", "four processes"], indirect=True, scope="session")
+        metafunc.parametrize("system", ["target"] if target else ["local", "four processes", "one process"], indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -33,6 +36,13 @@ def pipeline_processes(repository: Path) -> Iterator[dict[str, ServiceProcess]]:
 
 
 @pytest.fixture(scope="session")
+def one_process(repository: Path) -> Iterator[ServiceProcess]:
+    """The pipeline in one process behind gRPC, over the same bundles."""
+    with ServiceProcess("all", "--repository", str(repository)) as process:
+        yield process.wait_until_ready()
+
+
+@pytest.fixture(scope="session")
 def gateway_target(request: pytest.FixtureRequest) -> str:
     """HOST:PORT of a gateway that serves the test models."""
     target: str | None = request.config.getoption("target")
@@ -42,12 +52,25 @@ def gateway_target(request: pytest.FixtureRequest) -> str:
     return processes["gateway"].target
 
 
+@pytest.fixture
+def slow_repository(fake_repository: Path, tmp_path: Path) -> Path:
+    """One fake model whose every batch takes a second and a half."""
+    folder = tmp_path / "slow"
+    shutil.copytree(fake_repository / "classifier", folder / "classifier")
+    manifest = folder / "classifier" / "1" / MANIFEST_FILE
+    content = json.loads(manifest.read_text())
+    content["artifacts"][0]["properties"] = {"device_time_s": "1.5"}
+    manifest.write_text(json.dumps(content))
+    return folder
+
+
 @pytest_asyncio.fixture(scope="session")
 async def system(request: pytest.FixtureRequest) -> AsyncIterator[System]:
     """The system under test."""
     if request.param == "local":
         async with local_system(request.getfixturevalue("repository")) as local:
             yield local
-    else:
-        async with AsyncClient(request.getfixturevalue("gateway_target")) as client:
-            yield client
+        return
+    one_process: ServiceProcess | None = request.getfixturevalue("one_process") if request.param == "one process" else None
+    async with AsyncClient(one_process.target if one_process else request.getfixturevalue("gateway_target")) as client:
+        yield client

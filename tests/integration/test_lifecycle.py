@@ -1,7 +1,6 @@
 """Processes that start, stop, die and come back. These tests break what they started, so they never run against --target."""
 
 import asyncio
-import json
 import os
 import shutil
 import signal
@@ -14,7 +13,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from demo.processes import ServiceProcess, four_processes
-from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.rpc.client import open_channel
@@ -24,18 +22,6 @@ pytestmark = pytest.mark.local_only
 
 INFERENCE_SERVICE = "neuronpipe.api.v1.InferenceService"
 OPTIONS = {"tokenizer": "--tokenizer-target", "neuron-executor": "--executor-target", "postprocessor": "--postprocessor-target"}
-
-
-@pytest.fixture
-def slow_repository(fake_repository: Path, tmp_path: Path) -> Path:
-    """One fake model whose every batch takes a second and a half."""
-    folder = tmp_path / "slow"
-    shutil.copytree(fake_repository / "classifier", folder / "classifier")
-    manifest = folder / "classifier" / "1" / MANIFEST_FILE
-    content = json.loads(manifest.read_text())
-    content["artifacts"][0]["properties"] = {"device_time_s": "1.5"}
-    manifest.write_text(json.dumps(content))
-    return folder
 
 
 async def wait_for_health(target: str, status: "health_pb2.HealthCheckResponse.ServingStatus", service: str = INFERENCE_SERVICE) -> None:
