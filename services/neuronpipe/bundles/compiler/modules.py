@@ -131,7 +131,7 @@ def load_module(folder: Path, task: str, tokenizer: SourceTokenizer) -> SourceMo
 def _load(auto_class: Any, folder: Path) -> Any:
     try:
         model, info = auto_class.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a file that is missing or broken, weights of other shapes: each raises something else
         raise SetupError(f"{folder}: transformers {transformers.__version__} cannot load it: {error}") from error
     missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
     if missing:

@@ -1,10 +1,10 @@
 """PyTorch to OpenVINO, with dynamic batch and length."""
 
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-import openvino
 import torch
 import transformers
 
@@ -13,6 +13,12 @@ from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.samples import Batch
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.core.errors import SetupError
+
+# OpenVINO reports over the network that it is imported and what it converts, unless this package of its is missing: then it takes the
+# stub in openvino/tools/ovc/telemetry_stub.py. The documented way out, `opt_in_out --opt_out`, writes to the user's home.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+
+import openvino  # noqa: E402
 
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 DTYPES = tuple(_PRECISIONS)

@@ -7,10 +7,9 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub.errors import (
     GatedRepoError,
-    HfHubHTTPError,
     HFValidationError,
-    LocalEntryNotFoundError,
     RepositoryNotFoundError,
+    RevisionNotFoundError,
 )
 
 from neuronpipe.bundles.manifest import Source, file_sha256
@@ -55,6 +54,8 @@ def find_source(source: str, revision: str | None) -> ModelSource:
         raise SetupError(f"{source}: the Hub gives it to accounts with access only; log in with `hf auth login`") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise SetupError(f"{source}: neither a local folder nor a model on the Hub") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except RevisionNotFoundError as error:
+        raise SetupError(f"{source}: on the Hub, but without a revision {revision!r}") from error
+    except Exception as error:  # besides the Hub's own errors those of its HTTP library, which differs between its versions
         raise SetupError(f"{source}: no local folder, and the Hub cannot be reached to download it: {type(error).__name__}") from error
     return ModelSource(source, Path(snapshot), Path(snapshot).name)

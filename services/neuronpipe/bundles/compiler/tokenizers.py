@@ -30,11 +30,15 @@ def load_tokenizer(folder: Path) -> SourceTokenizer:
     """Reads the tokenizer, converting it where needed. Raises SetupError for one that has no form as tokenizer.json."""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, use_fast=True)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # whatever a converter of somebody else's format raises
         raise SetupError(f"{folder}: transformers {transformers.__version__} cannot load its tokenizer: {error}") from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise SetupError(f"{folder}: {type(tokenizer).__name__} is written in Python only and has no form as tokenizer.json")
+    # transformers 5 makes a tokenizer of special tokens only of a folder that has no files of a tokenizer.
+    learned = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
+    if not any(character.isalnum() for token in learned for character in token):
+        raise SetupError(f"{folder}: its tokenizer has no vocabulary: the files of the tokenizer are missing")
     content: dict[str, Any] = json.loads(backend.to_str())
     # Whoever saved the file may have left a length in it; limits are ours to set.
     content["truncation"] = content["padding"] = None

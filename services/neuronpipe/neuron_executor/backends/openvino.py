@@ -1,11 +1,17 @@
 """OpenVINO on CPUs: one compiled model with as many streams as it has cores, each stream with an infer request of its own."""
 
-import openvino
+import sys
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends.base import BackendError, LoadRequest
+
+# OpenVINO reports over the network that it is imported, unless this package of its is missing: then it takes the stub in
+# openvino/tools/ovc/telemetry_stub.py. The documented way out, `opt_in_out --opt_out`, writes to the user's home.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+
+import openvino  # noqa: E402
 
 # Lengths in steps: every new shape costs OpenVINO a preparation of its kernels, and padding by up to 7 tokens costs little.
 _TOKEN_STEP = 8
