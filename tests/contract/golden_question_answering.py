@@ -6,6 +6,7 @@ Run: .venv-transformers4/bin/python -m tests.contract.golden_question_answering
 """
 
 import hashlib
+import itertools
 import json
 import platform
 import pydoc_data.topics
@@ -39,7 +40,9 @@ _CONTEXTS = {
     ),
     "whitespace": "  \t The key\u00a0is   under\n\n\nthe mat ,   beside\r\nthe door .  \n",
     "emoji": "The 👩‍👩‍👧‍👦 family took the 🚂 to 🏔️ and sent 👍🏽 to everyone; then 🇮🇸🇳🇴 won 3️⃣ medals 🥇🥇.",
-    "combining characters": "Le cafe\u0301 de la Re\u0301publique fut construit a\u0300 Orle\u0301ans; Z\u0351\u036b\u0343a\u034clgo lived n\u0303ext door.",
+    "combining characters": (
+        "Le cafe\u0301 de la Re\u0301publique fut construit a\u0300 Orle\u0301ans; Z\u0351\u036b\u0343a\u034clgo lived n\u0303ext door."
+    ),
     "accents": "Der Bürgermeister von Tübingen heißt Özgür Çelik, sein Vorgänger war Łukasz Żółtowski aus Kraków.",
     "chinese": "北京是中华人民共和国的首都。上海是最大的城市，人口超过两千四百万。",
     "japanese and english": "東京タワーは1958年に建てられた。The tower is 333 metres tall, 東京スカイツリー is 634.",
@@ -126,7 +129,7 @@ def _has_gaps(pipeline: Any, question: str, context: str, options: dict[str, Any
     top_k = options.get("top_k", 1)
     # One answer more also means two candidates more a window, which is little enough to leave the scores of the first as they are.
     scores = [answer["score"] for answer in _answers(pipeline, question, context, {**options, "top_k": top_k + 1})]
-    return all(below <= above * (1 - SMALLEST_GAP) for above, below in zip(scores, scores[1:], strict=False) if above > 0)
+    return all(below <= above * (1 - SMALLEST_GAP) for above, below in itertools.pairwise(scores) if above > 0)
 
 
 def _answers(pipeline: Any, question: str, context: str, options: dict[str, Any]) -> list[dict[str, Any]]:

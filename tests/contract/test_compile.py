@@ -1,0 +1,406 @@
+"""The compile step: what it reads of a model, what it stores, and what it refuses.
+
+Runs with transformers 4.57.6 as well: .venv-transformers4/bin/python -m pytest tests/contract/test_compile.py
+"""
+
+import dataclasses
+import hashlib
+import http.server
+import importlib.metadata
+import io
+import json
+import pydoc_data.topics
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import openvino
+import pytest
+import sentencepiece
+import tokenizers
+import torch
+import transformers
+
+from demo.model import find_minilm
+from neuronpipe.bundles import compiler
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.bundles.manifest import Accuracy
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.errors import SetupError
+from neuronpipe.tokenizer.text import JsonTokenizer
+from tests.models import bert_config, save
+
+# Largest absolute difference to PyTorch of outputs up to 15; measured 1e-5, the rest is for other CPUs (see test_parity.py).
+_SMALL_DIFFERENCE = 5e-5
+
+_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+# In RoBERTa's family positions are counted from the one after the padding id 1 on: 514 of them hold 512 tokens.
+_ROBERTA_SIZES = {**_SIZES, "max_position_embeddings": 514, "type_vocab_size": 1}
+_LINES = "\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)).splitlines()[:3000]
+_TEXTS = [
+    "Hello World, how's it?",
+    "  two  spaces\n\tand lines ",
+    "Zürich 北京 🤔 cafe\u0301 مرحبا",
+    "antidisestablishmentarianism",
+    "ﬁne ① Ⅷ ｆｕｌｌ width",
+    "[CLS] and </s> and <mask> and [MASK].",
+    " ".join(_LINES[200:260]),
+]
+
+
+@pytest.fixture
+def compiled(sources: dict[str, Path], tmp_path: Path) -> Callable[..., Bundle]:
+    """Compiles the classifier into tmp_path/repository; keyword arguments change the request."""
+
+    def run(**changes: Any) -> Bundle:
+        request = CompileRequest(
+            source=str(sources["classifier"]),
+            task="text_classification",
+            repository=tmp_path / "repository",
+            name="model",
+            backend="fake",
+        )
+        return compile_bundle(dataclasses.replace(request, **changes), lambda line: None)
+
+    return run
+
+
+def _bert(folder: Path) -> Any:
+    transformers.BertForSequenceClassification(bert_config()).save_pretrained(folder)
+    shutil.copy(find_minilm() / "vocab.txt", folder)
+    return transformers.BertTokenizer.from_pretrained(folder)
+
+
+def _roberta(folder: Path) -> Any:
+    config = transformers.RobertaConfig(vocab_size=600, **_ROBERTA_SIZES)
+    transformers.RobertaForSequenceClassification(config).save_pretrained(folder)
+    trained = tokenizers.ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trained.train_from_iterator(_LINES, vocab_size=600, special_tokens=special, show_progress=False)
+    trained.save_model(str(folder))  # vocab.json and merges.txt
+    return transformers.RobertaTokenizer.from_pretrained(folder)
+
+
+def _xlm_roberta(folder: Path) -> Any:
+    config = transformers.XLMRobertaConfig(vocab_size=602, **_ROBERTA_SIZES)
+    transformers.XLMRobertaForSequenceClassification(config).save_pretrained(folder)
+    trained = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(_LINES), model_writer=trained, vocab_size=600, unk_id=0, bos_id=1, eos_id=2, pad_id=-1, minloglevel=2
+    )
+    (folder / "sentencepiece.bpe.model").write_bytes(trained.getvalue())
+    return transformers.XLMRobertaTokenizer.from_pretrained(folder)
+
+
+# With transformers 4 the reference is the slow tokenizer, written in Python.
+@pytest.mark.parametrize("make", [_bert, _roberta, _xlm_roberta])
+def test_files_of_a_slow_tokenizer_give_the_same_ids_as_transformers(
+    make: Callable[[Path], Any], compiled: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    reference = make(tmp_path)
+
+    tokenizer = JsonTokenizer(compiled(source=str(tmp_path)).tokenizer_file())
+
+    for text in _TEXTS:
+        assert tokenizer.encode(text).token_ids.tolist() == reference(text)["input_ids"]
+        assert tokenizer.encode(text, "the pair").token_ids.tolist() == reference(text, "the pair")["input_ids"]
+
+
+@pytest.mark.parametrize("make", [_roberta, _xlm_roberta])
+def test_positions_before_the_first_token_are_not_counted_as_room_for_tokens(
+    make: Callable[[Path], Any], compiled: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    make(tmp_path)
+
+    bundle = compiled(source=str(tmp_path), backend="openvino")
+
+    assert bundle.spec.max_tokens == 512
+    assert bundle.spec.inputs == ("input_ids", "attention_mask")
+    assert _accuracy(bundle).sample_shapes[-1] == (1, 512)  # as long as the model takes, and it ran
+    assert _accuracy(bundle).largest_difference < _SMALL_DIFFERENCE
+
+
+def test_model_without_token_types_gets_none(compiled: Callable[..., Bundle], tmp_path: Path) -> None:
+    config = transformers.DistilBertConfig(vocab_size=30522, dim=32, n_layers=2, n_heads=4, hidden_dim=64)
+    source = save(transformers.DistilBertForSequenceClassification(config), tmp_path / "distilbert")
+
+    bundle = compiled(source=str(source), backend="openvino")
+
+    assert bundle.spec.inputs == ("input_ids", "attention_mask")
+    assert _accuracy(bundle).largest_difference < _SMALL_DIFFERENCE
+
+
+def test_manifest_stores_how_far_the_artefact_is_from_pytorch(compiled: Callable[..., Bundle]) -> None:
+    accuracy = _accuracy(compiled(backend="openvino"))
+
+    assert 0 < accuracy.largest_difference < _SMALL_DIFFERENCE
+    assert accuracy.samples == sum(batch for batch, _ in accuracy.sample_shapes)
+    assert accuracy.sample_shapes[-1] == (1, 512)
+    assert accuracy.computed_dtype == "float32"
+    assert accuracy.emulated_difference is None
+
+
+@pytest.mark.skipif(
+    "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"), reason="this CPU has bfloat16 and emulates nothing"
+)
+def test_bfloat16_on_a_cpu_without_it_is_judged_by_pytorch_in_bfloat16(compiled: Callable[..., Bundle]) -> None:
+    accuracy = _accuracy(compiled(backend="openvino", dtype="bfloat16"))
+
+    assert accuracy.computed_dtype == "float32"
+    assert accuracy.largest_difference < _SMALL_DIFFERENCE
+    # A bfloat16 has 8 significant bits: numbers around 10 are rounded by up to 2^-5, more than any rounding of float32.
+    assert accuracy.emulated_difference is not None
+    assert 1e-3 < accuracy.emulated_difference < 1
+
+
+def test_manifest_names_the_versions_that_made_the_artefact(compiled: Callable[..., Bundle]) -> None:
+    assert compiled(backend="openvino").manifest.artifacts[0].versions == {
+        "openvino": openvino.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def test_manifest_holds_the_digest_of_the_weights(compiled: Callable[..., Bundle], sources: dict[str, Path]) -> None:
+    source = compiled().manifest.source
+
+    weights = hashlib.sha256((sources["classifier"] / "model.safetensors").read_bytes()).hexdigest()
+    assert source.weights_sha256 == hashlib.sha256(f"model.safetensors {weights}\n".encode()).hexdigest()
+    assert source.location == str(sources["classifier"])
+
+
+def test_artefact_beyond_the_allowed_divergence_leaves_nothing_behind(compiled: Callable[..., Bundle], tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"differs from PyTorch float32 by .* the limit is 1.00e-12 \(--max-divergence\)"):
+        compiled(backend="openvino", max_divergence=1e-12)
+    assert list((tmp_path / "repository").rglob("*")) == []
+
+
+def test_artefact_within_the_allowed_divergence_is_kept(compiled: Callable[..., Bundle]) -> None:
+    assert compiled(backend="openvino", max_divergence=_SMALL_DIFFERENCE).manifest.artifacts[0].accuracy is not None
+
+
+class _BrokenCompiler:
+    """Writes half of an artefact and fails."""
+
+    DTYPES = ("float32",)
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def convert(self, module: object, example: object, folder: Path, dtype: str) -> None:
+        (folder / "artifacts").mkdir()
+        (folder / "artifacts" / "half").write_bytes(b"half")
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [SetupError("no"), RuntimeError("no"), KeyboardInterrupt()], ids=lambda error: type(error).__name__)
+def test_failing_conversion_leaves_the_repository_as_it_was(
+    error: BaseException, compiled: Callable[..., Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled()
+    before = _content(tmp_path / "repository")
+    monkeypatch.setitem(compiler.COMPILERS, "broken", _BrokenCompiler(error))
+
+    for name in ("model", "other"):
+        with pytest.raises(type(error)):
+            compiled(name=name, backend="broken")
+
+    assert _content(tmp_path / "repository") == before
+
+
+def test_next_version_is_the_next_free_number(compiled: Callable[..., Bundle]) -> None:
+    assert compiled(version=7).spec.version == 7
+    assert compiled().spec.version == 8
+
+
+def test_version_that_exists_is_not_overwritten(compiled: Callable[..., Bundle], tmp_path: Path) -> None:
+    compiled(version=3)
+    before = _content(tmp_path / "repository")
+
+    with pytest.raises(SetupError, match="model/3: exists"):
+        compiled(version=3)
+
+    assert _content(tmp_path / "repository") == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "translation"}, "task 'translation' is not known; there are: text_classification"),
+        ({"backend": "tpu"}, "back end 'tpu' is not known; there are: openvino"),
+        ({"dtype": "float8"}, "dtype 'float8' is not known for fake; there are: float32"),
+        ({"name": "../up"}, "name '../up' cannot be a folder's name"),
+        ({"name": ""}, "choose one with --name"),
+        ({"version": 0}, "version 0: versions are whole numbers from 1 on"),
+        ({"source": "/no/such/folder"}, "/no/such/folder: no such folder"),
+        ({"source": "./models/mine"}, "./models/mine: no such folder"),
+        ({"source": "no spaces/allowed"}, "neither a local folder nor a model on the Hub"),
+    ],
+    ids=str,
+)
+def test_request_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str, compiled: Callable[..., Bundle]) -> None:
+    with pytest.raises(SetupError, match=message):
+        compiled(**changes)
+
+
+def _without(*names: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
+
+    return change
+
+
+def _with(name: str, content: bytes) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).write_bytes(content)
+
+    return change
+
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "task", "message"),
+    [
+        pytest.param(_without("config.json"), "text_classification", "no model: it has no config.json", id="no config"),
+        pytest.param(_with("config.json", b"{"), "text_classification", "cannot load", id="broken config"),
+        pytest.param(_with("config.json", b'{"model_type": "x"}'), "text_classification", "cannot load", id="unknown architecture"),
+        pytest.param(_without("model.safetensors"), "text_classification", "cannot load it", id="no weights"),
+        pytest.param(_with("model.safetensors", b"\1\2"), "text_classification", "cannot load it", id="broken weights"),
+        pytest.param(_without(*_TOKENIZER_FILES), "text_classification", "its tokenizer", id="no tokenizer"),
+        pytest.param(_with("tokenizer.json", b"{"), "text_classification", "cannot load its tokenizer", id="broken tokenizer"),
+        pytest.param(_without(), "question_answering", "weights lack qa_outputs.bias, qa_outputs.weight", id="other head"),
+    ],
+)
+def test_folder_that_holds_no_whole_model_is_refused(
+    change: Callable[[Path], None], task: str, message: str, compiled: Callable[..., Bundle], sources: dict[str, Path], tmp_path: Path
+) -> None:
+    source = shutil.copytree(sources["classifier"], tmp_path / "source")
+    change(source)
+    with pytest.raises(SetupError, match=message):
+        compiled(source=str(source), task=task)
+    assert not (tmp_path / "repository" / "model").exists()
+
+
+_POOLING = {"1_Pooling/config.json": {"word_embedding_dimension": 384, "pooling_mode": "mean"}}
+_DENSE = {"in_features": 384, "out_features": 8, "activation_function": "torch.nn.modules.activation.Tanh"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "files", "message"),
+    [
+        (["Transformer", "Pooling", "LSTM"], _POOLING, "a module LSTM, supported are Transformer, Pooling, Dense and Normalize"),
+        (["Transformer"], {}, "no Pooling module"),
+        (["Transformer", "Pooling"], {"1_Pooling/config.json": {"pooling_mode": "lasttoken"}}, "pooling lasttoken; supported are cls"),
+        (["Transformer", "Pooling"], {"1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False}}, "include_prompt"),
+        (["Transformer", "Pooling", "Dense"], _POOLING | {"2_Dense/config.json": {**_DENSE, "use_residual": True}}, "residual"),
+        (
+            ["Transformer", "Pooling", "Dense"],
+            _POOLING | {"2_Dense/config.json": {**_DENSE, "module_input_name": "token_embeddings"}},
+            "of token vectors",
+        ),
+        (
+            ["Transformer", "Pooling", "Dense"],
+            _POOLING | {"2_Dense/config.json": {**_DENSE, "activation_function": "torch.nn.modules.activation.GELU"}},
+            "activation torch.nn.modules.activation.GELU",
+        ),
+        (["Transformer", "Pooling", "Dense"], _POOLING | {"2_Dense/config.json": _DENSE}, "weights of its Dense module cannot be read"),
+        (["Transformer", "Pooling", "Normalize", "Dense"], _POOLING | {"3_Dense/config.json": _DENSE}, "a Dense module behind Normalize"),
+        (["Transformer", "Pooling"], _POOLING | {"sentence_bert_config.json": {"do_lower_case": True}}, "do_lower_case"),
+        (
+            ["Transformer", "Pooling"],
+            _POOLING | {"config_sentence_transformers.json": {"prompts": {}, "default_prompt_name": "query"}},
+            "default_prompt_name is 'query', which is none of its prompts",
+        ),
+        (["Transformer", "Pooling"], {}, "cannot be read as JSON"),
+    ],
+    ids=str,
+)
+def test_embedding_model_that_would_be_computed_wrong_is_refused(
+    modules: list[str], files: dict[str, Any], message: str, compiled: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    kept = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in kept:
+        shutil.copy(find_minilm() / name, source)
+    paths = ["" if kind == "Transformer" else f"{index}_{kind}" for index, kind in enumerate(modules)]
+    listed = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in zip(modules, paths, strict=True)]
+    for name, content in {**files, "modules.json": listed}.items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(json.dumps(content))
+
+    with pytest.raises(SetupError, match=message):
+        compiled(source=str(source), task="sentence_embedding")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Hub that refuses every request, with the repository's name as its error code."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.send_header("X-Error-Code", self.path.split("/")[4])  # /api/models/OWNER/NAME/revision/…
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        yield
+        server.shutdown()
+        serving.join()
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("RepoNotFound", "owner/RepoNotFound: neither a local folder nor a model on the Hub"),
+        ("RevisionNotFound", "owner/RevisionNotFound: on the Hub, but without a revision 'v9'"),
+        ("GatedRepo", "owner/GatedRepo: the Hub gives it to accounts with access only; log in"),
+    ],
+)
+def test_refusal_of_the_hub_is_told_in_words_that_say_what_to_do(name: str, message: str, compiled: Callable[..., Bundle]) -> None:
+    with pytest.raises(SetupError, match=message):
+        compiled(source=f"owner/{name}", revision="v9")
+
+
+@pytest.mark.parametrize("source", ["owner/name", "a-folder-that-is-not-there"])
+def test_hub_that_cannot_be_reached_is_told_with_the_folder_that_is_missing(
+    source: str, compiled: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing listens on port 9 (discard).
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(SetupError, match=f"{source}: no local folder, and the Hub cannot be reached"):
+        compiled(source=source)
+
+
+@pytest.mark.parametrize("module", ["neuronpipe.bundles.compiler", "neuronpipe.neuron_executor.backends.openvino"])
+def test_openvino_sends_no_telemetry(module: str, tmp_path: Path) -> None:
+    # Before OpenVINO sends anything it writes an id of the user to ~/intel.
+    assert importlib.metadata.version("openvino-telemetry")
+    subprocess.run([sys.executable, "-c", f"import {module}"], check=True, env={"HOME": str(tmp_path)}, timeout=120)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _accuracy(bundle: Bundle) -> Accuracy:
+    accuracy = bundle.manifest.artifacts[0].accuracy
+    assert accuracy is not None
+    return accuracy
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): b"" if path.is_dir() else path.read_bytes() for path in sorted(folder.rglob("*"))}
