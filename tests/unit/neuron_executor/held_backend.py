@@ -20,10 +20,11 @@ class HeldBackend(FakeBackend):
     A row with the id FAILING makes its batch raise; one with the id NAN has outputs that are not a number.
     """
 
-    def __init__(self, spec: ModelSpec, *, cores: int = 1, is_held: bool = True) -> None:
-        properties = {"failing_token_id": str(FAILING), "nan_token_id": str(NAN)}
+    def __init__(self, spec: ModelSpec, *, cores: int = 1, is_held: bool = True, device_time_s: float = 0) -> None:
+        properties = {"failing_token_id": str(FAILING), "nan_token_id": str(NAN), "device_time_s": str(device_time_s)}
         super().__init__(LoadRequest(spec, [], properties, cores=cores, threads=0))
         self.batches: list[list[list[int]]] = []
+        self.finished = 0
         self._begun: queue.SimpleQueue[list[list[int]]] = queue.SimpleQueue()
         self._permits = threading.Semaphore(0)
         self._is_held = is_held
@@ -36,7 +37,9 @@ class HeldBackend(FakeBackend):
         self._begun.put(batch)
         if self._is_held and not self._permits.acquire(timeout=_PATIENCE_S):
             raise TimeoutError("the test let no batch run")
-        return super().run(core, inputs)
+        outputs = super().run(core, inputs)
+        self.finished += 1
+        return outputs
 
     async def begun(self) -> list[list[int]]:
         """Waits until the next batch has begun."""

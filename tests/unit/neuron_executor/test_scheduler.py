@@ -169,6 +169,18 @@ async def test_an_input_with_one_bad_sequence_fails_as_a_whole() -> None:
             await system.submit([11], [FAILING])
 
 
+async def test_the_other_sequences_of_an_input_that_failed_are_not_computed() -> None:
+    async with _running(limits=Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=8)) as system:
+        await system.occupy()
+        failing = system.submit([FAILING], [21], [22])
+        await _queued()
+        system.backend.let_run()
+        await asyncio.wait([failing])
+        await system.submit([31])
+        # The core takes the next one, 21, before the caller can hear of the failure.
+        assert [[22]] not in system.backend.batches
+
+
 async def test_a_sequence_given_up_while_a_failed_batch_is_run_again_is_not_computed() -> None:
     async with _running() as system:
         await system.occupy()
@@ -349,6 +361,17 @@ async def test_a_long_sequence_behind_short_ones_counts_with_what_it_does_to_the
         assert system.backend.batches[1:] == [[[1], [2]], [[3, 3, 3, 3]]]
 
 
+async def test_a_short_sequence_behind_a_long_one_counts_with_what_it_is_padded_to() -> None:
+    async with _running(limits=Limits(max_batch_size=8, max_batch_tokens=10, max_queue_sequences=8)) as system:
+        await system.occupy()
+        # One of 4 is padded to 5, and so is every other beside it: two make 10, three would make 15.
+        callers = [system.submit([1, 1, 1, 1], [2], [3])]
+        await _queued()
+        system.backend.let_run()
+        await asyncio.gather(*callers)
+        assert system.backend.batches[1:] == [[[1, 1, 1, 1], [2]], [[3]]]
+
+
 async def test_a_sequence_longer_than_the_batch_limit_runs_alone() -> None:
     async with _running(limits=Limits(max_batch_size=8, max_batch_tokens=4, max_queue_sequences=8), is_held=False) as system:
         (computed,) = await system.submit([1, 2, 3, 4, 5])
@@ -453,6 +476,15 @@ async def test_who_comes_after_closing_is_refused_as_unavailable() -> None:
     async with _running() as system:
         pass
     assert await _outcome(system.submit([11])) is Unavailable
+
+
+async def test_closing_waits_for_the_batches_that_run() -> None:
+    backend = HeldBackend(_SPEC, is_held=False, device_time_s=0.05)
+    async with running_scheduler(backend, _SPEC, _LIMITS) as scheduler:
+        running = asyncio.create_task(scheduler.run([_sequence(11)], None))
+        await backend.begun()
+    assert backend.finished == 1
+    await asyncio.wait([running])
 
 
 async def test_closing_twice_in_a_row_is_the_same_as_once() -> None:

@@ -117,10 +117,11 @@ def test_no_answer_wins_where_it_may_and_is_more_probable() -> None:
     assert _answers(_ask(allow_no_answer=True), window) == [("", 0.81, 0, 0)]
 
 
-def test_no_answer_is_as_probable_as_in_the_window_that_believes_in_it_least() -> None:
+@pytest.mark.parametrize("is_sure_first", [True, False])
+def test_no_answer_is_as_probable_as_in_the_window_that_believes_in_it_least(is_sure_first: bool) -> None:
     sure = (_window([0]), _logits([9, 1], [9, 1]))
     unsure = (_window([3]), _logits([1, 1], [1, 1]))  # 1/2 x 1/2
-    assert ("", 0.25, 0, 0) in _answers(_ask(allow_no_answer=True, top_k=3), sure, unsure)
+    assert ("", 0.25, 0, 0) in _answers(_ask(allow_no_answer=True, top_k=3), *((sure, unsure) if is_sure_first else (unsure, sure)))
 
 
 def test_no_answer_is_never_given_unless_it_may() -> None:
@@ -137,6 +138,15 @@ def test_passages_of_probability_zero_are_left_out() -> None:
     # e^-200 is zero in float32.
     window = (_window([0, 3]), _logits([1, 1, 0], [1, 1, 0]))
     assert _answers(_ask(top_k=10), window) == [("ab", 0.25, 0, 2)]
+
+
+def test_giant_logits_do_not_overflow() -> None:
+    # float32 exp overflows from 89 on; the warning that it gives fails this test.
+    annotation, output = _ONE_WINDOW
+    raised = {name: logits + 1000 for name, logits in output.items()}
+    # Raised by the same amount, logits have the same shares; near 1000 float32 has steps of 6e-5, so 3e-4 is a few of them.
+    (answer,) = decode(_ask(), _MODEL, [annotation], [raised]).answers
+    assert (answer.text, answer.score) == ("cd ef", pytest.approx(0.30, rel=3e-4))
 
 
 def test_places_count_code_points_beyond_the_basic_plane_as_one() -> None:
@@ -167,6 +177,12 @@ def test_annotations_say_where_words_are_and_let_cls_stand_for_no_answer() -> No
     (annotation,) = _encoded(WordTokenizer(), "ab cd").annotations
     assert annotation["char_start"].tolist() == [0, -1, -1, -1, 0, 3, -1]
     assert annotation["char_end"].tolist() == [0, -1, -1, -1, 2, 5, -1]
+
+
+def test_without_a_cls_token_no_token_stands_for_no_answer() -> None:
+    input = QuestionAnsweringInput(question="q", context="ab")
+    (annotation,) = encode(input, WordTokenizer(), model_spec("question_answering", cls_token_id=None)).annotations
+    assert annotation["char_start"].tolist() == [-1, -1, -1, 0, -1]
 
 
 @pytest.mark.parametrize(("question", "context"), [("[CLS] q", "ab cd"), ("q r", "[CLS] cd")], ids=["question", "context"])

@@ -72,7 +72,13 @@ def test_top_k_labels_come_best_first() -> None:
 
 
 def test_labels_of_equal_score_keep_the_models_order() -> None:
-    assert [label for label, _ in _labels([2, 2, 2], TextClassificationInput(top_k=3))] == ["a", "b", "c"]
+    labels = tuple(f"label {number}" for number in range(100))  # few enough, and any sort would keep the order
+    result = _labels([0, 1] * 50, TextClassificationInput(top_k=100), model_spec(labels=labels))
+    assert [label for label, _ in result] == [*labels[1::2], *labels[::2]]
+
+
+def test_all_labels_may_be_asked_for() -> None:
+    assert len(encode(TextClassificationInput(text="a", top_k=3), WordTokenizer(), _MODEL).sequences) == 1
 
 
 def test_a_text_becomes_one_sequence() -> None:
