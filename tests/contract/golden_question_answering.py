@@ -88,6 +88,8 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {"top_k": 3, "max_answer_len": 500},
 )
 _STRIDES = (16, 200, 64)
+# More answers than a text of a few different words has, so that "no answer" is one of them, over several windows.
+_ALL_WORDS = {"top_k": 40, "max_answer_len": 1, "handle_impossible_answer": True}
 
 
 def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -98,6 +100,8 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield name, question, options
             if name in _SLICES or name.startswith("repeated"):
                 yield name, question, {**options, "doc_stride": _STRIDES[turn % len(_STRIDES)]}
+    for question in _QUESTIONS:
+        yield "repeated sentence", question, _ALL_WORDS
 
 
 def contexts() -> dict[str, str]:
