@@ -48,15 +48,16 @@ class Pipeline:
         started_ns = time.perf_counter_ns()
         request_id = request.request_id or uuid.uuid4().hex
         model = self._check(request)
+        timer = asyncio.timeout(None if call.deadline_s is None else call.deadline_s - time.monotonic())
         try:
             with self._admitted():
-                async with asyncio.timeout(None if call.deadline_s is None else call.deadline_s - time.monotonic()):
+                async with timer:
                     return await self._run(request, model, call, request_id, started_ns)
-        except TimeoutError as error:
-            raise DeadlineExceeded("the deadline passed before the result was ready") from error
         except NeuronpipeError:
             raise
         except Exception as fault:
+            if isinstance(fault, TimeoutError) and timer.expired():  # a stage's own TimeoutError is a fault
+                raise DeadlineExceeded("the deadline passed before the result was ready") from fault
             raise internal_error(fault, request_id) from fault
 
     async def _run(self, request: InferRequest, model: ModelSpec, call: Call, request_id: str, started_ns: int) -> InferResponse:

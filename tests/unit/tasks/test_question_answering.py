@@ -146,7 +146,8 @@ def test_giant_logits_do_not_overflow() -> None:
     raised = {name: logits + 1000 for name, logits in output.items()}
     # Raised by the same amount, logits have the same shares; near 1000 float32 has steps of 6e-5, so 3e-4 is a few of them.
     (answer,) = decode(_ask(), _MODEL, [annotation], [raised]).answers
-    assert (answer.text, answer.score) == ("cd ef", pytest.approx(0.30, rel=3e-4))
+    assert answer.text == "cd ef"
+    assert answer.score == pytest.approx(0.30, rel=3e-4)
 
 
 def test_places_count_code_points_beyond_the_basic_plane_as_one() -> None:

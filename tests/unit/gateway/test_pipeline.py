@@ -1,0 +1,525 @@
+"""gateway/pipeline.py: what travels to the stages, whose error a caller gets, and what is admitted at all.
+
+The stages are written by hand. By default they carry the input's text through to the result, so that requests mixed up show.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from google.rpc.status_pb2 import Status
+
+from neuronpipe.api.v1 import stages_pb2
+from neuronpipe.api.v1.inference_pb2 import (
+    CacheOutcome,
+    InferBatchRequest,
+    InferRequest,
+    InferStreamRequest,
+    InferStreamResponse,
+)
+from neuronpipe.api.v1.tasks_pb2 import (
+    LabelScore,
+    QuestionAnsweringInput,
+    TaskInput,
+    TaskResult,
+    TextClassificationInput,
+    TextClassificationResult,
+)
+from neuronpipe.api.v1.tensors_pb2 import Tensor, TensorSet
+from neuronpipe.core.config import PipelineSettings
+from neuronpipe.core.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    ModelNotFound,
+    NeuronpipeError,
+    Overloaded,
+    Unavailable,
+    WrongTask,
+)
+from neuronpipe.core.model import ModelTable
+from neuronpipe.core.stages import Call, Execute, Postprocess, Stages, Tokenize
+from neuronpipe.core.status import from_status, to_status
+from neuronpipe.gateway.pipeline import Pipeline
+from tests.unit.every_error import EVERY_ERROR
+from tests.unit.model_specs import model_spec
+
+STAGES = ("tokenize", "execute", "postprocess")
+
+
+async def _tokenize(request: stages_pb2.TokenizeRequest) -> stages_pb2.TokenizeResponse:
+    text = request.items[0].input.text_classification.text.encode()
+    encoded = stages_pb2.EncodedInput(
+        sequences=[TensorSet(tensors=[Tensor(name="text", data=text)])],
+        annotations=[TensorSet(tensors=[Tensor(name="note", data=text)])],
+        tokens=7,
+        truncated_tokens=3,
+        token_cache=CacheOutcome.CACHE_OUTCOME_MISS,
+    )
+    return stages_pb2.TokenizeResponse(outcomes=[stages_pb2.TokenizeOutcome(encoded=encoded)])
+
+
+async def _execute(request: stages_pb2.ExecuteRequest) -> stages_pb2.ExecuteResponse:
+    prediction = stages_pb2.Prediction(outputs=request.items[0].sequences, queue_ns=11, compute_ns=22, batch_size=4, bucket_tokens=8)
+    return stages_pb2.ExecuteResponse(outcomes=[stages_pb2.ExecuteOutcome(prediction=prediction)])
+
+
+async def _postprocess(request: stages_pb2.PostprocessRequest) -> stages_pb2.PostprocessResponse:
+    (item,) = request.items
+    seen = [item.input.text_classification.text, *(one.tensors[0].data.decode() for one in (*item.annotations, *item.outputs))]
+    label = LabelScore(label=" ".join(seen), score=1)
+    result = TaskResult(text_classification=TextClassificationResult(labels=[label]))
+    return stages_pb2.PostprocessResponse(outcomes=[stages_pb2.PostprocessOutcome(result=result)])
+
+
+def _pipeline(
+    *, tokenize: Tokenize = _tokenize, execute: Execute = _execute, postprocess: Postprocess = _postprocess, **limits: Any
+) -> Pipeline:
+    models = {("small", version): model_spec(version=version) for version in (1, 2)}
+    return Pipeline(ModelTable(models), Stages(tokenize, execute, postprocess), PipelineSettings(**limits))
+
+
+def _request(text: str = "hello", **changes: Any) -> InferRequest:
+    described: dict[str, Any] = {"model": "small", "input": TaskInput(text_classification=TextClassificationInput(text=text))}
+    return InferRequest(**described | changes)
+
+
+def _at(stage: str, function: Callable[[Any], Any]) -> dict[str, Any]:
+    return {stage: function}
+
+
+async def _settled() -> None:
+    """Lets every task go as far as it can without time passing."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_an_input_goes_through_all_stages_to_its_result() -> None:
+    response = await _pipeline().infer(_request("so"), Call())
+    # What the postprocessor saw: the input, the annotations and the outputs.
+    assert [label.label for label in response.result.text_classification.labels] == ["so so so"]
+
+
+async def test_a_response_names_the_model_and_the_version_that_ran() -> None:
+    response = await _pipeline().infer(_request(), Call())
+    assert (response.model, response.version) == ("small", "2")
+
+
+async def test_the_version_asked_for_runs() -> None:
+    assert (await _pipeline().infer(_request(version="1"), Call())).version == "1"
+
+
+async def test_a_response_repeats_the_request_id() -> None:
+    assert (await _pipeline().infer(_request(request_id="mine"), Call())).request_id == "mine"
+
+
+async def test_a_request_without_an_id_gets_one_of_its_own() -> None:
+    pipeline = _pipeline()
+    ids = {(await pipeline.infer(_request(), Call())).request_id for _ in range(5)}
+    assert len(ids) == 5
+    assert "" not in ids
+
+
+async def test_usage_is_what_the_stages_counted() -> None:
+    usage = (await _pipeline().infer(_request(), Call())).usage
+    assert (usage.tokens, usage.truncated_tokens, usage.token_cache) == (7, 3, CacheOutcome.CACHE_OUTCOME_MISS)
+    assert (usage.batch_size, usage.bucket_tokens) == (4, 8)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_every_stage_gets_the_model_the_version_and_the_items_context(stage: str) -> None:
+    seen = []
+    stages: dict[str, Any] = {"tokenize": _tokenize, "execute": _execute, "postprocess": _postprocess}
+
+    async def watched(request: Any) -> Any:
+        seen.extend(request.items)
+        return await stages[stage](request)
+
+    call = Call(time.monotonic() + 60, "00-aa-bb-01", "v=1")
+    await _pipeline(**_at(stage, watched)).infer(_request(request_id="mine"), call)
+    (item,) = seen
+    assert (item.model, item.version) == ("small", "2")
+    assert (item.context.request_id, item.context.traceparent, item.context.tracestate) == ("mine", "00-aa-bb-01", "v=1")
+    assert 50e9 < item.context.remaining_ns <= 60e9
+
+
+async def test_timings_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 1_000
+
+    def taking(duration_ns: int, stage: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        async def slow(request: Any) -> Any:
+            nonlocal now_ns
+            now_ns += duration_ns
+            return await stage(request)
+
+        return slow
+
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now_ns)
+    pipeline = _pipeline(tokenize=taking(10, _tokenize), execute=taking(200, _execute), postprocess=taking(3_000, _postprocess))
+    timings = (await pipeline.infer(_request(), Call())).timings
+    assert (timings.preprocess_ns, timings.predict_ns, timings.postprocess_ns, timings.total_ns) == (10, 200, 3_000, 3_210)
+
+
+async def test_queue_and_compute_times_are_the_executors_own() -> None:
+    timings = (await _pipeline().infer(_request(), Call())).timings
+    assert (timings.predict_queue_ns, timings.predict_compute_ns) == (11, 22)
+
+
+def _failing_outcome(stage: str, status: Status) -> Callable[[Any], Any]:
+    responses: dict[str, Callable[[], Any]] = {
+        "tokenize": lambda: stages_pb2.TokenizeResponse(outcomes=[stages_pb2.TokenizeOutcome(error=status)]),
+        "execute": lambda: stages_pb2.ExecuteResponse(outcomes=[stages_pb2.ExecuteOutcome(error=status)]),
+        "postprocess": lambda: stages_pb2.PostprocessResponse(outcomes=[stages_pb2.PostprocessOutcome(error=status)]),
+    }
+
+    async def failing(request: Any) -> Any:
+        return responses[stage]()
+
+    return failing
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
+async def test_a_stages_error_is_the_callers(stage: str, error: NeuronpipeError) -> None:
+    pipeline = _pipeline(**_at(stage, _failing_outcome(stage, to_status(error))))
+    with pytest.raises(type(error)) as caught:
+        await pipeline.infer(_request(), Call())
+    assert vars(caught.value) == vars(error)
+
+
+def _raising(fault: Exception) -> Callable[[Any], Any]:
+    async def raising(request: Any) -> Any:
+        raise fault
+
+    return raising
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_stage_that_cannot_be_reached_is_unavailable(stage: str) -> None:
+    with pytest.raises(Unavailable, match=r"^down$"):
+        await _pipeline(**_at(stage, _raising(Unavailable("down")))).infer(_request(), Call())
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("fault", [RuntimeError("the secret"), TimeoutError("the secret"), OSError("the secret")], ids=repr)
+async def test_a_fault_is_internal_with_the_request_id_and_nothing_of_its_text(stage: str, fault: Exception) -> None:
+    with pytest.raises(InternalError) as caught:
+        await _pipeline(**_at(stage, _raising(fault))).infer(_request(request_id="mine"), Call())
+    assert "mine" in caught.value.message
+    assert "secret" not in caught.value.message
+
+
+async def test_after_a_stage_failed_the_next_is_not_called() -> None:
+    called = []
+
+    async def execute(request: stages_pb2.ExecuteRequest) -> stages_pb2.ExecuteResponse:
+        called.append(request)
+        return await _execute(request)
+
+    failing = _failing_outcome("tokenize", to_status(InvalidInput("text", "is empty")))
+    with pytest.raises(InvalidInput):
+        await _pipeline(tokenize=failing, execute=execute).infer(_request(), Call())
+    assert called == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "expected"),
+    [
+        ({"model": ""}, InvalidInput, "model: is empty"),
+        ({"model": "big"}, ModelNotFound, "model 'big' is not served; served are: small"),
+        ({"version": "3"}, ModelNotFound, "model 'small' has no version 3; it has: 1, 2"),
+        ({"version": "new"}, InvalidInput, "version: 'new' is not a whole number"),
+        ({"input": TaskInput()}, InvalidInput, "input: holds no task; model 'small' takes text_classification"),
+        (
+            {"input": TaskInput(question_answering=QuestionAnsweringInput())},
+            WrongTask,
+            "model 'small' has the task text_classification, the input is for question_answering",
+        ),
+        ({"request_id": "x" * 257}, InvalidInput, "request_id: 257 characters, the limit is 256"),
+    ],
+    ids=lambda value: "" if isinstance(value, str | type) else str(value)[:40],
+)
+async def test_a_request_that_no_stage_could_answer_reaches_none(
+    changes: dict[str, Any], kind: type[NeuronpipeError], expected: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        await _pipeline(tokenize=_raising(AssertionError("called"))).infer(_request(**changes), Call())
+    assert caught.value.message == expected
+
+
+async def test_an_input_larger_than_the_limit_is_refused_with_both_sizes() -> None:
+    # A text of 100 bytes: tag and length before it, and the same around the message: 2 + 100 + 2.
+    request = _request("x" * 100)
+    assert (await _pipeline(max_input_bytes=104).infer(request, Call())).version == "2"
+    with pytest.raises(InvalidInput, match=r"^input: 104 bytes, the limit is 103$"):
+        await _pipeline(max_input_bytes=103).infer(request, Call())
+
+
+class _Gate:
+    """A tokenize stage that lets nobody through until it is opened."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+        self.left = 0
+        self.opened = asyncio.Event()
+
+    async def tokenize(self, request: stages_pb2.TokenizeRequest) -> stages_pb2.TokenizeResponse:
+        self.entered += 1
+        try:
+            await self.opened.wait()
+        finally:
+            self.left += 1
+        return await _tokenize(request)
+
+
+async def test_a_request_beyond_the_limit_is_refused_at_once() -> None:
+    gate = _Gate()
+    pipeline = _pipeline(tokenize=gate.tokenize, max_requests_in_flight=2)
+    admitted = [asyncio.create_task(pipeline.infer(_request(), Call())) for _ in range(2)]
+    await _settled()
+    with pytest.raises(Overloaded, match=r"^2 requests in flight, the limit is 2$"):
+        await pipeline.infer(_request(), Call())
+    gate.opened.set()
+    await asyncio.gather(*admitted)
+
+
+@pytest.mark.parametrize("ending", ["answered", "failed", "cancelled", "refused for its input"])
+async def test_a_request_that_ended_makes_room(ending: str) -> None:
+    gate = _Gate()
+    execute = _raising(Unavailable("down")) if ending == "failed" else _execute
+    pipeline = _pipeline(tokenize=gate.tokenize, execute=execute, max_requests_in_flight=1)
+    request = _request(model="none") if ending == "refused for its input" else _request()
+    first = asyncio.create_task(pipeline.infer(request, Call()))
+    await _settled()
+    if ending == "cancelled":
+        first.cancel()
+    gate.opened.set()
+    await asyncio.wait([first])
+    outcome = (await asyncio.gather(pipeline.infer(_request(), Call()), return_exceptions=True))[0]
+    assert not isinstance(outcome, Overloaded)
+
+
+async def test_who_is_refused_is_told_to_wait_for_as_long_as_a_request_takes() -> None:
+    gate = _Gate()
+    pipeline = _pipeline(tokenize=gate.tokenize, max_requests_in_flight=1)
+    first = asyncio.create_task(pipeline.infer(_request(), Call()))
+    await _settled()
+    gate.opened.set()
+    await first
+    gate.opened.clear()
+    second = asyncio.create_task(pipeline.infer(_request(), Call()))
+    await _settled()
+    with pytest.raises(Overloaded) as caught:
+        await pipeline.infer(_request(), Call())
+    assert caught.value.retry_after_s > 0
+    second.cancel()
+
+
+async def test_a_stage_that_takes_longer_than_the_deadline_is_left() -> None:
+    gate = _Gate()
+    with pytest.raises(DeadlineExceeded):
+        await _pipeline(tokenize=gate.tokenize).infer(_request(), Call(time.monotonic() + 0.02))
+    assert (gate.entered, gate.left) == (1, 1)
+
+
+async def test_past_the_deadline_no_stage_is_called() -> None:
+    with pytest.raises(DeadlineExceeded):
+        await _pipeline(tokenize=_raising(AssertionError("called"))).infer(_request(), Call(time.monotonic() - 1))
+
+
+async def test_a_deadline_that_passes_between_two_stages_spares_the_next() -> None:
+    deadline_s = time.monotonic() + 0.02
+
+    async def tokenize(request: stages_pb2.TokenizeRequest) -> stages_pb2.TokenizeResponse:
+        while time.monotonic() < deadline_s:  # as long as it takes, without giving the event loop a chance to step in
+            pass
+        return await _tokenize(request)
+
+    with pytest.raises(DeadlineExceeded):
+        await _pipeline(tokenize=tokenize, execute=_raising(AssertionError("called"))).infer(_request(), Call(deadline_s))
+
+
+async def test_a_caller_who_leaves_cancels_the_stage() -> None:
+    gate = _Gate()
+    task = asyncio.create_task(_pipeline(tokenize=gate.tokenize).infer(_request(), Call()))
+    await _settled()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (gate.entered, gate.left) == (1, 1)
+
+
+async def _last_comes_first(request: stages_pb2.TokenizeRequest, others: asyncio.Event) -> stages_pb2.TokenizeResponse:
+    if request.items[0].input.text_classification.text == "last":
+        others.set()
+    await others.wait()
+    return await _tokenize(request)
+
+
+async def test_outcomes_of_a_batch_come_in_the_order_of_its_requests() -> None:
+    others = asyncio.Event()
+    pipeline = _pipeline(tokenize=lambda request: _last_comes_first(request, others))
+    requests = [_request(text, request_id=text) for text in ("first", "middle", "last")]
+    outcomes = (await pipeline.infer_batch(InferBatchRequest(requests=requests), Call())).outcomes
+    assert [outcome.response.request_id for outcome in outcomes] == ["first", "middle", "last"]
+
+
+_BAD: dict[str, InferRequest] = {
+    "of no task": _request(input=TaskInput()),
+    "for no model": _request(model="none"),
+    "that a stage refuses": _request("refuse"),
+    "that finds a fault": _request("fault"),
+    "with a version of thousands of digits": _request(version="9" * 5000),
+}
+
+
+async def _picky(request: stages_pb2.TokenizeRequest) -> stages_pb2.TokenizeResponse:
+    text = request.items[0].input.text_classification.text
+    if text == "fault":
+        raise RuntimeError("boom")
+    if text == "refuse":
+        error = to_status(InvalidInput("text", "refused"))
+        return stages_pb2.TokenizeResponse(outcomes=[stages_pb2.TokenizeOutcome(error=error)])
+    return await _tokenize(request)
+
+
+@pytest.mark.parametrize("bad", _BAD.values(), ids=_BAD)
+async def test_a_bad_request_leaves_the_others_of_its_batch_alone(bad: InferRequest) -> None:
+    requests = [_request("good"), bad, _request("better")]
+    outcomes = (await _pipeline(tokenize=_picky).infer_batch(InferBatchRequest(requests=requests), Call())).outcomes
+    assert [outcome.WhichOneof("outcome") for outcome in outcomes] == ["response", "error", "response"]
+
+
+@pytest.mark.parametrize("count", [0, 4])
+async def test_a_batch_of_no_requests_or_too_many_is_refused_with_the_limit(count: int) -> None:
+    with pytest.raises(InvalidInput, match=rf"^requests: {count} requests, a batch takes 1 to 3$"):
+        await _pipeline(max_batch_items=3).infer_batch(InferBatchRequest(requests=[_request()] * count), Call())
+
+
+async def test_a_batch_as_large_as_the_limit_is_taken() -> None:
+    request = InferBatchRequest(requests=[_request()] * 3)
+    assert len((await _pipeline(max_batch_items=3).infer_batch(request, Call())).outcomes) == 3
+
+
+class _Requests:
+    """The requests of a stream, which counts how many were taken from it."""
+
+    def __init__(self, requests: Iterator[InferRequest]) -> None:
+        self._requests = requests
+        self.taken = 0
+
+    def __aiter__(self) -> AsyncIterator[InferStreamRequest]:
+        return self
+
+    async def __anext__(self) -> InferStreamRequest:
+        request = next(self._requests, None)
+        if request is None:
+            raise StopAsyncIteration
+        self.taken += 1
+        return InferStreamRequest(request=request)
+
+
+def _stream(*texts: str) -> _Requests:
+    return _Requests(_request(text, request_id=text) for text in texts)
+
+
+def _endless() -> _Requests:
+    return _Requests(_request(request_id="same") for _ in iter(int, 1))
+
+
+async def _all(answers: AsyncIterator[InferStreamResponse]) -> list[InferStreamResponse]:
+    return [answer async for answer in answers]
+
+
+async def test_a_stream_answers_every_request_by_its_id() -> None:
+    answers = await _all(_pipeline().infer_stream(_stream("a", "b", "c"), Call()))
+    labels = {answer.request_id: answer.outcome.response.result.text_classification.labels[0].label for answer in answers}
+    assert labels == {"a": "a a a", "b": "b b b", "c": "c c c"}
+
+
+async def test_a_stream_answers_what_is_ready_first() -> None:
+    others = asyncio.Event()
+    pipeline = _pipeline(tokenize=lambda request: _last_comes_first(request, others))
+    answers = pipeline.infer_stream(_stream("first", "last"), Call())
+    assert {answer.request_id for answer in await _all(answers)} == {"first", "last"}
+
+
+async def test_a_stream_without_requests_ends() -> None:
+    assert await _all(_pipeline().infer_stream(_stream(), Call())) == []
+
+
+@pytest.mark.parametrize("bad", _BAD.values(), ids=_BAD)
+async def test_a_bad_request_leaves_the_others_of_its_stream_alone(bad: InferRequest) -> None:
+    named = InferRequest()
+    named.CopyFrom(bad)
+    named.request_id = "bad"
+    requests = _Requests(iter([_request("good", request_id="good"), named, _request("better", request_id="better")]))
+    answers = await _all(_pipeline(tokenize=_picky).infer_stream(requests, Call()))
+    outcomes = {answer.request_id: answer.outcome.WhichOneof("outcome") for answer in answers}
+    assert outcomes == {"good": "response", "bad": "error", "better": "response"}
+
+
+async def test_a_request_of_a_stream_needs_an_id() -> None:
+    requests = _Requests(iter([_request(), _request(request_id="named")]))
+    answers = {answer.request_id: answer.outcome for answer in await _all(_pipeline().infer_stream(requests, Call()))}
+    assert from_status(answers[""].error).message == "request_id: is required on a stream"
+    assert answers["named"].HasField("response")
+
+
+async def test_a_stream_reads_ahead_no_further_than_its_limit() -> None:
+    gate, requests = _Gate(), _endless()
+    pipeline = _pipeline(tokenize=gate.tokenize, max_stream_in_flight=3)
+    answers = pipeline.infer_stream(requests, Call())
+    reading = asyncio.ensure_future(anext(answers))
+    await _settled()
+    # Three are worked on; a fourth is in hand, waiting for a place.
+    assert (gate.entered, requests.taken) == (3, 4)
+    reading.cancel()
+    await asyncio.wait([reading])
+
+
+async def test_a_caller_who_stops_reading_stops_the_stream() -> None:
+    requests = _endless()
+    answers = _pipeline(max_stream_in_flight=3).infer_stream(requests, Call())
+    await anext(answers)
+    await _settled()
+    # Three answers lie ready, of which the caller has one in hand; a fourth request waits for a place.
+    assert requests.taken == 4
+    await answers.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_caller_who_reads_on_gets_the_stream_going_again() -> None:
+    requests = _endless()
+    answers = _pipeline(max_stream_in_flight=3).infer_stream(requests, Call())
+    for _ in range(20):
+        await anext(answers)
+    assert requests.taken >= 20
+    await answers.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_caller_who_leaves_a_stream_cancels_its_stages() -> None:
+    gate = _Gate()
+    reading = asyncio.create_task(_all(_pipeline(tokenize=gate.tokenize).infer_stream(_stream("a", "b"), Call())))
+    await _settled()
+    assert gate.entered == 2
+    reading.cancel()
+    await asyncio.wait([reading])
+    assert gate.left == 2
+
+
+async def test_a_message_that_cannot_be_read_ends_the_stream_with_its_error() -> None:
+    async def requests() -> AsyncIterator[InferStreamRequest]:
+        yield InferStreamRequest(request=_request(request_id="a"))
+        raise InvalidInput("request", "is broken")
+
+    with pytest.raises(InvalidInput, match="is broken"):
+        await _all(_pipeline().infer_stream(requests(), Call()))
+
+
+async def test_past_the_deadline_a_streams_requests_are_told_so() -> None:
+    gate = _Gate()
+    pipeline = _pipeline(tokenize=gate.tokenize)
+    (answer,) = await _all(pipeline.infer_stream(_stream("a"), Call(time.monotonic() + 0.02)))
+    assert isinstance(from_status(answer.outcome.error), DeadlineExceeded)
