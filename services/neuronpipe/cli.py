@@ -6,7 +6,6 @@ What a command needs is imported by that command alone: `infer` must work where 
 import argparse
 import asyncio
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -115,8 +114,6 @@ def _serve(options: argparse.Namespace) -> None:
         default = "required" if field.is_required() else f"default: {field.default!r}"
         text = f"{field.description} ({default}; {config.variable_name(kind, name)})".replace("%", "%%")
         parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar=name.upper(), help=text)
-    # Libraries that start a program of their own (OpenVINO looks at the CPU) would draw a warning from gRPC's fork handlers.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     settings = config.read_settings(kind, vars(parser.parse_args(options.settings)))
     start_logging(options.service)
     with asyncio.Runner(loop_factory=_event_loop) as runner:
