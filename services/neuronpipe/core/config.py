@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from neuronpipe.core.errors import SetupError
 
 SettingsT = TypeVar("SettingsT", bound="ServerSettings")
+
+_LAST_PORT = 65535
 
 
 def _listen(default: str) -> str:
@@ -35,6 +37,13 @@ class ServerSettings(_Settings):
     repository: Path = Field(description="folder of bundles, as `neuronpipe compile` writes it")
     grace_s: float = Field(10.0, ge=0, le=3600, description="seconds that requests in flight get to finish after SIGTERM")
     max_message_bytes: int = Field(64 << 20, ge=1 << 10, le=(1 << 31) - 1, description="largest gRPC message taken, in bytes")
+
+    @field_validator("listen")
+    @classmethod
+    def _check_port(cls, listen: str) -> str:
+        if int(listen.rpartition(":")[2]) > _LAST_PORT:  # gRPC would take the number modulo 65536
+            raise ValueError(f"ports end at {_LAST_PORT}")
+        return listen
 
 
 class PipelineSettings(_Settings):

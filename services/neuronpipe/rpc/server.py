@@ -38,6 +38,11 @@ STATUS_DETAILS = "grpc-status-details-bin"
 RETRY_PUSHBACK = "grpc-retry-pushback-ms"
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
+# A client takes 8 KiB of trailers and calls more RESOURCE_EXHAUSTED. The message travels twice: percent-encoded, at worst three bytes
+# for one, and within the status in Base64.
+_MAX_STATUS_BYTES = 1500
+_SHORTENED_CHARACTERS = 300
+
 # Backstop behind the admission of the gateway and the queues of the executor: calls in one process, of all services.
 _MAX_CALLS = 4096
 
@@ -202,6 +207,8 @@ class _Server:
 
 
 async def _abort(context: Context, status: Status, error: Exception) -> NoReturn:
+    if status.ByteSize() > _MAX_STATUS_BYTES:
+        status = Status(code=status.code, message=f"{status.message[:_SHORTENED_CHARACTERS]}…", details=status.details[:1])
     trailer: list[tuple[str, str | bytes]] = [(STATUS_DETAILS, status.SerializeToString())]
     if isinstance(error, Overloaded):
         trailer.append((RETRY_PUSHBACK, str(max(1, round(error.retry_after_s * 1000)))))

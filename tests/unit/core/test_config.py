@@ -86,6 +86,7 @@ def test_all_problems_are_told_at_once() -> None:
         (AllSettings, "listen", "50050"),
         (AllSettings, "listen", "localhost:"),
         (AllSettings, "listen", "localhost:http"),
+        (AllSettings, "listen", "localhost:65536"),
         (AllSettings, "max_requests_in_flight", "0"),
         (AllSettings, "max_input_bytes", "0"),
         (AllSettings, "max_batch_items", "0"),

@@ -1,0 +1,360 @@
+"""rpc/server.py over a real connection: what becomes of errors, and of calls that come too early or too late."""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import BadRequest, RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from neuronpipe.api.v1 import inference_pb2
+from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse, InferStreamRequest, InferStreamResponse
+from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
+from neuronpipe.core.config import GatewaySettings
+from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, NeuronpipeError, Overloaded, SetupError
+from neuronpipe.core.stages import Call
+from neuronpipe.core.status import CODES, from_status
+from neuronpipe.rpc.server import Context, Method, _Server, call_of
+from tests.unit.every_error import EVERY_ERROR
+
+_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+# InferRequest with field 1, model, of one byte that is not UTF-8.
+_NOT_UTF8 = b"\x0a\x01\xff"
+# Field 1, said to be five bytes long, with one.
+_BROKEN = b"\x0a\x05a"
+
+
+@dataclass
+class _System:
+    server: _Server
+    channel: Any  # the stubs of grpc.aio know no calls without serializers, which this test needs to send bytes
+
+    @property
+    def stub(self) -> Any:
+        return InferenceServiceStub(self.channel)
+
+
+def _settings(listen: str = "127.0.0.1:0", **changes: Any) -> GatewaySettings:
+    given: dict[str, Any] = {"repository": "/none", "listen": listen} | changes
+    return GatewaySettings(**given)
+
+
+@asynccontextmanager
+async def _listening(caplog: pytest.LogCaptureFixture, **changes: Any) -> AsyncIterator[_System]:
+    """A server that listens and does not take calls yet."""
+    server = _Server("gateway", _settings(**changes), [_SERVICE])
+    with caplog.at_level(logging.INFO, logger="neuronpipe"):
+        await server.start()
+    address = caplog.records[-1].__dict__["fields"]["address"]  # the log is how an operator learns of the port
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            yield _System(server, channel)
+        finally:
+            await server.stop()
+
+
+@asynccontextmanager
+async def _serving(caplog: pytest.LogCaptureFixture, methods: Mapping[str, Method], **changes: Any) -> AsyncIterator[_System]:
+    async with _listening(caplog, **changes) as system:
+        await system.server.open(methods, [_SERVICE.full_name, ""])
+        yield system
+
+
+def _raising(fault: Exception) -> Method:
+    async def raising(request: object, context: Context) -> InferResponse:
+        raise fault
+
+    return raising
+
+
+def _raising_stream(fault: Exception) -> Method:
+    async def raising(requests: AsyncIterator[InferStreamRequest], context: Context) -> AsyncIterator[InferStreamResponse]:
+        async for request in requests:
+            yield InferStreamResponse(request_id=request.request.request_id)
+            raise fault
+
+    return raising
+
+
+async def _failure(call: Awaitable[object]) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+async def _infer(system: _System, request: InferRequest | None = None) -> object:
+    return await system.stub.Infer(request or InferRequest(), timeout=10)
+
+
+async def _infer_stream(system: _System) -> object:
+    return [answer async for answer in system.stub.InferStream(iter([InferStreamRequest()]), timeout=10)]
+
+
+each_kind_of_call = pytest.mark.parametrize("call", [_infer, _infer_stream], ids=["unary", "stream"])
+Kind = Callable[[_System], Awaitable[object]]
+
+
+def _failing(fault: Exception) -> Mapping[str, Method]:
+    return {"Infer": _raising(fault), "InferStream": _raising_stream(fault)}
+
+
+def _status(failure: grpc.aio.AioRpcError) -> Status:
+    (packed,) = [value for key, value in failure.trailing_metadata() or () if key == "grpc-status-details-bin"]
+    assert isinstance(packed, bytes)
+    return Status.FromString(packed)
+
+
+@each_kind_of_call
+@pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
+async def test_an_error_ends_a_call_with_its_code_and_message(caplog: pytest.LogCaptureFixture, call: Kind, error: NeuronpipeError) -> None:
+    async with _serving(caplog, _failing(error)) as system:
+        failure = await _failure(call(system))
+        assert (failure.code().value[0], failure.details()) == (CODES[type(error)], error.message)
+
+
+@each_kind_of_call
+@pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
+async def test_an_errors_details_arrive_with_it(caplog: pytest.LogCaptureFixture, call: Kind, error: NeuronpipeError) -> None:
+    async with _serving(caplog, _failing(error)) as system:
+        back = from_status(_status(await _failure(call(system))))
+        assert (type(back), vars(back)) == (type(error), vars(error))
+
+
+@each_kind_of_call
+async def test_an_overload_says_when_to_come_back_to_grpc_and_to_callers(caplog: pytest.LogCaptureFixture, call: Kind) -> None:
+    async with _serving(caplog, _failing(Overloaded("full", 1.5))) as system:
+        failure = await _failure(call(system))
+    assert dict(failure.trailing_metadata() or ())["grpc-retry-pushback-ms"] == "1500"
+    retry_info = RetryInfo()
+    assert any(detail.Unpack(retry_info) for detail in _status(failure).details)
+    assert retry_info.retry_delay.ToMilliseconds() == 1500
+
+
+async def test_an_overload_without_an_estimate_is_not_retried_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with _serving(caplog, _failing(Overloaded("full", 0.0))) as system:
+        failure = await _failure(_infer(system))
+    assert int(dict(failure.trailing_metadata() or ())["grpc-retry-pushback-ms"]) >= 1
+
+
+async def test_an_error_that_is_no_overload_says_nothing_of_coming_back(caplog: pytest.LogCaptureFixture) -> None:
+    async with _serving(caplog, _failing(ModelNotFound("no"))) as system:
+        failure = await _failure(_infer(system))
+    assert "grpc-retry-pushback-ms" not in dict(failure.trailing_metadata() or ())
+
+
+@each_kind_of_call
+async def test_a_fault_is_internal_and_keeps_its_text_to_itself(caplog: pytest.LogCaptureFixture, call: Kind) -> None:
+    async with _serving(caplog, _failing(RuntimeError("the secret"))) as system:
+        failure = await _failure(call(system))
+    assert failure.code() is grpc.StatusCode.INTERNAL
+    assert isinstance(from_status(_status(failure)), InternalError)
+    assert "secret" not in str(failure)
+
+
+@each_kind_of_call
+async def test_a_fault_is_in_the_log(caplog: pytest.LogCaptureFixture, call: Kind) -> None:
+    async with _serving(caplog, _failing(RuntimeError("the secret"))) as system:
+        await _failure(call(system))
+    assert "RuntimeError: the secret" in caplog.text
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "😀"])
+async def test_an_error_too_long_for_grpcs_trailers_still_arrives_as_itself(caplog: pytest.LogCaptureFixture, letter: str) -> None:
+    # A client takes 8 KiB of trailers, and calls anything longer RESOURCE_EXHAUSTED, which it retries.
+    async with _serving(caplog, _failing(InvalidInput("text", letter * 20_000))) as system:
+        failure = await _failure(_infer(system))
+    assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert isinstance(from_status(_status(failure)), InvalidInput)
+    assert str(failure.details()).startswith(f"text: {letter}")
+
+
+@pytest.mark.parametrize("data", [_NOT_UTF8, _BROKEN], ids=["not UTF-8", "broken"])
+async def test_a_message_that_cannot_be_read_is_the_callers_fault(caplog: pytest.LogCaptureFixture, data: bytes) -> None:
+    async with _serving(caplog, _failing(AssertionError("called"))) as system:
+        failure = await _failure(system.channel.unary_unary(f"/{_SERVICE.full_name}/Infer")(data, timeout=10))
+    assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
+    bad_request = BadRequest()
+    assert any(detail.Unpack(bad_request) for detail in _status(failure).details)
+    assert bad_request.field_violations[0].field == "request"
+
+
+async def test_a_message_that_cannot_be_read_ends_its_stream_as_the_callers_fault(caplog: pytest.LogCaptureFixture) -> None:
+    async def echo(requests: AsyncIterator[InferStreamRequest], context: Context) -> AsyncIterator[InferStreamResponse]:
+        async for request in requests:
+            yield InferStreamResponse(request_id=request.request.request_id)
+
+    good = InferStreamRequest(request=InferRequest(request_id="a")).SerializeToString()
+    async with _serving(caplog, {"InferStream": echo}) as system:
+        call = system.channel.stream_stream(f"/{_SERVICE.full_name}/InferStream")(iter([good, _BROKEN]), timeout=10)
+        assert InferStreamResponse.FromString(await call.read()).request_id == "a"
+        failure = await _failure(call.read())
+    assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_message_larger_than_the_limit_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async with _serving(caplog, _failing(AssertionError("called")), max_message_bytes=2000) as system:
+        failure = await _failure(_infer(system, InferRequest(model="x" * 2000)))
+    assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@each_kind_of_call
+async def test_a_call_before_the_service_is_ready_is_unavailable(caplog: pytest.LogCaptureFixture, call: Kind) -> None:
+    async with _listening(caplog) as system:
+        failure = await _failure(call(system))
+    assert (failure.code(), failure.details()) == (grpc.StatusCode.UNAVAILABLE, "the gateway service is starting")
+
+
+@each_kind_of_call
+async def test_a_call_beyond_the_limit_of_calls_is_an_overload(
+    caplog: pytest.LogCaptureFixture, call: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neuronpipe.rpc.server._MAX_CALLS", 1)
+    began, released = asyncio.Event(), asyncio.Event()
+    async with _serving(caplog, {**_failing(AssertionError("called")), "Infer": _holding(began, released)}) as system:
+        first = asyncio.create_task(_infer(system))
+        await began.wait()
+        failure = await _failure(call(system))
+        released.set()
+        await first
+    assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def _holding(began: asyncio.Event, released: asyncio.Event) -> Method:
+    async def holding(request: InferRequest, context: Context) -> InferResponse:
+        began.set()
+        await released.wait()
+        return InferResponse(request_id="done")
+
+    return holding
+
+
+async def test_draining_lets_a_call_in_flight_finish(caplog: pytest.LogCaptureFixture) -> None:
+    began, released = asyncio.Event(), asyncio.Event()
+    async with _serving(caplog, {"Infer": _holding(began, released)}) as system:
+        call = asyncio.create_task(_infer(system))
+        await began.wait()
+        draining = asyncio.create_task(system.server.drain(10))
+        released.set()
+        await draining
+        assert await call == InferResponse(request_id="done")
+
+
+async def test_a_call_that_comes_while_draining_is_unavailable(caplog: pytest.LogCaptureFixture) -> None:
+    began, released = asyncio.Event(), asyncio.Event()
+    async with _serving(caplog, {"Infer": _holding(began, released)}) as system:
+        call = asyncio.create_task(_infer(system))
+        await began.wait()
+        draining = asyncio.create_task(system.server.drain(10))
+        await asyncio.sleep(0)
+        failure = await _failure(_infer(system))
+        released.set()
+        await asyncio.gather(draining, call)
+    assert (failure.code(), failure.details()) == (grpc.StatusCode.UNAVAILABLE, "the gateway service is stopping")
+
+
+async def test_draining_an_idle_server_takes_no_time(caplog: pytest.LogCaptureFixture) -> None:
+    async with _serving(caplog, {}) as system:
+        await asyncio.wait_for(system.server.drain(3600), 5)
+
+
+async def test_draining_waits_no_longer_than_the_grace(caplog: pytest.LogCaptureFixture) -> None:
+    began = asyncio.Event()
+    async with _serving(caplog, {"Infer": _holding(began, asyncio.Event())}) as system:
+        call = asyncio.create_task(_infer(system))
+        await began.wait()
+        await asyncio.wait_for(system.server.drain(0.01), 5)
+        await system.server.stop()
+        await _failure(call)
+
+
+async def _health(system: _System, service: str) -> "health_pb2.HealthCheckResponse.ServingStatus":
+    response = await health_pb2_grpc.HealthStub(system.channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+    return response.status
+
+
+@pytest.mark.parametrize("service", ["", _SERVICE.full_name], ids=["process", "service"])
+async def test_health_is_serving_from_ready_until_draining(caplog: pytest.LogCaptureFixture, service: str) -> None:
+    statuses = []
+    async with _listening(caplog) as system:
+        statuses.append(await _health(system, service))
+        await system.server.open({}, [_SERVICE.full_name, ""])
+        statuses.append(await _health(system, service))
+        await system.server.drain(0)
+        statuses.append(await _health(system, service))
+    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    assert statuses == [not_serving, serving, not_serving]
+
+
+async def test_a_caller_who_leaves_a_stream_ends_its_method(caplog: pytest.LogCaptureFixture) -> None:
+    ended = asyncio.Event()
+
+    async def endless(requests: AsyncIterator[InferStreamRequest], context: Context) -> AsyncIterator[InferStreamResponse]:
+        try:
+            yield InferStreamResponse(request_id=(await anext(requests)).request.request_id)
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with _serving(caplog, {"InferStream": endless}) as system:
+        call = system.stub.InferStream(iter([InferStreamRequest()]), timeout=10)
+        await call.read()
+        call.cancel()
+        await asyncio.wait_for(ended.wait(), 10)
+
+
+async def _seen_call(caplog: pytest.LogCaptureFixture, **options: Any) -> Call:
+    seen = []
+
+    async def infer(request: InferRequest, context: Context) -> InferResponse:
+        seen.append(call_of(context))
+        return InferResponse()
+
+    async with _serving(caplog, {"Infer": infer}) as system:
+        await system.stub.Infer(InferRequest(), **options)
+    return seen[0]
+
+
+async def test_a_calls_deadline_is_put_on_this_processs_clock(caplog: pytest.LogCaptureFixture) -> None:
+    before_s = time.monotonic()
+    deadline_s = (await _seen_call(caplog, timeout=60)).deadline_s
+    assert deadline_s is not None
+    # A minute, as the client's clock read it; a tenth of a second is for gRPC, which rounds to milliseconds.
+    assert before_s + 59.9 < deadline_s < time.monotonic() + 60.1
+
+
+async def test_a_call_without_a_deadline_has_none(caplog: pytest.LogCaptureFixture) -> None:
+    assert (await _seen_call(caplog)).deadline_s is None
+
+
+async def test_a_calls_trace_context_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    metadata = (("traceparent", "00-aa-bb-01"), ("tracestate", "v=1"), ("other", "x"))
+    call = await _seen_call(caplog, metadata=metadata)
+    assert (call.traceparent, call.tracestate) == ("00-aa-bb-01", "v=1")
+
+
+async def test_a_port_in_use_is_named_with_the_reason() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        server = _Server("gateway", _settings(address), [_SERVICE])
+        with pytest.raises(SetupError, match=rf"^cannot listen on {address}: Address already in use$"):
+            await server.start()
+        await server.stop()
+
+
+# 192.0.2.0/24 is set aside for documentation (RFC 5737), .invalid for names that do not exist (RFC 2606).
+@pytest.mark.parametrize("address", ["192.0.2.1:50050", "name.invalid:50050"])
+async def test_an_address_that_cannot_be_used_is_named(address: str) -> None:
+    server = _Server("gateway", _settings(address), [_SERVICE])
+    with pytest.raises(SetupError, match=rf"^cannot listen on {address}: ."):
+        await server.start()
+    await server.stop()
