@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from neuronpipe import __version__
-from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
+from neuronpipe.core.errors import NeuronpipeError, SetupError
 
 # service → (module with `run`, its settings)
 _SERVICES = {
@@ -137,7 +137,7 @@ def _infer(options: argparse.Namespace) -> None:
     try:
         input = json_format.Parse(options.json, TaskInput())
     except json_format.ParseError as error:
-        raise InvalidInput("--json", f"is no TaskInput: {error}") from error
+        raise SetupError(f"--json: is no TaskInput: {error}") from error
     with Client(options.target, timeout_s=options.timeout_s) as client:
         response = client.infer(InferRequest(model=options.model, version=options.version, input=input))
     print(json_format.MessageToJson(response, preserving_proto_field_name=True, ensure_ascii=False))

@@ -242,8 +242,11 @@ async def test_draining_lets_a_call_in_flight_finish(caplog: pytest.LogCaptureFi
         call = asyncio.create_task(_infer(system))
         await began.wait()
         draining = asyncio.create_task(system.server.drain(10))
+        await asyncio.sleep(0.02)  # nothing happens
+        assert not draining.done()
         released.set()
         await draining
+        await system.server.stop()
         assert await call == InferResponse(request_id="done")
 
 
@@ -260,8 +263,11 @@ async def test_a_call_that_comes_while_draining_is_unavailable(caplog: pytest.Lo
     assert (failure.code(), failure.details()) == (grpc.StatusCode.UNAVAILABLE, "the gateway service is stopping")
 
 
-async def test_draining_an_idle_server_takes_no_time(caplog: pytest.LogCaptureFixture) -> None:
-    async with _serving(caplog, {}) as system:
+@pytest.mark.parametrize("calls", [0, 3])
+async def test_draining_an_idle_server_takes_no_time(caplog: pytest.LogCaptureFixture, calls: int) -> None:
+    async with _serving(caplog, _failing(ModelNotFound("no"))) as system:
+        for _ in range(calls):
+            await _failure(_infer(system))
         await asyncio.wait_for(system.server.drain(3600), 5)
 
 
