@@ -1,0 +1,70 @@
+"""What each part needs installed: nothing that its extra in pyproject.toml does not name.
+
+Each import runs in a fresh interpreter in which every other package looks as if it were not installed.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+_BASE = {"grpc", "google", "numpy", "typing_extensions"}  # the last is a dependency of grpcio
+_PYDANTIC = {"pydantic", "pydantic_core", "pydantic_settings", "annotated_types", "typing_inspection", "dotenv"}
+_SERVER = _BASE | _PYDANTIC | {"grpc_health", "grpc_reflection", "uvloop"}
+
+# module → the packages that may be there; what the extra of the same name installs.
+_NEEDS = {
+    "neuronpipe.cli": set(),
+    "neuronpipe.core.errors": set(),
+    "neuronpipe.client": _BASE,
+    "neuronpipe.gateway.server": _SERVER,
+    "neuronpipe.tokenizer.server": _SERVER | {"tokenizers"},
+    "neuronpipe.neuron_executor.server": _SERVER,
+    "neuronpipe.neuron_executor.backends.fake": _BASE | _PYDANTIC,
+    "neuronpipe.postprocessor.server": _SERVER,
+    "neuronpipe.local": _SERVER | {"tokenizers"},
+}
+# What must stay out of serving processes for its size, whether it is installed or not.
+_HEAVY = {"torch", "transformers", "tokenizers", "openvino", "huggingface_hub", "safetensors", "sentence_transformers"}
+
+_PROGRAM = """
+import importlib, sys
+
+allowed = {allowed!r} | {{"neuronpipe"}} | set(sys.stdlib_module_names)
+platform_data = "_sysconfigdata"  # of the standard library, with the platform in its name
+
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in allowed and not name.startswith(platform_data):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, NotInstalled())
+importlib.import_module({module!r})
+"""
+
+
+def _python(program: str) -> str:
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@pytest.mark.parametrize("module", _NEEDS)
+def test_a_part_needs_nothing_but_what_its_extra_installs(module: str) -> None:
+    _python(_PROGRAM.format(module=module, allowed=_NEEDS[module]))
+
+
+def test_a_package_that_a_part_needs_and_lacks_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="No module named 'tokenizers'"):
+        _python(_PROGRAM.format(module="neuronpipe.tokenizer.server", allowed=_SERVER))
+
+
+@pytest.mark.parametrize("module", _NEEDS)
+def test_a_part_loads_no_library_that_another_needs(module: str) -> None:
+    loaded = set(_python(f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})").split())
+    assert loaded & (_HEAVY - _NEEDS[module]) == set()
+
+
+def test_no_part_that_serves_loads_the_compiler() -> None:
+    loaded = set(_python("import sys, neuronpipe.local; print(*sys.modules)").split())
+    assert not [name for name in loaded if name.startswith("neuronpipe.bundles.compiler")]

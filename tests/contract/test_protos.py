@@ -1,0 +1,80 @@
+"""The protos: what callers rely on cannot change without being noticed, and every rpc has a method."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import neuronpipe
+from neuronpipe.core.config import PipelineSettings
+from neuronpipe.core.model import ModelSpec, ModelTable
+from neuronpipe.core.stages import Stages
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.server import INFERENCE_SERVICE, MODEL_SERVICE, gateway_methods
+
+_PROTOS = Path(neuronpipe.__file__).parents[2] / "protos"
+_BUF = Path(sys.executable).parent / "buf"
+
+# what is done to the protos → (file, text, instead)
+_BREAKING = {
+    "a field is gone": ("tasks.proto", "  string text_pair = 2;\n", ""),
+    "a field has another number": ("tasks.proto", "uint32 top_k = 3;", "uint32 top_k = 13;"),
+    "a field has another type": ("tasks.proto", "uint32 top_k = 3;", "uint64 top_k = 3;"),
+    "a field has another name": ("inference.proto", "string request_id = 3;", "string id = 3;"),
+    "a field has left its oneof": (
+        "inference.proto",
+        "    google.rpc.Status error = 2;\n  }\n",
+        "  }\n  google.rpc.Status error = 2;\n",
+    ),
+    "a value is gone": ("tasks.proto", "  TRUNCATION_LEFT = 3;\n", ""),
+    "an rpc is gone": ("models.proto", "  rpc GetModel(GetModelRequest) returns (GetModelResponse);\n", ""),
+    "an rpc does not stream": (
+        "inference.proto",
+        "rpc InferStream(stream InferStreamRequest)",
+        "rpc InferStream(InferStreamRequest)",
+    ),
+}
+_COMPATIBLE = {
+    "nothing": ("tasks.proto", "", ""),
+    "a field is new": ("tasks.proto", "uint32 top_k = 3;", "uint32 top_k = 3;\n  // New.\n  string colour = 99;"),
+    "a comment is new": ("tasks.proto", "// The text; not empty.", "// The text."),
+}
+
+
+def _breaking(folder: Path, change: tuple[str, str, str]) -> "subprocess.CompletedProcess[str]":
+    """Makes one change to a copy of the protos and compares it with the original."""
+    copy = folder / "protos"
+    shutil.copytree(_PROTOS, copy)
+    path = copy / "neuronpipe/api/v1" / change[0]
+    original = path.read_text(encoding="utf-8")
+    assert change[1] in original
+    path.write_text(original.replace(change[1], change[2], 1) if change[1] else original, encoding="utf-8")
+    return subprocess.run([_BUF, "breaking", copy, "--against", _PROTOS], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("change", _BREAKING.values(), ids=_BREAKING)
+def test_a_change_that_breaks_callers_is_noticed(tmp_path: Path, change: tuple[str, str, str]) -> None:
+    process = _breaking(tmp_path, change)
+    assert process.returncode == 100, process.stderr  # buf's exit code for breaking changes, and for nothing else
+    assert change[0] in process.stdout
+
+
+@pytest.mark.parametrize("change", _COMPATIBLE.values(), ids=_COMPATIBLE)
+def test_a_change_that_callers_do_not_see_is_allowed(tmp_path: Path, change: tuple[str, str, str]) -> None:
+    process = _breaking(tmp_path, change)
+    assert process.returncode == 0, process.stdout + process.stderr
+
+
+def test_every_rpc_of_the_public_api_has_a_method_and_the_reverse() -> None:
+    async def never(request: object) -> object:
+        raise AssertionError("called")
+
+    stage: Callable[..., object] = never
+    models: ModelTable[ModelSpec] = ModelTable({})
+    pipeline = Pipeline(models, Stages(stage, stage, stage), PipelineSettings())  # type: ignore[arg-type]
+    rpcs = [method.name for service in (INFERENCE_SERVICE, MODEL_SERVICE) for method in service.methods]
+    assert sorted(gateway_methods(pipeline, Catalog([]))) == sorted(rpcs)

@@ -1,0 +1,63 @@
+"""A task is in the protos, in tasks/ and in the compiler, under one name."""
+
+from typing import get_args
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TaskResult
+from neuronpipe.api.v1.tensors_pb2 import DataType, Tensor, TensorSet
+from neuronpipe.bundles.compiler.modules import TASK_MODULES
+from neuronpipe.core.model import ScoreFunctionName
+from neuronpipe.core.tensors import to_arrays, to_tensor_set
+from neuronpipe.tasks import TASKS
+
+_INPUTS: list[FieldDescriptor] = list(TaskInput.DESCRIPTOR.fields)
+_RESULTS: list[FieldDescriptor] = list(TaskResult.DESCRIPTOR.fields)
+
+
+def test_every_input_has_a_result_of_the_same_name_and_number() -> None:
+    assert {(field.name, field.number) for field in _INPUTS} == {(field.name, field.number) for field in _RESULTS}
+
+
+def test_every_input_is_one_of_the_tasks_and_the_reverse() -> None:
+    assert set(TASKS) == {field.name for field in _INPUTS}
+
+
+def test_every_task_can_be_compiled_and_the_reverse() -> None:
+    assert set(TASK_MODULES) == set(TASKS)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_goes_by_the_name_that_it_says(name: str) -> None:
+    assert TASKS[name].name == name
+
+
+@pytest.mark.parametrize("message", [TaskInput, TaskResult], ids=["TaskInput", "TaskResult"])
+def test_an_input_holds_one_task_only(message: type[TaskInput] | type[TaskResult]) -> None:
+    (oneof,) = message.DESCRIPTOR.oneofs
+    assert [field.name for field in oneof.fields] == [field.name for field in message.DESCRIPTOR.fields]
+
+
+@pytest.mark.parametrize("field", [*_INPUTS, *_RESULTS], ids=lambda field: field.full_name.rpartition("v1.")[2])
+def test_messages_of_a_task_are_named_after_it(field: FieldDescriptor) -> None:
+    kind = "Input" if field in _INPUTS else "Result"
+    message = field.message_type
+    assert message is not None
+    assert message.name == "".join(word.capitalize() for word in field.name.split("_")) + kind
+
+
+def test_a_requests_input_is_a_task_input() -> None:
+    assert InferRequest.DESCRIPTOR.fields_by_name["input"].message_type is TaskInput.DESCRIPTOR
+
+
+def test_every_score_function_of_the_api_is_one_that_models_have_and_the_reverse() -> None:
+    offered = {name.removeprefix("SCORE_FUNCTION_").lower() for name in ScoreFunction.DESCRIPTOR.values_by_name} - {"unspecified"}
+    assert offered == set(get_args(ScoreFunctionName))
+
+
+@pytest.mark.parametrize("data_type", [number for number in DataType.values() if number != DataType.DATA_TYPE_UNSPECIFIED])
+def test_every_data_type_of_the_api_can_be_read_and_written(data_type: "DataType.ValueType") -> None:
+    message = TensorSet(tensors=[Tensor(name="t", data_type=data_type, shape=[0])])
+    assert to_tensor_set(to_arrays(message)) == message
