@@ -1,0 +1,57 @@
+"""gateway/catalog.py: models as callers see them."""
+
+from pathlib import Path
+
+import pytest
+
+from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model
+from neuronpipe.bundles.manifest import file_sha256
+from neuronpipe.bundles.repository import read_repository
+from neuronpipe.core.errors import InvalidInput, ModelNotFound
+from neuronpipe.gateway.catalog import Catalog
+from tests.unit.bundles.written import write_bundle
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    for name, version in (("b", 1), ("a", 2), ("a", 10)):
+        write_bundle(tmp_path, name, version)
+    return Catalog(read_repository(tmp_path))
+
+
+def test_models_are_listed_by_name_and_then_version(catalog: Catalog) -> None:
+    listed = [(model.name, model.version) for model in catalog.list_models().models]
+    assert listed == [("a", "2"), ("a", "10"), ("b", "1")]
+
+
+def test_the_newest_version_of_each_model_is_the_default(catalog: Catalog) -> None:
+    assert [model.is_default for model in catalog.list_models().models] == [False, True, True]
+
+
+def test_a_model_is_described_by_its_manifest(catalog: Catalog, tmp_path: Path) -> None:
+    assert catalog.get_model(GetModelRequest(name="a", version="2")).model == Model(
+        name="a",
+        version="2",
+        is_default=False,
+        task="text_classification",
+        labels=["a", "b", "c"],
+        max_tokens=16,
+        architecture="SmallModel",
+        backends=["openvino", "fake"],
+        dtype="float32",
+        digest=file_sha256(tmp_path / "a/2/manifest.json"),
+    )
+
+
+def test_without_a_version_the_newest_is_described(catalog: Catalog) -> None:
+    assert catalog.get_model(GetModelRequest(name="a")).model.version == "10"
+
+
+def test_an_unknown_model_is_not_found(catalog: Catalog) -> None:
+    with pytest.raises(ModelNotFound, match="served are: a, b"):
+        catalog.get_model(GetModelRequest(name="c"))
+
+
+def test_a_question_without_a_name_is_refused(catalog: Catalog) -> None:
+    with pytest.raises(InvalidInput, match=r"^name: is empty$"):
+        catalog.get_model(GetModelRequest())

@@ -1,0 +1,111 @@
+"""neuron_executor/stage.py: items fail alone, bundles that cannot run are refused at start, and times are not counted twice."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from neuronpipe.api.v1.stages_pb2 import ExecuteItem, ExecuteRequest, ItemContext
+from neuronpipe.api.v1.tensors_pb2 import TensorSet
+from neuronpipe.bundles.manifest import Artifact
+from neuronpipe.bundles.repository import read_repository
+from neuronpipe.core.config import EngineSettings
+from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, ModelNotFound, SetupError
+from neuronpipe.core.status import from_status
+from neuronpipe.core.tensors import to_arrays, to_tensor_set
+from neuronpipe.neuron_executor.stage import _covered_ns, running_executor
+from tests.unit.bundles.written import write_bundle
+from tests.unit.model_specs import model_spec
+
+FAILING = 666
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """One model, m, on the fake back end."""
+    _write(tmp_path, {"failing_token_id": str(FAILING)})
+    return tmp_path
+
+
+def _write(repository: Path, properties: dict[str, str], backend: str = "fake") -> None:
+    artifact = Artifact(backend=backend, dtype="float32", properties=properties)
+    write_bundle(repository, model=model_spec("question_answering", name="m"), artifacts=(artifact,))
+
+
+def _item(*sequences: list[int], model: str = "m", remaining_ns: int = 0) -> ExecuteItem:
+    tensors = [to_tensor_set({"input_ids": np.array(ids, np.int32)}) for ids in sequences]
+    return ExecuteItem(context=ItemContext(remaining_ns=remaining_ns), model=model, version="1", sequences=tensors)
+
+
+async def test_every_sequence_of_an_item_has_its_outputs_in_order(repository: Path) -> None:
+    async with running_executor(read_repository(repository), EngineSettings()) as stage:
+        response = await stage.execute(ExecuteRequest(items=[_item([11, 12, 13], [21])]))
+    (outcome,) = response.outcomes
+    outputs = [to_arrays(one) for one in outcome.prediction.outputs]
+    # FakeBackend's formula, by hand; float32 has 7 digits.
+    assert outputs[0]["start_logits"].tolist() == pytest.approx([np.sin(11), np.sin(24), np.sin(39)], abs=1e-6)
+    assert outputs[1]["start_logits"].tolist() == pytest.approx([np.sin(21)], abs=1e-6)
+
+
+async def test_a_prediction_tells_of_its_batch_and_its_times(repository: Path) -> None:
+    async with running_executor(read_repository(repository), EngineSettings()) as stage:
+        (outcome,) = (await stage.execute(ExecuteRequest(items=[_item([11, 12, 13], [21])]))).outcomes
+    prediction = outcome.prediction
+    # Three tokens, and the one more that FakeBackend asks for.
+    assert (prediction.batch_size, prediction.bucket_tokens) == (2, 4)
+    assert prediction.compute_ns > 0
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind"),
+    [
+        (_item([11], model="none"), ModelNotFound),
+        (_item([FAILING]), InternalError),
+        (_item([5000]), InvalidInput),
+        (_item(), InvalidInput),
+        (_item([11], remaining_ns=1), DeadlineExceeded),
+        (ExecuteItem(model="m", sequences=[TensorSet()]), InvalidInput),
+    ],
+    ids=["no such model", "cannot be computed", "outside of the vocabulary", "no sequence", "expired", "no tensor"],
+)
+async def test_a_bad_item_fails_alone(repository: Path, bad: ExecuteItem, kind: type[Exception]) -> None:
+    async with running_executor(read_repository(repository), EngineSettings()) as stage:
+        good, failed, better = (await stage.execute(ExecuteRequest(items=[_item([11]), bad, _item([21])]))).outcomes
+    assert (good.WhichOneof("outcome"), better.WhichOneof("outcome")) == ("prediction", "prediction")
+    assert isinstance(from_status(failed.error), kind)
+
+
+async def test_a_bundle_without_an_artefact_for_the_back_end_asked_for_is_refused(repository: Path) -> None:
+    with pytest.raises(SetupError, match="no artefact for the back end 'openvino'"):
+        async with running_executor(read_repository(repository), EngineSettings(backend="openvino")):
+            pass
+
+
+async def test_a_bundle_for_a_back_end_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    _write(tmp_path, {}, backend="abacus")
+    with pytest.raises(SetupError, match=r"^back end 'abacus' is not known; there are: openvino, fake"):
+        async with running_executor(read_repository(tmp_path), EngineSettings()):
+            pass
+
+
+async def test_a_model_that_cannot_run_its_warm_up_batch_is_refused(tmp_path: Path) -> None:
+    _write(tmp_path, {"failing_token_id": "0"})  # the padding, of which the warm-up batch is made
+    with pytest.raises(SetupError, match=rf"^{tmp_path}/m/1: the back end cannot run a warm-up batch: "):
+        async with running_executor(read_repository(tmp_path), EngineSettings()):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("intervals", "expected"),
+    [
+        ([(10, 30)], 20),
+        ([(10, 30), (10, 30)], 20),  # two sequences of one batch
+        ([(10, 30), (20, 50)], 40),  # two cores at once
+        ([(10, 60), (20, 30)], 50),  # one within the other
+        ([(40, 50), (10, 30)], 30),  # one after the other, in whatever order
+        ([(10, 30), (30, 50)], 40),
+    ],
+    ids=str,
+)
+def test_time_in_which_several_sequences_were_computed_counts_once(intervals: list[tuple[int, int]], expected: int) -> None:
+    assert _covered_ns(intervals) == expected
