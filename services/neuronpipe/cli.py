@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except NeuronpipeError as error:
         _exit(f"{error.reason}: {error.message}", 1)
     except ModuleNotFoundError as error:
-        _exit(f"this command needs the package {error.name}; install neuronpipe with the extra that {options.name!r} needs", 2)
+        _exit(f"this command needs the package {error.name}; install neuronpipe with the extra that {options.command!r} needs", 2)
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     compile_ = commands.add_parser("compile", help="compile a Transformers model into a bundle")
-    compile_.set_defaults(run=_compile, name="compile")
+    compile_.set_defaults(run=_compile, command="compile")
     compile_.add_argument("source", metavar="SOURCE", help="local folder of a model, or its id on the Hugging Face Hub")
     compile_.add_argument("--task", required=True, help="text-classification, sentence-embedding or question-answering")
     compile_.add_argument("--repository", required=True, type=Path, metavar="DIR", help="folder of bundles to write to")
@@ -63,19 +63,19 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     serve = commands.add_parser("serve", help="run one service, or all of them in one process")
-    serve.set_defaults(run=_serve, name="serve")
+    serve.set_defaults(run=_serve, command="serve")
     serve.add_argument("service", choices=_SERVICES, metavar="SERVICE", help=", ".join(_SERVICES))
     serve.add_argument("settings", nargs=argparse.REMAINDER, metavar="...", help="see `neuronpipe serve SERVICE --help`")
 
     infer = commands.add_parser("infer", help="run one input and print the response as JSON")
-    infer.set_defaults(run=_infer, name="infer")
+    infer.set_defaults(run=_infer, command="infer")
     _add_target(infer)
     infer.add_argument("--model", required=True, metavar="M", help="the model's name")
     infer.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
     infer.add_argument("--json", required=True, metavar="INPUT", help="""a TaskInput, as '{"sentence_embedding": {"text": "…"}}'""")
 
     models = commands.add_parser("models", help="list the models that a gateway serves")
-    models.set_defaults(run=_models, name="models")
+    models.set_defaults(run=_models, command="models")
     _add_target(models)
     return parser
 
@@ -87,13 +87,14 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
 
 def _compile(options: argparse.Namespace) -> None:
     from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+    from neuronpipe.bundles.repository import default_name
 
     request = CompileRequest(
         source=options.source,
         revision=options.revision,
         task=options.task.replace("-", "_"),
         repository=options.repository,
-        name=options.name or Path(options.source.rstrip("/")).name,
+        name=options.name if options.name is not None else default_name(options.source),
         version=options.version,
         backend=options.backend,
         dtype=options.dtype,

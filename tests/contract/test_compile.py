@@ -27,6 +27,7 @@ import torch
 import transformers
 
 from demo.model import find_minilm
+from neuronpipe import cli
 from neuronpipe.bundles import compiler
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.manifest import Accuracy
@@ -211,6 +212,18 @@ def test_failing_conversion_leaves_the_repository_as_it_was(
             compiled(name=name, backend="broken")
 
     assert _content(tmp_path / "repository") == before
+
+
+def _run_compile(source: Path, repository: Path, *arguments: str) -> None:
+    cli.main(["compile", str(source), "--task", "text-classification", "--repository", str(repository), "--backend", "fake", *arguments])
+
+
+@pytest.mark.parametrize(("arguments", "name"), [((), "classifier"), (("--name", "mine"), "mine")], ids=str)
+def test_command_names_the_model_as_asked_or_else_as_its_source(
+    sources: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], name: str
+) -> None:
+    _run_compile(sources["classifier"], tmp_path, *arguments)
+    assert capsys.readouterr().out == f"{tmp_path}/{name}/1\n"
 
 
 def test_next_version_is_the_next_free_number(compiled: Callable[..., Bundle]) -> None:

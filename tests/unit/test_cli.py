@@ -150,7 +150,7 @@ def test_a_missing_package_exits_with_two_and_is_named(capsys: pytest.CaptureFix
     _failing_with(monkeypatch, ModuleNotFoundError("No module named 'grpc'", name="grpc"))
     code, _, errors = _run(capsys, "models", "--target", _NOWHERE)
     assert code == 2
-    assert "needs the package grpc" in errors
+    assert "needs the package grpc; install neuronpipe with the extra that 'models' needs" in errors
 
 
 def test_ctrl_c_exits_as_shells_expect(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

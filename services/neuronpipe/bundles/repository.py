@@ -83,6 +83,12 @@ def read_bundle(folder: Path) -> Bundle:
     return Bundle(folder, manifest, file_sha256(path))
 
 
+def default_name(source: str) -> str:
+    """The name of a model that is given none: the last part of its folder or of its id on the Hub."""
+    name = Path(source).name
+    return name if name not in ("", "..") else Path(source).resolve().name
+
+
 def choose_version(repository: Path, name: str, version: int | None) -> int:
     """The version that a new bundle gets: the one asked for, which must be free, or the next. Raises SetupError."""
     taken = [int(folder.name) for folder in (repository / name).glob("[0-9]*") if folder.name.isdigit()]

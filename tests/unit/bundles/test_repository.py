@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from neuronpipe.bundles.repository import choose_version, new_bundle, read_bundle, read_repository, write_manifest
+from neuronpipe.bundles.repository import choose_version, default_name, new_bundle, read_bundle, read_repository, write_manifest
 from neuronpipe.core.errors import SetupError
 from tests.unit.bundles.written import manifest, write_bundle, write_files
 
@@ -198,3 +198,31 @@ def test_a_repository_can_be_copied(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     (bundle,) = read_repository(tmp_path / "there")
     assert bundle.tokenizer_file() == tmp_path / "there/m/1/tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (".", "mine"),
+        ("./", "mine"),
+        ("..", "models"),
+        ("../mine/", "mine"),
+        ("/models/bert-base", "bert-base"),
+        ("/models/bert-base//", "bert-base"),
+        ("/models/bert-base/.", "bert-base"),
+        ("sentence-transformers/all-MiniLM-L6-v2", "all-MiniLM-L6-v2"),
+        ("gpt2", "gpt2"),
+    ],
+)
+def test_a_model_without_a_name_gets_the_last_part_of_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, name: str
+) -> None:
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "models" / "mine")
+    assert default_name(source) == name
+
+
+def test_a_link_to_a_model_gives_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "1a2b3c").mkdir()
+    (tmp_path / "bert").symlink_to("1a2b3c")
+    assert default_name(str(tmp_path / "bert")) == "bert"
