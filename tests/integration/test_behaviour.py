@@ -126,6 +126,11 @@ BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
         InvalidInput,
         "window_stride_tokens: 379, a window has room for 379 tokens",
     ),
+    "too many windows": (
+        answer("who?", "word " * 2000, window_stride_tokens=378),
+        InvalidInput,
+        "context: makes 1622 windows with an overlap of 378 tokens, the limit is 1024",
+    ),
     "too many answers": (answer("Who?", "A context.", top_k=101), InvalidInput, "top_k: 101, the limit is 100"),
     "long request id": (classify("a", request_id="x" * 257), InvalidInput, "request_id: 257 characters, the limit is 256"),
 }

@@ -7,12 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from demo.processes import ServiceProcess, four_processes
+from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.rpc.client import open_channel
@@ -162,17 +164,69 @@ def test_missing_repository_is_said_at_start(tmp_path: Path, service: str) -> No
     assert f"neuronpipe: {tmp_path / 'nowhere'}: no such folder" in result.stderr
 
 
-def test_tampered_bundle_is_refused_at_start(repository: Path, tmp_path: Path) -> None:
-    shutil.copytree(repository / "classifier", tmp_path / "classifier")
-    weights = tmp_path / "classifier/1/artifacts/openvino/model.bin"
-    content = bytearray(weights.read_bytes())
-    content[len(content) // 2] ^= 1
-    weights.write_bytes(content)
+# What each service reads of a bundle besides its manifest.
+TAMPERED = {
+    "neuron-executor": "artifacts/openvino/model.bin",
+    "tokenizer": "tokenizer.json",
+    "all": "tokenizer.json",
+}
 
-    result = serve("neuron-executor", "--repository", str(tmp_path))
+
+@pytest.mark.parametrize("service", TAMPERED)
+def test_tampered_bundle_is_refused_at_start(repository: Path, tmp_path: Path, service: str) -> None:
+    # The first bundle is sound, so that the second is found while a model is already loaded.
+    shutil.copytree(repository / "answerer", tmp_path / "answerer")
+    shutil.copytree(repository / "classifier", tmp_path / "classifier")
+    file = tmp_path / "classifier/1" / TAMPERED[service]
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+    result = serve(service, "--repository", str(tmp_path))
 
     assert result.returncode == 2
-    assert f"{weights}: changed since it was compiled" in result.stderr
+    assert result.stderr.splitlines()[-1] == (
+        f"neuronpipe: {file}: changed since it was compiled (its sha256 is not the manifest's); compile the model again"
+    )
+    assert "Traceback" not in result.stderr
+
+
+async def test_sigterm_while_loading_ends_the_service_before_the_next_model(slow_repository: Path) -> None:
+    # Each model warms up for a second and a half, so five take more than seven.
+    for number in range(2, 6):
+        shutil.copytree(slow_repository / "classifier/1", slow_repository / f"classifier/{number}")
+        manifest = slow_repository / f"classifier/{number}/manifest.json"
+        manifest.write_text(manifest.read_text().replace('"version": 1', f'"version": {number}', 1))
+    with ServiceProcess("neuron-executor", "--repository", str(slow_repository)) as process:
+        process.wait_for("model ready")
+
+        process.signal(signal.SIGTERM)
+
+        assert process.wait() == 0
+        events = [line["event"] for line in process.events()]
+        assert "ready" not in events
+        assert events.count("model ready") <= 2
+        assert events[-1] == "stopped"
+
+
+async def test_idle_stream_does_not_hold_up_the_end(slow_repository: Path) -> None:
+    release = asyncio.Event()
+
+    async def requests() -> AsyncIterator[InferRequest]:
+        yield classify("a", request_id="1")
+        await release.wait()
+
+    with ServiceProcess("all", "--repository", str(slow_repository), "--grace-s", "60") as process:
+        async with AsyncClient(process.wait_until_ready().target, retries=False) as client:
+            answers = client.infer_stream(requests())
+            first = await anext(answers)
+            process.signal(signal.SIGTERM)
+            with pytest.raises(Unavailable, match="the all service is stopping"):
+                await anext(answers)
+            release.set()
+
+        assert first.request_id == "1"
+        assert process.wait(timeout_s=20) == 0
 
 
 def test_unknown_variable_under_the_prefix_is_refused_at_start(fake_repository: Path) -> None:

@@ -1,6 +1,7 @@
 """What a gateway says on the wire: to clients in other languages, to health probes and to reflection."""
 
 from pathlib import Path
+from typing import cast
 
 import grpc
 import pytest
@@ -11,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from demo.processes import ServiceProcess
+from neuronpipe.api.v1.inference_pb2 import InferStreamRequest, InferStreamResponse
 from neuronpipe.rpc.client import open_channel
 from tests.integration.requests import classify
 
@@ -46,14 +48,17 @@ async def test_error_carries_its_reason_and_the_field_at_fault(gateway_target: s
     assert [(violation.field, violation.description) for violation in bad_request.field_violations] == [("text", "is empty")]
 
 
-async def test_broken_message_ends_a_stream_as_the_callers_fault(gateway_target: str) -> None:
+async def test_broken_message_ends_a_stream_as_the_callers_fault_after_the_answers_to_what_came_before(gateway_target: str) -> None:
+    good = [InferStreamRequest(request=classify("a", request_id=str(index))).SerializeToString() for index in range(3)]
     async with open_channel(gateway_target) as channel:
         open_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{INFERENCE_SERVICE}/InferStream")
-        stream = open_stream(iter([b"\xff"]))
+        stream = open_stream(iter([*good, b"\xff"]))
 
+        answers = [InferStreamResponse.FromString(cast(bytes, await stream.read())) for _ in good]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stream.read()
 
+    assert {answer.request_id for answer in answers} == {"0", "1", "2"}
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -29,6 +29,8 @@ from neuronpipe.core.stages import Call, Stages, internal_error
 from neuronpipe.core.status import from_status, to_status
 
 _MAX_REQUEST_ID_LENGTH = 256
+# The shortest wait that a refused caller is told; a place is seldom free sooner.
+_MIN_RETRY_AFTER_S = 0.05
 # The weight of the newest request in the estimate of how long one takes.
 _ESTIMATE_WEIGHT = 0.05
 
@@ -131,13 +133,16 @@ class Pipeline:
             answers.put_nowait(InferStreamResponse(outcome=outcome, request_id=request.request_id))
 
         async def read() -> None:
-            try:
-                async with asyncio.TaskGroup() as running:
+            ended_by: NeuronpipeError | None = None
+            async with asyncio.TaskGroup() as running:
+                try:
                     async for message in requests:
                         await free_places.acquire()
                         running.create_task(answer(message.request))
-            except ExceptionGroup as group:  # a message that cannot be read; the answers themselves never fail
-                raise group.exceptions[0] from group
+                except NeuronpipeError as error:  # what was read before still gets its answers
+                    ended_by = error
+            if ended_by:
+                raise ended_by
 
         reading = asyncio.create_task(read())
         reading.add_done_callback(lambda task: answers.put_nowait(None))
@@ -179,14 +184,15 @@ class Pipeline:
         """Counts a request in and out. Raises Overloaded when too many are in."""
         limit = self._settings.max_requests_in_flight
         if self._in_flight >= limit:
-            raise Overloaded(f"{self._in_flight} requests in flight, the limit is {limit}", self._request_time_s)
+            raise Overloaded(f"{self._in_flight} requests in flight, the limit is {limit}", max(_MIN_RETRY_AFTER_S, self._request_time_s))
         self._in_flight += 1
         began_s = time.monotonic()
         try:
             yield
         finally:
             self._in_flight -= 1
-            self._request_time_s += _ESTIMATE_WEIGHT * (time.monotonic() - began_s - self._request_time_s)
+            weight = _ESTIMATE_WEIGHT if self._request_time_s else 1.0
+            self._request_time_s += weight * (time.monotonic() - began_s - self._request_time_s)
 
 
 OutcomeT = TypeVar("OutcomeT", stages_pb2.TokenizeOutcome, stages_pb2.ExecuteOutcome, stages_pb2.PostprocessOutcome)

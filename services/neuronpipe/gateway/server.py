@@ -1,6 +1,5 @@
 """The gateway as a process of its own, and its gRPC services for whoever has a pipeline."""
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -8,6 +7,7 @@ from functools import partial
 from neuronpipe.api.v1 import inference_pb2, models_pb2
 from neuronpipe.api.v1.inference_pb2 import InferBatchRequest, InferBatchResponse, InferRequest, InferResponse, InferStreamResponse
 from neuronpipe.bundles.repository import read_repository
+from neuronpipe.core.background import beside
 from neuronpipe.core.config import GatewaySettings
 from neuronpipe.core.model import ModelTable
 from neuronpipe.gateway.catalog import Catalog
@@ -62,10 +62,7 @@ async def run(settings: GatewaySettings) -> None:
                 (healthy.add if is_serving else healthy.discard)(service)
                 await set_serving(INFERENCE_SERVICE.full_name, healthy == channels.keys())
 
-            async with asyncio.TaskGroup() as followers:
-                tasks = [followers.create_task(follow_health(channel, partial(report, service))) for service, channel in channels.items()]
+            async with beside(*(follow_health(channel, partial(report, service)) for service, channel in channels.items())):
                 yield gateway_methods(Pipeline(models, stages, settings), Catalog(bundles))
-                for task in tasks:
-                    task.cancel()
 
     await serve("gateway", settings, [INFERENCE_SERVICE, MODEL_SERVICE], assemble, follow=[INFERENCE_SERVICE.full_name])

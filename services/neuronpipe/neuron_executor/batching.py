@@ -51,8 +51,8 @@ def cut(outputs: Arrays, row: int, tokens: int, spec: ModelSpec) -> dict[str, Ar
 
 
 def fault_of(arrays: Arrays) -> NeuronpipeError | None:
-    """The error of a sequence whose outputs are no numbers."""
+    """The error of a sequence with outputs that are NaN or infinite."""
     for name, array in arrays.items():
-        if np.isnan(array).any():
-            return InternalError(f"the model's output {name!r} is not a number for this input")
+        if not np.isfinite(array).all():
+            return InternalError(f"the model's output {name!r} is not finite for this input")
     return None

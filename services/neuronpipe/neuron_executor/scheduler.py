@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from neuronpipe.core.background import beside
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError, Overloaded, Unavailable
-from neuronpipe.core.logs import log_fault
+from neuronpipe.core.logs import log_fault, log_warning
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.neuron_executor.backends.base import Backend
@@ -22,6 +23,8 @@ from neuronpipe.neuron_executor.batching import check_sequence, cut, fault_of, p
 
 # How fast the estimate of a sequence's time follows the load: the weight of the newest batch.
 _ESTIMATE_WEIGHT = 0.2
+# The shortest wait that a refused caller is told; a place is seldom free sooner.
+_MIN_RETRY_AFTER_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ class Scheduler:
         return waiting
 
     def _drain_time_s(self) -> float:
-        return len(self._queue) * self._sequence_time_s / self._backend.cores
+        return max(_MIN_RETRY_AFTER_S, len(self._queue) * self._sequence_time_s / self._backend.cores)
 
     async def work(self, core: int) -> None:
         """Runs batches on one core for ever."""
@@ -152,9 +155,11 @@ class Scheduler:
             await self._run_alone(core, batch, fault)
             return
         newest_s = (time.monotonic() - began_s) / len(batch)
-        self._sequence_time_s += _ESTIMATE_WEIGHT * (newest_s - self._sequence_time_s)
+        weight = _ESTIMATE_WEIGHT if self._sequence_time_s else 1.0
+        self._sequence_time_s += weight * (newest_s - self._sequence_time_s)
         for one, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, NeuronpipeError):
+                log_warning("a sequence's outputs are not finite", model=self._spec.name, core=core, tokens=one.tokens)
                 _fail([one], outcome)
             elif not one.future.done():
                 one.future.set_result(outcome)
@@ -182,11 +187,11 @@ class Scheduler:
             outcomes.append(fault_of(arrays) or Computed(arrays, started_ns, finished_ns, len(sequences), bucket_tokens))
         return outcomes
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Waits for the batches that run; whoever still waits learns that the executor stops."""
         self._is_closed = True
         _fail(self._queue, _stopping())
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
 
 
 def _fail(batch: Iterable[_Waiting], error: NeuronpipeError) -> None:
@@ -203,11 +208,8 @@ def _stopping() -> Unavailable:
 async def running_scheduler(backend: Backend, spec: ModelSpec, limits: Limits) -> AsyncIterator[Scheduler]:
     """A scheduler with a worker for each core, which end with the block; a worker that crashes ends the block with its error."""
     scheduler = Scheduler(backend, spec, limits)
-    async with asyncio.TaskGroup() as workers:
-        tasks = [workers.create_task(scheduler.work(core), name=f"{spec.name}-core-{core}") for core in range(backend.cores)]
-        try:
+    try:
+        async with beside(*(scheduler.work(core) for core in range(backend.cores))):
             yield scheduler
-        finally:
-            for task in tasks:
-                task.cancel()
-            scheduler.close()
+    finally:
+        await scheduler.close()

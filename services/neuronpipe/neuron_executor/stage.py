@@ -67,6 +67,7 @@ async def running_executor(bundles: list[Bundle], settings: EngineSettings) -> A
         for bundle in bundles:
             backend = await asyncio.to_thread(_load, bundle, settings)
             stack.callback(backend.close)
+            log("model ready", model=bundle.spec.name, version=bundle.spec.version, cores=backend.cores)
             schedulers[bundle.key] = await stack.enter_async_context(running_scheduler(backend, bundle.spec, limits))
         yield NeuronExecutorStage(schedulers)
 
@@ -79,7 +80,6 @@ def _load(bundle: Bundle, settings: EngineSettings) -> Backend:
     )
     for core in range(backend.cores):
         _warm_up(backend, core, bundle)
-    log("model ready", model=bundle.spec.name, version=bundle.spec.version, backend=artifact.backend, cores=backend.cores)
     return backend
 
 

@@ -6,6 +6,7 @@ flight within the grace → unload.
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import time
@@ -22,10 +23,12 @@ from grpc_reflection.v1alpha import reflection
 
 from neuronpipe.core.config import ServerSettings
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded, SetupError, Unavailable
-from neuronpipe.core.logs import log
+from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.stages import Call, internal_error
 from neuronpipe.core.status import to_status
 from neuronpipe.core.telemetry import TRACEPARENT, TRACESTATE
+from neuronpipe.rpc.calls import Calls
+from neuronpipe.rpc.health import StoppableHealth
 
 # A method: (message, context) → message, or with streams (messages, context) → async iterator of messages.
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -43,8 +46,8 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _MAX_STATUS_BYTES = 1500
 _SHORTENED_CHARACTERS = 300
 
-# Backstop behind the admission of the gateway and the queues of the executor: calls in one process, of all services.
-_MAX_CALLS = 4096
+# How long models may take to unload once all calls have ended; a device that hangs must not keep the process.
+_UNLOAD_LIMIT_S = 10.0
 
 
 async def serve(
@@ -59,19 +62,38 @@ async def serve(
 
     Raises SetupError for an address that cannot be used, and whatever `assemble` raises.
     """
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    loop, serving, stop = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
     server = _Server(name, settings, services)
-    await server.start()
+
+    def on_signal() -> None:
+        stop.set()
+        if serving and not server.is_open:  # loading can take minutes
+            serving.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    give_up = None
     try:
+        await server.start()
         async with assemble(server.set_serving) as methods:
             await server.open(methods, [*(service.full_name for service in services if service.full_name not in follow), ""])
             await stop.wait()
             await server.drain(settings.grace_s)
+            give_up = loop.call_later(_UNLOAD_LIMIT_S, _end_process)
+    except asyncio.CancelledError:
+        if server.is_open or not stop.is_set() or not serving:
+            raise
+        serving.uncancel()
     finally:
         await server.stop()
+    if give_up:
+        give_up.cancel()
     log("stopped")
+
+
+def _end_process() -> None:
+    log_warning("a batch did not end; the process ends without it", limit_s=_UNLOAD_LIMIT_S)
+    os._exit(1)
 
 
 def call_of(context: Context) -> Call:
@@ -89,11 +111,9 @@ class _Server:
     def __init__(self, name: str, settings: ServerSettings, services: Sequence[ServiceDescriptor]) -> None:
         self._name = name
         self._methods: Mapping[str, Method] = {}
-        self._calls = 0
-        self._is_draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._health = health.aio.HealthServicer()
+        self.is_open = False
+        self._calls = Calls(name)
+        self._health = StoppableHealth()
         self._server = grpc.aio.server(
             options=[
                 # Without this two processes can listen on one port and each gets a share of the calls.
@@ -129,19 +149,22 @@ class _Server:
 
     async def open(self, methods: Mapping[str, Method], serving: Collection[str]) -> None:
         """Takes calls from now on."""
+        self.is_open = True
         self._methods = methods
         for service in serving:
             await self.set_serving(service, True)
         log("ready")
 
     async def drain(self, grace_s: float) -> None:
-        """Refuses new calls and waits for those in flight, `grace_s` at most; then ends what is left."""
-        self._is_draining = True
-        log("draining", calls=self._calls, grace_s=grace_s)
+        """Refuses new calls, waits for those in flight and for their answers to leave, `grace_s` at most, and ends the rest."""
+        deadline_s = time.monotonic() + grace_s
+        log("draining", calls=self._calls.count, grace_s=grace_s)
         await self._health.enter_graceful_shutdown()
-        # gRPC's own stop would end calls that arrive from now on with CANCELLED, which callers do not retry.
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), grace_s)
+        # gRPC's own stop would end calls that arrive from now on with CANCELLED, which callers do not retry. It alone knows, though,
+        # when the last answer has left.
+        await self._calls.drain(grace_s)
+        self._health.stop_watches()
+        await self._server.stop(max(0.0, deadline_s - time.monotonic()))
 
     async def stop(self) -> None:
         """Ends every call and connection."""
@@ -171,7 +194,7 @@ class _Server:
         async def stream(data: AsyncIterator[bytes], context: Context) -> AsyncIterator[Message]:
             async with (
                 self._answering(method.name, context) as function,
-                contextlib.aclosing(function((decoded(one) async for one in data), context)) as responses,
+                contextlib.aclosing(function((decoded(one) async for one in self._calls.read(aiter(data))), context)) as responses,
             ):
                 async for response in responses:
                     yield response
@@ -184,26 +207,17 @@ class _Server:
     @contextlib.asynccontextmanager
     async def _answering(self, method: str, context: Context) -> AsyncIterator[Method]:
         """The method to call; what it raises ends the call with the right status."""
-        self._calls += 1
-        self._idle.clear()
         try:
-            if self._is_draining:
-                raise Unavailable(f"the {self._name} service is stopping")
-            if method not in self._methods:
-                raise Unavailable(f"the {self._name} service is starting")
-            if self._calls > _MAX_CALLS:
-                raise Overloaded(f"{self._calls} calls in flight, the {self._name} service takes {_MAX_CALLS}", retry_after_s=1)
-            yield self._methods[method]
+            with self._calls.one_more():
+                if method not in self._methods:
+                    raise Unavailable(f"the {self._name} service is starting")
+                yield self._methods[method]
         except NeuronpipeError as error:
             await _abort(context, to_status(error), error)
         except grpc.aio.AbortError:
             raise
         except Exception as fault:
             await _abort(context, to_status(internal_error(fault, "")), fault)
-        finally:
-            self._calls -= 1
-            if not self._calls:
-                self._idle.set()
 
 
 async def _abort(context: Context, status: Status, error: Exception) -> NoReturn:

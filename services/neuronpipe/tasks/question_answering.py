@@ -23,6 +23,7 @@ _DEFAULT_OVERLAP_TOKENS = 128
 _DEFAULT_ANSWER_TOKENS = 15
 
 _MAX_TOP_K = 100
+_MAX_WINDOWS = 1024
 _MAX_ANSWER_TOKENS = 512
 
 
@@ -35,7 +36,9 @@ def encode(input: QuestionAnsweringInput, tokenizer: TextTokenizer, model: Model
     if input.max_answer_tokens > _MAX_ANSWER_TOKENS:
         raise InvalidInput("max_answer_tokens", f"{input.max_answer_tokens}, the limit is {_MAX_ANSWER_TOKENS}")
     window_tokens = min(model.max_tokens, _MAX_WINDOW_TOKENS)
-    overlap_tokens = _overlap_tokens(input, tokenizer, window_tokens)
+    room = _room_tokens(input, tokenizer, window_tokens)
+    overlap_tokens = _overlap_tokens(input, room, window_tokens)
+    _check_windows(input, tokenizer, room, overlap_tokens)
     windows = tokenizer.encode_windows(input.question, input.context, max_tokens=window_tokens, overlap_tokens=overlap_tokens)
     if not any((window.char_start >= 0).any() for window in windows):
         raise InvalidInput("context", "has no tokens")
@@ -65,12 +68,17 @@ def decode(
     return QuestionAnsweringResult(answers=ranked[:top_k])
 
 
-def _overlap_tokens(input: QuestionAnsweringInput, tokenizer: TextTokenizer, window_tokens: int) -> int:
-    """By how many tokens windows overlap. Raises InvalidInput where the question leaves too little room for that."""
+def _room_tokens(input: QuestionAnsweringInput, tokenizer: TextTokenizer, window_tokens: int) -> int:
+    """How many tokens of the context fit beside the question. Raises InvalidInput where none do."""
     question_tokens = tokenizer.count(input.question)
     room = window_tokens - question_tokens - tokenizer.special_tokens(pair=True)
     if room < 1:
         raise InvalidInput("question", f"{question_tokens} tokens leave no room for the context in a window of {window_tokens}")
+    return room
+
+
+def _overlap_tokens(input: QuestionAnsweringInput, room: int, window_tokens: int) -> int:
+    """By how many tokens windows overlap. Raises InvalidInput where they would never advance."""
     if input.window_stride_tokens >= room:
         raise InvalidInput(
             "window_stride_tokens",
@@ -79,6 +87,20 @@ def _overlap_tokens(input: QuestionAnsweringInput, tokenizer: TextTokenizer, win
     # Where the pipeline's own default would leave no way forward, windows overlap by half of the room.
     default = min(window_tokens // 2, _DEFAULT_OVERLAP_TOKENS)
     return input.window_stride_tokens or (default if default < room else room // 2)
+
+
+def _check_windows(input: QuestionAnsweringInput, tokenizer: TextTokenizer, room: int, overlap_tokens: int) -> None:
+    """Refuses a context of too many windows before any is made: with a large overlap, a short text makes gigabytes of them."""
+
+    def windows(tokens: int) -> int:
+        return -(-(tokens - overlap_tokens) // (room - overlap_tokens))
+
+    # Hardly ever are there more tokens than bytes, so most contexts are not counted.
+    if windows(len(input.context.encode())) <= _MAX_WINDOWS:
+        return
+    count = windows(tokenizer.count(input.context))
+    if count > _MAX_WINDOWS:
+        raise InvalidInput("context", f"makes {count} windows with an overlap of {overlap_tokens} tokens, the limit is {_MAX_WINDOWS}")
 
 
 def _annotations(window: Window, model: ModelSpec) -> Arrays:

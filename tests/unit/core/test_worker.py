@@ -55,3 +55,27 @@ async def test_closing_waits_for_the_work_being_done() -> None:
     worker.close()
     assert done == ["done"]
     await task
+
+
+async def test_small_work_waits_behind_large_work_instead_of_holding_up_the_event_loop(worker: Worker) -> None:
+    released = threading.Event()
+    large = asyncio.create_task(worker.run(_LARGE_BYTES, released.wait, 10))
+    await asyncio.sleep(0)
+    small = asyncio.create_task(worker.run(_SMALL_BYTES, threading.get_ident))
+    await asyncio.sleep(0)
+    assert not small.done()
+    released.set()
+    assert await large is True
+    assert await small != threading.get_ident()
+
+
+async def test_a_pass_of_the_event_loop_does_a_limited_amount_of_small_work(worker: Worker) -> None:
+    # 100 pieces of 100 bytes in one pass, of which 4,096 bytes may be done on the loop.
+    places = await asyncio.gather(*(worker.run(_SMALL_BYTES, threading.get_ident) for _ in range(100)))
+    assert places.count(threading.get_ident()) == 40
+
+
+async def test_small_work_of_the_next_pass_is_done_at_once_again(worker: Worker) -> None:
+    for _ in range(100):
+        assert await worker.run(_SMALL_BYTES, threading.get_ident) == threading.get_ident()
+        await asyncio.sleep(0)

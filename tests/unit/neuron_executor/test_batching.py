@@ -87,9 +87,13 @@ def test_one_output_that_is_not_a_number_is_a_fault_that_names_it() -> None:
     assert "'end_logits'" in fault.message
 
 
-@pytest.mark.parametrize("values", [[0.0, 1.0], [-np.inf, np.inf]], ids=str)
-def test_numbers_are_no_fault_infinite_or_not(values: list[float]) -> None:
-    assert fault_of({"logits": np.array(values, np.float32)}) is None
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)
+def test_what_is_not_finite_is_a_fault(value: float) -> None:
+    assert isinstance(fault_of({"logits": np.array([0, value], np.float32)}), InternalError)
+
+
+def test_finite_numbers_are_no_fault() -> None:
+    assert fault_of({"logits": np.array([0.0, -1e30], np.float32)}) is None
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ async def test_a_row_that_is_not_a_number_fails_alone_and_is_not_computed_again(
         good, bad = system.submit([11]), system.submit([NAN])
         await _queued()
         system.backend.let_run()
-        with pytest.raises(InternalError, match="not a number"):
+        with pytest.raises(InternalError, match="is not finite"):
             await bad
         (computed,) = await good
         assert computed.outputs["start_logits"].tolist() == _start_logits(11)
@@ -489,11 +489,10 @@ async def test_closing_waits_for_the_batches_that_run() -> None:
 
 async def test_closing_twice_in_a_row_is_the_same_as_once() -> None:
     async with _running() as system:
-        system.scheduler.close()
+        await system.scheduler.close()
 
 
-async def test_an_error_in_the_block_ends_the_workers() -> None:
-    with pytest.raises(ExceptionGroup) as caught:
+async def test_an_error_in_the_block_passes_as_it_is() -> None:
+    with pytest.raises(ZeroDivisionError):
         async with _running():
             raise ZeroDivisionError
-    assert [type(error) for error in caught.value.exceptions] == [ZeroDivisionError]

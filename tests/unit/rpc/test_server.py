@@ -216,7 +216,7 @@ async def test_a_call_before_the_service_is_ready_is_unavailable(caplog: pytest.
 async def test_a_call_beyond_the_limit_of_calls_is_an_overload(
     caplog: pytest.LogCaptureFixture, call: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neuronpipe.rpc.server._MAX_CALLS", 1)
+    monkeypatch.setattr("neuronpipe.rpc.calls._MAX_CALLS", 1)
     began, released = asyncio.Event(), asyncio.Event()
     async with _serving(caplog, {**_failing(AssertionError("called")), "Infer": _holding(began, released)}) as system:
         first = asyncio.create_task(_infer(system))
@@ -288,13 +288,25 @@ async def _health(system: _System, service: str) -> "health_pb2.HealthCheckRespo
 
 @pytest.mark.parametrize("service", ["", _SERVICE.full_name], ids=["process", "service"])
 async def test_health_is_serving_from_ready_until_draining(caplog: pytest.LogCaptureFixture, service: str) -> None:
-    statuses = []
+    statuses, began, may_end = [], asyncio.Event(), asyncio.Event()
+
+    async def infer(request: InferRequest, context: Context) -> InferResponse:
+        began.set()
+        await may_end.wait()
+        return InferResponse()
+
     async with _listening(caplog) as system:
         statuses.append(await _health(system, service))
-        await system.server.open({}, [_SERVICE.full_name, ""])
+        await system.server.open({"Infer": infer}, [_SERVICE.full_name, ""])
         statuses.append(await _health(system, service))
-        await system.server.drain(0)
+        call = system.stub.Infer(InferRequest(), timeout=10)
+        await began.wait()
+        draining = asyncio.create_task(system.server.drain(10))
+        await asyncio.sleep(0)
         statuses.append(await _health(system, service))
+        may_end.set()
+        await call
+        await draining
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
     assert statuses == [not_serving, serving, not_serving]
 
@@ -364,3 +376,44 @@ async def test_an_address_that_cannot_be_used_is_named(address: str) -> None:
     with pytest.raises(SetupError, match=rf"^cannot listen on {address}: ."):
         await server.start()
     await server.stop()
+
+
+async def test_draining_ends_an_idle_stream_after_its_answers(caplog: pytest.LogCaptureFixture) -> None:
+    async def echo(requests: AsyncIterator[InferStreamRequest], context: Context) -> AsyncIterator[InferStreamResponse]:
+        async for request in requests:
+            yield InferStreamResponse(request_id=request.request.request_id)
+
+    async with _serving(caplog, {"InferStream": echo}) as system:
+        call = system.stub.InferStream(timeout=10)
+        await call.write(InferStreamRequest(request=InferRequest(request_id="before")))
+        answer = await call.read()
+        # The grace is long; an idle stream that held it would run into the test's own limit.
+        await asyncio.wait_for(system.server.drain(60), 10)
+
+        assert answer.request_id == "before"
+        failure = await _failure(call.read())
+        assert (failure.code(), failure.details()) == (grpc.StatusCode.UNAVAILABLE, "the gateway service is stopping")
+
+
+async def test_draining_waits_until_a_large_answer_has_left(caplog: pytest.LogCaptureFixture) -> None:
+    size = 3 << 20
+    began = asyncio.Event()
+
+    async def infer(request: InferRequest, context: Context) -> InferResponse:
+        began.set()
+        return InferResponse(model="x" * size)
+
+    async with _serving(caplog, {"Infer": infer}) as system:
+        call = asyncio.ensure_future(system.stub.Infer(InferRequest(), timeout=30))
+        await began.wait()
+        await system.server.drain(30)
+
+        assert len((await call).model) == size
+
+
+async def test_a_watch_of_the_health_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    async with _serving(caplog, {}) as system:
+        watch = health_pb2_grpc.HealthStub(system.channel).Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+
+        await asyncio.wait_for(system.server.drain(60), 10)

@@ -71,7 +71,8 @@ class InferenceServiceServicer(object):
     def InferBatch(self, request, context):
         """Runs many inputs; each succeeds or fails alone, with the errors of Infer in its outcome.
 
-        Errors of the whole: INVALID_ARGUMENT no requests or more than the limit; DEADLINE_EXCEEDED; CANCELLED; UNAVAILABLE.
+        Errors of the whole: INVALID_ARGUMENT no requests or more than the limit; RESOURCE_EXHAUSTED too many calls in flight;
+        DEADLINE_EXCEEDED; CANCELLED; UNAVAILABLE; INTERNAL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,7 +82,8 @@ class InferenceServiceServicer(object):
         """Runs inputs as they arrive. Answers come in the order in which they are ready and carry their request's id; an input that fails
         does not end the stream. The server reads ahead a limited number of requests and leaves the rest to flow control.
 
-        Errors of the whole: DEADLINE_EXCEEDED; CANCELLED; UNAVAILABLE.
+        Errors of the whole, after the answers to what was read before: INVALID_ARGUMENT a message that cannot be read; UNAVAILABLE the
+        server is starting or stopping. At once: RESOURCE_EXHAUSTED too many calls in flight; DEADLINE_EXCEEDED; CANCELLED; INTERNAL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,13 +44,15 @@ class InferenceServiceStub:
     InferBatch: _grpc.UnaryUnaryMultiCallable[_inference_pb2.InferBatchRequest, _inference_pb2.InferBatchResponse]
     """Runs many inputs; each succeeds or fails alone, with the errors of Infer in its outcome.
 
-    Errors of the whole: INVALID_ARGUMENT no requests or more than the limit; DEADLINE_EXCEEDED; CANCELLED; UNAVAILABLE.
+    Errors of the whole: INVALID_ARGUMENT no requests or more than the limit; RESOURCE_EXHAUSTED too many calls in flight;
+    DEADLINE_EXCEEDED; CANCELLED; UNAVAILABLE; INTERNAL.
     """
     InferStream: _grpc.StreamStreamMultiCallable[_inference_pb2.InferStreamRequest, _inference_pb2.InferStreamResponse]
     """Runs inputs as they arrive. Answers come in the order in which they are ready and carry their request's id; an input that fails
     does not end the stream. The server reads ahead a limited number of requests and leaves the rest to flow control.
 
-    Errors of the whole: DEADLINE_EXCEEDED; CANCELLED; UNAVAILABLE.
+    Errors of the whole, after the answers to what was read before: INVALID_ARGUMENT a message that cannot be read; UNAVAILABLE the
+    server is starting or stopping. At once: RESOURCE_EXHAUSTED too many calls in flight; DEADLINE_EXCEEDED; CANCELLED; INTERNAL.
     """
 
 @_typing.type_check_only
@@ -69,13 +71,15 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     InferBatch: _aio.UnaryUnaryMultiCallable[_inference_pb2.InferBatchRequest, _inference_pb2.InferBatchResponse]  # type: ignore[assignment]
     """Runs many inputs; each succeeds or fails alone, with the errors of Infer in its outcome.
 
-    Errors of the whole: INVALID_ARGUMENT no requests or more than the limit; DEADLINE_EXCEEDED; CANCELLED; UNAVAILABLE.
+    Errors of the whole: INVALID_ARGUMENT no requests or more than the limit; RESOURCE_EXHAUSTED too many calls in flight;
+    DEADLINE_EXCEEDED; CANCELLED; UNAVAILABLE; INTERNAL.
     """
     InferStream: _aio.StreamStreamMultiCallable[_inference_pb2.InferStreamRequest, _inference_pb2.InferStreamResponse]  # type: ignore[assignment]
     """Runs inputs as they arrive. Answers come in the order in which they are ready and carry their request's id; an input that fails
     does not end the stream. The server reads ahead a limited number of requests and leaves the rest to flow control.
 
-    Errors of the whole: DEADLINE_EXCEEDED; CANCELLED; UNAVAILABLE.
+    Errors of the whole, after the answers to what was read before: INVALID_ARGUMENT a message that cannot be read; UNAVAILABLE the
+    server is starting or stopping. At once: RESOURCE_EXHAUSTED too many calls in flight; DEADLINE_EXCEEDED; CANCELLED; INTERNAL.
     """
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -103,7 +107,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_inference_pb2.InferBatchResponse, _abc.Awaitable[_inference_pb2.InferBatchResponse]]:
         """Runs many inputs; each succeeds or fails alone, with the errors of Infer in its outcome.
 
-        Errors of the whole: INVALID_ARGUMENT no requests or more than the limit; DEADLINE_EXCEEDED; CANCELLED; UNAVAILABLE.
+        Errors of the whole: INVALID_ARGUMENT no requests or more than the limit; RESOURCE_EXHAUSTED too many calls in flight;
+        DEADLINE_EXCEEDED; CANCELLED; UNAVAILABLE; INTERNAL.
         """
 
     @_abc_1.abstractmethod
@@ -115,7 +120,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Runs inputs as they arrive. Answers come in the order in which they are ready and carry their request's id; an input that fails
         does not end the stream. The server reads ahead a limited number of requests and leaves the rest to flow control.
 
-        Errors of the whole: DEADLINE_EXCEEDED; CANCELLED; UNAVAILABLE.
+        Errors of the whole, after the answers to what was read before: INVALID_ARGUMENT a message that cannot be read; UNAVAILABLE the
+        server is starting or stopping. At once: RESOURCE_EXHAUSTED too many calls in flight; DEADLINE_EXCEEDED; CANCELLED; INTERNAL.
         """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

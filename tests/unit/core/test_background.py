@@ -1,0 +1,42 @@
+"""Tasks beside a block."""
+
+import asyncio
+
+import pytest
+
+from neuronpipe.core.background import beside
+
+
+async def test_coroutines_end_with_the_block() -> None:
+    ended = asyncio.Event()
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with beside(endless()):
+        await asyncio.sleep(0)
+        assert not ended.is_set()
+
+    assert ended.is_set()
+
+
+async def test_error_of_the_block_passes_as_it_is() -> None:
+    error = ValueError("of the block")
+
+    with pytest.raises(ValueError, match="of the block") as caught:
+        async with beside(asyncio.Event().wait()):  # type: ignore[arg-type]
+            raise error
+
+    assert caught.value is error
+
+
+async def test_error_of_a_coroutine_cancels_the_block_and_takes_its_place() -> None:
+    async def crash() -> None:
+        raise ValueError("of the coroutine")
+
+    with pytest.raises(ValueError, match="of the coroutine"):
+        async with beside(crash()):
+            await asyncio.Event().wait()
