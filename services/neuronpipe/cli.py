@@ -106,7 +106,7 @@ def _compile(options: argparse.Namespace) -> None:
 
 def _serve(options: argparse.Namespace) -> None:
     from neuronpipe.core import config
-    from neuronpipe.core.logs import start_logging
+    from neuronpipe.core.logs import log_fault, start_logging
 
     module_name, settings_name = _SERVICES[options.service]
     kind: type[config.ServerSettings] = getattr(config, settings_name)
@@ -117,8 +117,14 @@ def _serve(options: argparse.Namespace) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar=name.upper(), help=text)
     settings = config.read_settings(kind, vars(parser.parse_args(options.settings)))
     start_logging(options.service)
-    with asyncio.Runner(loop_factory=_event_loop) as runner:
-        runner.run(importlib.import_module(module_name).run(settings))
+    try:
+        with asyncio.Runner(loop_factory=_event_loop) as runner:
+            runner.run(importlib.import_module(module_name).run(settings))
+    except (SetupError, ModuleNotFoundError):
+        raise
+    except Exception as fault:
+        log_fault("the service crashed", fault)
+        sys.exit(1)
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
