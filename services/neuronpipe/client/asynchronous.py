@@ -1,8 +1,9 @@
 """The asynchronous client."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Iterable, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 import grpc
 import numpy as np
@@ -32,6 +33,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 from neuronpipe.rpc.client import error_of, open_channel
 
 ResponseT = TypeVar("ResponseT")
+_StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[InferStreamRequest, InferStreamResponse]"
 
 # Inference has no side effects, so a call that no server began (UNAVAILABLE), or that one refused as too much (RESOURCE_EXHAUSTED),
 # may be repeated. gRPC itself does it: it waits as long as the server's pushback says, and stops altogether while most calls fail.
@@ -53,7 +55,11 @@ _RETRIES = {
 
 
 class AsyncClient:
-    """Calls a gateway. Methods raise the errors of neuronpipe.core.errors; `timeout_s` is the deadline of one call, None for none.
+    """Calls a gateway. Methods raise the errors of neuronpipe.core.errors.
+
+    The client's `timeout_s`, in seconds and finite, is the deadline of every call but infer_stream's, retries included; None for no
+    deadline. A method's `timeout_s` replaces it for one call; None leaves the client's. A deadline of 0 or less has passed already:
+    gRPC ends the call at once, with DeadlineExceeded.
 
     Safe to share between tasks; use as `async with AsyncClient("host:50050") as client:` or call `close`.
     """
@@ -122,25 +128,37 @@ class AsyncClient:
 
     async def infer(self, request: InferRequest, *, timeout_s: float | None = None) -> InferResponse:
         """Runs one input of any task; the response also has the stage timings and the usage."""
-        return await _result(self._inference.Infer(request, timeout=timeout_s or self._timeout_s))
+        return await _result(self._inference.Infer(request, timeout=self._deadline_s(timeout_s)))
 
     async def infer_batch(self, requests: Iterable[InferRequest], *, timeout_s: float | None = None) -> Sequence[InferOutcome]:
         """Runs many inputs; outcomes come in the order of the requests, each a response or an error of its own."""
-        call = self._inference.InferBatch(InferBatchRequest(requests=requests), timeout=timeout_s or self._timeout_s)
+        call = self._inference.InferBatch(InferBatchRequest(requests=requests), timeout=self._deadline_s(timeout_s))
         return (await _result(call)).outcomes
 
     async def infer_stream(
         self, requests: AsyncIterable[InferRequest] | Iterable[InferRequest], *, timeout_s: float | None = None
-    ) -> AsyncIterator[InferStreamResponse]:
-        """Runs inputs as they are yielded; answers come as they are ready, named by their request_id. No deadline unless given."""
-        call = self._inference.InferStream(_stream_requests(requests), timeout=timeout_s)
+    ) -> AsyncGenerator[InferStreamResponse, None]:
+        """Runs inputs as they are yielded; answers come as they are ready, named by their request_id.
+
+        `timeout_s` is the deadline of the whole stream; None for no deadline, whatever the client's. What `requests` raises ends the
+        call and is raised here.
+        """
+        call = self._inference.InferStream(timeout=timeout_s)
+        # Not gRPC's own reading of an iterator: that goes on when the call has ended, and hides what the iterator raises.
+        sending = asyncio.create_task(_send(requests, call))
         try:
             async for response in call:
                 yield response
-        except grpc.aio.AioRpcError as failure:
-            raise error_of(failure) from failure
+        except (asyncio.CancelledError, grpc.aio.AioRpcError) as failure:
+            if sending.done() and not sending.cancelled() and (fault := sending.exception()):
+                raise fault from None
+            if isinstance(failure, grpc.aio.AioRpcError):
+                raise error_of(failure) from failure
+            raise
         finally:
             call.cancel()
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
     async def list_models(self) -> Sequence[Model]:
         """Every version of every model."""
@@ -153,6 +171,9 @@ class AsyncClient:
     async def close(self) -> None:
         """Ends all calls and closes the connections."""
         await self._channel.close()
+
+    def _deadline_s(self, timeout_s: float | None) -> float | None:
+        return self._timeout_s if timeout_s is None else timeout_s
 
     async def __aenter__(self) -> Self:
         return self
@@ -168,10 +189,24 @@ async def _result(call: Awaitable[ResponseT]) -> ResponseT:
         raise error_of(failure) from failure
 
 
-async def _stream_requests(requests: AsyncIterable[InferRequest] | Iterable[InferRequest]) -> AsyncIterator[InferStreamRequest]:
+async def _send(requests: AsyncIterable[InferRequest] | Iterable[InferRequest], call: _StreamCall) -> None:
+    """Sends the requests until there are no more or the call ends. Raises what reading them raises, with the call cancelled."""
+    try:
+        async for request in _each(requests):
+            try:
+                await call.write(InferStreamRequest(request=request))
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the call has ended; whoever reads it is told why
+                return
+    except Exception:
+        call.cancel()
+        raise
+    await call.done_writing()
+
+
+async def _each(requests: AsyncIterable[InferRequest] | Iterable[InferRequest]) -> AsyncIterator[InferRequest]:
     if isinstance(requests, AsyncIterable):
         async for request in requests:
-            yield InferStreamRequest(request=request)
+            yield request
     else:
         for request in requests:
-            yield InferStreamRequest(request=request)
+            yield request

@@ -1,8 +1,9 @@
 """A thin synchronous front over AsyncClient, which runs on an event loop in a thread of its own."""
 
 import asyncio
+import concurrent.futures
 import threading
-from collections.abc import Coroutine, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -13,19 +14,34 @@ from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, InferRes
 from neuronpipe.api.v1.models_pb2 import Model
 from neuronpipe.api.v1.tasks_pb2 import Answer, LabelScore
 from neuronpipe.client.asynchronous import AsyncClient
+from neuronpipe.core.errors import Cancelled
 
 ResultT = TypeVar("ResultT")
 
+_CUT_OFF = "the client was closed during the call"
+
 
 class Client:
-    """As AsyncClient, blocking. Safe to share between threads."""
+    """As AsyncClient, blocking. Safe to share between threads.
+
+    A call that `close` cuts off raises Cancelled; a call made after it raises RuntimeError.
+    """
 
     def __init__(self, target: str, *, timeout_s: float | None = 30.0, retries: bool = True) -> None:
         """See AsyncClient."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="neuronpipe-client", daemon=True)
+        # Reentrant: the garbage collector may end a stream, which takes the lock, in a thread that has it.
+        self._lock = threading.RLock()
+        self._is_closed = False
+        is_made: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._hold(target, timeout_s, retries, is_made)), name="neuronpipe-client", daemon=True
+        )
         self._thread.start()
-        self._client = self._wait(_make(target, timeout_s, retries))
+        try:
+            is_made.result()
+        except Exception:
+            self._thread.join()
+            raise
 
     def classify(self, model: str, text: str, text_pair: str = "", **options: Any) -> Sequence[LabelScore]:
         """See AsyncClient.classify."""
@@ -51,12 +67,14 @@ class Client:
         self, requests: Iterable[InferRequest], *, timeout_s: float | None = None
     ) -> Generator[InferStreamResponse, None, None]:
         """See AsyncClient.infer_stream. `requests` is read in the client's thread: it must not block."""
-        answers = self._client.infer_stream(requests, timeout_s=timeout_s)
+        stream = _Stream(self._client.infer_stream(requests, timeout_s=timeout_s))
         try:
-            while (answer := self._wait(anext(answers, None))) is not None:
+            answer = self._wait(stream.next())
+            while answer is not None:
                 yield answer
+                answer = self._wait(stream.next(), is_begun=True)
         finally:
-            self._wait(_close(answers))
+            self._leave(stream)
 
     def list_models(self) -> Sequence[Model]:
         """See AsyncClient.list_models."""
@@ -67,11 +85,12 @@ class Client:
         return self._wait(self._client.get_model(name, version))
 
     def close(self) -> None:
-        """Ends all calls, closes the connections and ends the thread."""
-        self._wait(self._client.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """Ends all calls, closes the connections and ends the thread. May be called again, and from any thread."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
-        self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -79,19 +98,62 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _wait(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+    async def _hold(self, target: str, timeout_s: float | None, retries: bool, is_made: "concurrent.futures.Future[None]") -> None:
+        """Holds the asynchronous client, which belongs to the loop that it is made on, until `close`; then ends what still runs."""
+        try:
+            self._loop = asyncio.get_running_loop()
+            self._closing = asyncio.Event()
+            self._client = AsyncClient(target, timeout_s=timeout_s, retries=retries)
+        except BaseException as fault:
+            is_made.set_exception(fault)
+            return
+        is_made.set_result(None)
+        async with self._client:
+            await self._closing.wait()
+            calls = asyncio.all_tasks() - {asyncio.current_task()}
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    def _wait(self, coroutine: Coroutine[Any, Any, ResultT], *, is_begun: bool = False) -> ResultT:
+        """The coroutine's result. `is_begun`: it is a later part of a call, which `close` cuts off."""
+        future = self._submit(coroutine)
+        if future is None:
+            raise Cancelled(_CUT_OFF) if is_begun else RuntimeError("the client is closed")
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise Cancelled(_CUT_OFF) from None
         except BaseException:  # KeyboardInterrupt too: the call must not run on behind the caller's back
             future.cancel()
             raise
 
+    def _leave(self, stream: "_Stream") -> None:
+        # Nothing waits for the end: the garbage collector may call this in the client's own thread, or as the interpreter exits.
+        self._submit(stream.close())
 
-async def _make(target: str, timeout_s: float | None, retries: bool) -> AsyncClient:
-    # A channel belongs to the loop on which it is made.
-    return AsyncClient(target, timeout_s=timeout_s, retries=retries)
+    def _submit(self, coroutine: Coroutine[Any, Any, ResultT]) -> "concurrent.futures.Future[ResultT] | None":
+        """Starts the coroutine on the client's loop; None where the client is closed."""
+        with self._lock:
+            if self._is_closed:
+                coroutine.close()
+                return None
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
 
-async def _close(answers: Any) -> None:
-    await answers.aclose()
+class _Stream:
+    """The answers of one stream. One coroutine at a time is inside: an interrupted `next` may still be on its way out at `close`."""
+
+    def __init__(self, answers: AsyncGenerator[InferStreamResponse, None]) -> None:
+        self._answers = answers
+        self._lock = asyncio.Lock()
+
+    async def next(self) -> InferStreamResponse | None:
+        """The next answer; None behind the last one."""
+        async with self._lock:
+            return await anext(self._answers, None)
+
+    async def close(self) -> None:
+        """Ends the call."""
+        async with self._lock:
+            await self._answers.aclose()

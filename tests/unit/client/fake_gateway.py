@@ -1,0 +1,58 @@
+"""A gateway that answers streams at once and everything else when it is let."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import grpc
+
+from neuronpipe.api.v1.inference_pb2 import (
+    InferBatchRequest,
+    InferBatchResponse,
+    InferRequest,
+    InferResponse,
+    InferStreamRequest,
+    InferStreamResponse,
+)
+from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
+
+
+class FakeGateway(InferenceServiceServicer):
+    """Infer and InferBatch hold their calls until `answering` is set. `has_begun`: an Infer came; `has_ended`: a stream ended."""
+
+    def __init__(self) -> None:
+        self.target = ""
+        self.answering = threading.Event()
+        self.has_begun = threading.Event()
+        self.has_ended = threading.Event()
+
+    def Infer(self, request: InferRequest, context: grpc.ServicerContext) -> InferResponse:
+        self.has_begun.set()
+        self.answering.wait(30)
+        return InferResponse(model=request.model)
+
+    def InferBatch(self, request: InferBatchRequest, context: grpc.ServicerContext) -> InferBatchResponse:
+        self.answering.wait(30)
+        return InferBatchResponse()
+
+    def InferStream(self, request_iterator: Iterator[InferStreamRequest], context: grpc.ServicerContext) -> Iterator[InferStreamResponse]:
+        context.add_callback(self.has_ended.set)
+        for message in request_iterator:
+            yield InferStreamResponse(request_id=message.request.request_id)
+
+
+@contextmanager
+def fake_gateway() -> Iterator[FakeGateway]:
+    """A gateway on a free port."""
+    gateway = FakeGateway()
+    with ThreadPoolExecutor(8) as threads:
+        server = grpc.server(threads)
+        add_InferenceServiceServicer_to_server(gateway, server)
+        gateway.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        try:
+            yield gateway
+        finally:
+            gateway.answering.set()
+            server.stop(0).wait()

@@ -1,0 +1,92 @@
+"""client/asynchronous.py: deadlines, and requests that cannot be read."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.client import AsyncClient
+from neuronpipe.core.errors import DeadlineExceeded
+from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
+
+
+@pytest.fixture
+def gateway() -> Iterator[FakeGateway]:
+    with fake_gateway() as gateway:
+        yield gateway
+
+
+class _Fault(Exception):
+    pass
+
+
+def _unreadable(fault: Exception) -> Iterator[InferRequest]:
+    yield InferRequest(request_id="1")
+    raise fault
+
+
+async def _unreadable_later(fault: Exception) -> AsyncIterator[InferRequest]:
+    for request in _unreadable(fault):
+        yield request
+
+
+@pytest.mark.parametrize("unreadable", [_unreadable, _unreadable_later])
+async def test_what_reading_the_requests_raises_is_the_callers(
+    gateway: FakeGateway, unreadable: Callable[[Exception], Iterator[InferRequest] | AsyncIterator[InferRequest]]
+) -> None:
+    fault = _Fault("the file of texts is gone")
+    async with AsyncClient(gateway.target) as client:
+        with pytest.raises(_Fault) as caught:
+            async for _ in client.infer_stream(unreadable(fault)):
+                pass
+    assert caught.value is fault
+
+
+async def test_a_stream_that_is_left_by_its_caller_is_not_blamed_on_the_requests(gateway: FakeGateway) -> None:
+    async with AsyncClient(gateway.target) as client:
+        answers = client.infer_stream([InferRequest(request_id="1")])
+        assert (await anext(answers)).request_id == "1"
+        await answers.aclose()
+    assert gateway.has_ended.wait(10)
+
+
+async def _never() -> AsyncIterator[InferRequest]:
+    await asyncio.Event().wait()
+    yield InferRequest()
+
+
+@pytest.mark.parametrize("timeout_s", [0, 0.0, -1])
+async def test_a_deadline_that_has_passed_fails_at_once(gateway: FakeGateway, timeout_s: float) -> None:
+    async with AsyncClient(gateway.target) as client:
+        with pytest.raises(DeadlineExceeded):
+            await client.infer(InferRequest(), timeout_s=timeout_s)
+        with pytest.raises(DeadlineExceeded):
+            await client.infer_batch([InferRequest()], timeout_s=timeout_s)
+        with pytest.raises(DeadlineExceeded):
+            await anext(client.infer_stream(_never(), timeout_s=timeout_s))
+
+
+async def test_a_call_without_a_deadline_has_the_clients(gateway: FakeGateway) -> None:
+    async with AsyncClient(gateway.target, timeout_s=0.2) as client:
+        with pytest.raises(DeadlineExceeded):
+            await client.infer(InferRequest())
+
+
+async def test_a_calls_deadline_replaces_the_clients(gateway: FakeGateway) -> None:
+    gateway.answering.set()
+    async with AsyncClient(gateway.target, timeout_s=0) as client:
+        assert (await client.infer(InferRequest(model="m"), timeout_s=30)).model == "m"
+
+
+async def test_a_stream_has_no_deadline_but_its_own(gateway: FakeGateway) -> None:
+    async with AsyncClient(gateway.target, timeout_s=0) as client:
+        assert [answer.request_id async for answer in client.infer_stream([InferRequest(request_id="1")])] == ["1"]
+
+
+async def test_requests_are_read_no_more_when_their_call_has_ended(gateway: FakeGateway) -> None:
+    before = asyncio.all_tasks()
+    async with AsyncClient(gateway.target) as client:
+        with pytest.raises(DeadlineExceeded):
+            await anext(client.infer_stream(_never(), timeout_s=0.2))
+    assert asyncio.all_tasks() == before
