@@ -6,6 +6,7 @@ What a command needs is imported by that command alone: `infer` must work where 
 import argparse
 import asyncio
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,6 +118,8 @@ def _serve(options: argparse.Namespace) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar=name.upper(), help=text)
     settings = config.read_settings(kind, vars(parser.parse_args(options.settings)))
     start_logging(options.service)
+    # Threads of the tokenizers' own cost more than they bring: a tenth of the throughput (docs/decisions/0002).
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         with asyncio.Runner(loop_factory=_event_loop) as runner:
             runner.run(importlib.import_module(module_name).run(settings))

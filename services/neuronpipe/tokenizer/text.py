@@ -25,7 +25,7 @@ class JsonTokenizer:
     def count(self, text: str) -> int:
         """See TextTokenizer."""
         with self._lock:
-            return len(self._tokenizer.encode(text, add_special_tokens=False))
+            return len(self._encode(text, add_special_tokens=False))
 
     def special_tokens(self, *, pair: bool) -> int:
         """See TextTokenizer."""
@@ -34,7 +34,7 @@ class JsonTokenizer:
     def encode(self, text: str, text_pair: str | None = None) -> EncodedText:
         """See TextTokenizer."""
         with self._lock:
-            encoding = self._tokenizer.encode(text, text_pair)
+            encoding = self._encode(text, text_pair)
         return EncodedText(_array(encoding.ids), _array(encoding.type_ids))
 
     def encode_truncated(self, text: str, text_pair: str | None, *, max_tokens: int, side: Side) -> EncodedText:
@@ -48,13 +48,19 @@ class JsonTokenizer:
         encoding = self._encode_in_limit(first, second, max_tokens, strategy="only_second", stride=overlap_tokens)
         return [_window(part) for part in (encoding, *encoding.overflowing)]
 
+    def _encode(self, text: str, text_pair: str | None = None, *, add_special_tokens: bool = True) -> Encoding:
+        # A batch of one, since the library's `encode` keeps the interpreter's lock: a text of 1 MB would stop every thread for a second.
+        inputs = [text] if text_pair is None else [(text, text_pair)]
+        (encoding,) = self._tokenizer.encode_batch(inputs, add_special_tokens=add_special_tokens)
+        return encoding
+
     def _encode_in_limit(
         self, first: str, second: str | None, max_tokens: int, *, strategy: str, stride: int = 0, direction: Side = "right"
     ) -> Encoding:
         with self._lock:
             self._tokenizer.enable_truncation(max_tokens, stride=stride, strategy=strategy, direction=direction)
             try:
-                return self._tokenizer.encode(first, second)
+                return self._encode(first, second)
             finally:
                 self._tokenizer.no_truncation()
 
