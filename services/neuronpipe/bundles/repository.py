@@ -1,6 +1,7 @@
 """A repository is a folder of bundles, `<model>/<version>/`. Found here, verified on load, and written so that no half of one shows."""
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -89,6 +90,22 @@ def default_name(source: str) -> str:
     return name if name not in ("", "..") else Path(source).resolve().name
 
 
+def check_writable(repository: Path, name: str) -> None:
+    """Raises SetupError where no bundle of the model can be written: found out by making a folder of its name, and deleting it."""
+    if not name.strip() or name.startswith(".") or "/" in name or not name.isprintable():
+        raise SetupError(f"name {name!r} cannot be a folder's name; choose one with --name")
+    try:
+        existing = next(path for path in (repository / name, repository, *repository.absolute().parents) if path.exists())
+        with tempfile.TemporaryDirectory(prefix=".", dir=existing) as probe:
+            (Path(probe) / name).mkdir()
+    except OSError as error:
+        raise _not_writable(repository / name, error) from error
+
+
+def _not_writable(folder: Path, error: OSError) -> SetupError:
+    return SetupError(f"{folder}: cannot be written to: {os.strerror(error.errno or errno.EIO)}; see --repository and --name")
+
+
 def choose_version(repository: Path, name: str, version: int | None) -> int:
     """The version that a new bundle gets: the one asked for, which must be free, or the next. Raises SetupError."""
     taken = [int(folder.name) for folder in (repository / name).glob("[0-9]*") if folder.name.isdigit()]
@@ -101,11 +118,14 @@ def choose_version(repository: Path, name: str, version: int | None) -> int:
 def new_bundle(repository: Path, name: str, version: int) -> Iterator[Path]:
     """A folder to write a bundle's files into; it becomes the bundle when the block ends well, and vanishes when it does not.
 
-    Raises SetupError where the version was written by someone else meanwhile.
+    Raises SetupError where no folder can be made, and where the version was written by someone else meanwhile.
     """
     model_folder = repository / name
-    model_folder.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{version}.", dir=model_folder))
+    try:
+        model_folder.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{version}.", dir=model_folder))
+    except OSError as error:
+        raise _not_writable(model_folder, error) from error
     try:
         yield folder
         folder.chmod(0o755)

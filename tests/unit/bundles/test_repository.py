@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from neuronpipe.bundles.repository import choose_version, default_name, new_bundle, read_bundle, read_repository, write_manifest
+from neuronpipe.bundles.repository import (
+    check_writable,
+    choose_version,
+    default_name,
+    new_bundle,
+    read_bundle,
+    read_repository,
+    write_manifest,
+)
 from neuronpipe.core.errors import SetupError
 from tests.unit.bundles.written import manifest, write_bundle, write_files
 
@@ -226,3 +234,41 @@ def test_a_link_to_a_model_gives_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "1a2b3c").mkdir()
     (tmp_path / "bert").symlink_to("1a2b3c")
     assert default_name(str(tmp_path / "bert")) == "bert"
+
+
+@pytest.mark.parametrize("name", ["", " ", ".", "..", ".hidden", "a/b", "/a", "nul\0", "line\n", "\udcff"])
+def test_a_name_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SetupError, match=r"^name .* cannot be a folder's name; choose one with --name"):
+        check_writable(tmp_path, name)
+
+
+@pytest.mark.parametrize("name", ["m" * 256, "北" * 86])  # a folder's name holds 255 bytes; 86 * 3 = 258
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SetupError, match=r"cannot be written to: File name too long"):
+        check_writable(tmp_path, name)
+
+
+@pytest.mark.parametrize("place", ["file", "file/below/it"])
+def test_a_repository_that_is_a_file_is_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SetupError, match=f"^{tmp_path}/{place}/m: cannot be written to: Not a directory"):
+        check_writable(tmp_path / place, "m")
+
+
+# Nobody, not even root, can make a folder in /proc.
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="this system has no /proc")
+def test_a_repository_that_cannot_be_written_to_is_refused() -> None:
+    for repository in Path("/proc"), Path("/proc/models"):
+        with pytest.raises(SetupError, match=f"^{repository}/m: cannot be written to: "):
+            check_writable(repository, "m")
+        with pytest.raises(SetupError, match=f"^{repository}/m: cannot be written to: "), new_bundle(repository, "m", 1):
+            pass
+
+
+@pytest.mark.parametrize("place", [".", "not/yet/there"])
+def test_finding_out_whether_a_repository_is_writable_leaves_it_as_it_was(tmp_path: Path, place: str) -> None:
+    write_bundle(tmp_path)
+    before = _everything_in(tmp_path)
+    for name in ("m", "other", "m" * 255, "北京"):
+        check_writable(tmp_path / place, name)
+    assert _everything_in(tmp_path) == before

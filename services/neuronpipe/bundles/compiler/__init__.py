@@ -12,7 +12,7 @@ from neuronpipe.bundles.compiler.samples import sample_batches
 from neuronpipe.bundles.compiler.source import find_source
 from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest
-from neuronpipe.bundles.repository import Bundle, choose_version, new_bundle, read_bundle, write_manifest
+from neuronpipe.bundles.repository import Bundle, check_writable, choose_version, new_bundle, read_bundle, write_manifest
 from neuronpipe.core.errors import SetupError
 
 Report: TypeAlias = Callable[[str], None]
@@ -87,10 +87,9 @@ def _check(request: CompileRequest) -> None:
     dtypes = COMPILERS[request.backend].DTYPES
     if request.dtype not in dtypes:
         raise SetupError(f"dtype {request.dtype!r} is not known for {request.backend}; there are: {', '.join(dtypes)}")
-    if not request.name or request.name.startswith(".") or "/" in request.name:
-        raise SetupError(f"name {request.name!r} cannot be a folder's name; choose one with --name")
     if request.version is not None and request.version < 1:
         raise SetupError(f"version {request.version}: versions are whole numbers from 1 on")
+    check_writable(request.repository, request.name)
 
 
 def _numbered_steps(report: Report, count: int) -> Report:
