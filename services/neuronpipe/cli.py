@@ -5,10 +5,12 @@ What a command needs is imported by that command alone: `infer` must work where 
 
 import argparse
 import asyncio
+import contextlib
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from neuronpipe import __version__
@@ -23,10 +25,13 @@ _SERVICES = {
     "postprocessor": ("neuronpipe.postprocessor.server", "PostprocessorSettings"),
 }
 
+# A day. Far larger numbers overflow in gRPC, which takes them for a deadline that has passed.
+_MAX_TIMEOUT_S = 86_400
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command. Exit codes: 0 done, 1 the request failed, 2 the command, a setting or a bundle is at fault."""
-    options = _parser().parse_args(arguments)
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
         options.run(options)
     except SetupError as error:
@@ -42,6 +47,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _exit(message: str, code: int) -> None:
     print(f"neuronpipe: {message}", file=sys.stderr)
     sys.exit(code)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _parser()
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:  # Python keeps bytes of the command line that are no UTF-8 as halves of characters
+            parser.error(f"argument {argument!r}: not valid UTF-8")
+    return parser.parse_args(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,11 +97,34 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", required=True, metavar="HOST:PORT", help="the gateway")
-    parser.add_argument("--timeout-s", type=float, default=30.0, metavar="S", help="deadline in seconds (default: 30)")
+    parser.add_argument("--target", required=True, type=_target, metavar="HOST:PORT", help="the gateway")
+    parser.add_argument(
+        "--timeout-s", type=_timeout_s, default=30.0, metavar="S", help=f"deadline in seconds, at most {_MAX_TIMEOUT_S:,} (default: 30)"
+    )
+
+
+def _target(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty")
+    return text
+
+
+def _timeout_s(text: str) -> float:
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 < timeout_s <= _MAX_TIMEOUT_S:  # false for NaN too
+        raise argparse.ArgumentTypeError(f"{text}: must be more than 0 and at most {_MAX_TIMEOUT_S:,}")
+    return timeout_s
 
 
 def _compile(options: argparse.Namespace) -> None:
+    with _ending_on_sigterm():
+        print(_compile_bundle(options))
+
+
+def _compile_bundle(options: argparse.Namespace) -> Path:
     from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
     from neuronpipe.bundles.repository import default_name
 
@@ -101,8 +139,17 @@ def _compile(options: argparse.Namespace) -> None:
         dtype=options.dtype,
         max_divergence=options.max_divergence,
     )
-    bundle = compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True))
-    print(bundle.folder)
+    return compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True)).folder
+
+
+@contextlib.contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as an exception does, so that it cleans up, with the exit code that shells expect."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _serve(options: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ import io
 import json
 import pydoc_data.topics
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -224,6 +225,29 @@ def test_command_names_the_model_as_asked_or_else_as_its_source(
 ) -> None:
     _run_compile(sources["classifier"], tmp_path, *arguments)
     assert capsys.readouterr().out == f"{tmp_path}/{name}/1\n"
+
+
+def test_command_that_is_terminated_leaves_the_repository_as_it_was(
+    sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminated(_BrokenCompiler):
+        def convert(self, module: object, example: object, folder: Path, dtype: str) -> None:
+            assert len(list(tmp_path.glob("classifier/.1.*"))) == 1
+            signal.raise_signal(signal.SIGTERM)
+            super().convert(module, example, folder, dtype)
+
+    monkeypatch.setitem(compiler.COMPILERS, "terminated", Terminated(RuntimeError("SIGTERM was ignored")))
+    # Where the command does not handle the signal, it must not end the tests.
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            _run_compile(sources["classifier"], tmp_path, "--backend", "terminated")
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert ended.value.code == 143  # 128 plus the number of SIGTERM, 15
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_next_version_is_the_next_free_number(compiled: Callable[..., Bundle]) -> None:

@@ -22,6 +22,7 @@ _SERVICES: dict[str, type[config.ServerSettings]] = {
 }
 # Nothing listens on the discard port.
 _NOWHERE = "127.0.0.1:9"
+_INFER = ("infer", "--model", "m", "--json", "{}")
 
 
 @pytest.fixture(autouse=True)
@@ -119,11 +120,53 @@ def test_json_with_half_a_character_exits_with_two(capsys: pytest.CaptureFixture
     assert errors.startswith("neuronpipe: --json: ")
 
 
-@pytest.mark.parametrize("command", [("infer", "--model", "m", "--json", "{}"), ("models",)], ids=lambda command: command[0])
+@pytest.mark.parametrize("command", [_INFER, ("models",)], ids=lambda command: command[0])
 def test_a_gateway_that_is_not_there_exits_with_one(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
     code, output, errors = _run(capsys, *command, "--target", _NOWHERE, "--timeout-s", "10")
     assert (code, output) == (1, "")
     assert errors.startswith("neuronpipe: UNAVAILABLE: ")
+
+
+@pytest.mark.parametrize("timeout_s", ["0", "-1", "86400.1", "1e300", "inf", "-inf", "nan", "soon", ""])
+@pytest.mark.parametrize("command", [_INFER, ("models",)], ids=lambda command: command[0])
+def test_a_deadline_out_of_bounds_exits_with_two(capsys: pytest.CaptureFixture[str], command: tuple[str, ...], timeout_s: str) -> None:
+    code, output, errors = _run(capsys, *command, "--target", _NOWHERE, f"--timeout-s={timeout_s}")
+    assert (code, output) == (2, "")
+    assert "error: argument --timeout-s: " in errors
+
+
+@pytest.mark.parametrize("timeout_s", ["0.001", "86400"])
+def test_a_deadline_within_bounds_is_taken(monkeypatch: pytest.MonkeyPatch, timeout_s: str) -> None:
+    taken: list[float] = []
+    monkeypatch.setattr(cli, "_models", lambda options: taken.append(options.timeout_s))
+    cli.main(["models", "--target", _NOWHERE, "--timeout-s", timeout_s])
+    assert taken == [float(timeout_s)]
+
+
+@pytest.mark.parametrize("target", ["", " "])
+@pytest.mark.parametrize("command", [_INFER, ("models",)], ids=lambda command: command[0])
+def test_an_empty_target_exits_with_two(capsys: pytest.CaptureFixture[str], command: tuple[str, ...], target: str) -> None:
+    code, output, errors = _run(capsys, *command, "--target", target)
+    assert (code, output) == (2, "")
+    assert "error: argument --target: is empty" in errors
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("infer", "--target", _NOWHERE, "--json", "{}", "--model"),
+        ("infer", "--target", _NOWHERE, "--json", "{}", "--model", "m", "--version"),
+        ("infer", "--target", _NOWHERE, "--model", "m", "--json"),
+        ("models", "--target"),
+        ("serve", "all", "--repository"),
+        ("compile", "x", "--task", "text-classification", "--repository", "/x", "--name"),
+    ],
+    ids=" ".join,
+)
+def test_bytes_that_are_no_text_exit_with_two(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+    code, output, errors = _run(capsys, *command, os.fsdecode(b"\xff"))
+    assert (code, output) == (2, "")
+    assert errors.endswith("error: argument '\\udcff': not valid UTF-8\n")
 
 
 def _failing_with(monkeypatch: pytest.MonkeyPatch, fault: BaseException) -> None:
