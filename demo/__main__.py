@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from demo.model import find_minilm
+from demo.model import find_minilm, is_compiled
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _run(repository: Path) -> None:
-    if not (repository / MODEL).is_dir():
+    if not is_compiled(repository, MODEL):
         print("Compiling sentence-transformers/all-MiniLM-L6-v2 for OpenVINO:")
         request = CompileRequest(source=str(find_minilm()), task="sentence_embedding", repository=repository, name=MODEL)
         compile_bundle(request, lambda line: print(f"  {line}", flush=True))

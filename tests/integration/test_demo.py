@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from demo.model import is_compiled
 
 pytestmark = pytest.mark.local_only
 
@@ -22,6 +25,14 @@ def demo(repository: Path) -> Iterator["subprocess.Popen[str]"]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         yield process
         process.kill()
+
+
+def test_demo_compiles_where_an_interrupted_compilation_left_its_files(tmp_path: Path, fake_repository: Path) -> None:
+    assert not is_compiled(tmp_path, "minilm")
+    shutil.copytree(fake_repository / "minilm" / "1", tmp_path / "minilm" / ".1.abcdefgh")
+    assert not is_compiled(tmp_path, "minilm")
+    shutil.copytree(fake_repository / "minilm" / "1", tmp_path / "minilm" / "1")
+    assert is_compiled(tmp_path, "minilm")
 
 
 def test_demo_shows_similar_pairs_and_the_latency_split(demo: "subprocess.Popen[str]") -> None:
