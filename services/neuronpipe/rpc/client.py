@@ -21,6 +21,8 @@ ServiceConfig: TypeAlias = Mapping[str, object]
 
 STATUS_DETAILS = "grpc-status-details-bin"
 
+_PING_INTERVAL_MS = 20_000
+
 
 def open_channel(target: str, service_config: ServiceConfig | None = None) -> grpc.aio.Channel:
     """A channel that spreads calls over all addresses of its target and finds its way back soon after a loss."""
@@ -36,9 +38,10 @@ def open_channel(target: str, service_config: ServiceConfig | None = None) -> gr
             ("grpc.max_reconnect_backoff_ms", 2_000),
             ("grpc.dns_min_time_between_resolutions_ms", 1_000),
             # Finds a peer that vanished without a word; servers allow it (rpc/server.py).
-            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
             ("grpc.keepalive_timeout_ms", 5_000),
             ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
         ],
     )
 

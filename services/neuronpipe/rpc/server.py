@@ -46,6 +46,8 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _MAX_STATUS_BYTES = 1500
 _SHORTENED_CHARACTERS = 300
 
+_MIN_PING_INTERVAL_MS = 10_000
+
 # How long models may take to unload once all calls have ended; a device that hangs must not keep the process.
 _UNLOAD_LIMIT_S = 10.0
 
@@ -120,8 +122,8 @@ class _Server:
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", settings.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
-                # Long-lived channels ping while idle (rpc/client.py); the default would answer with too_many_pings.
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+                # Channels ping while idle (rpc/client.py); the default, five minutes, would cut them off with too_many_pings.
+                ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
                 ("grpc.keepalive_permit_without_calls", 1),
             ]
         )

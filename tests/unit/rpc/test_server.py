@@ -22,6 +22,8 @@ from neuronpipe.core.config import GatewaySettings
 from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, NeuronpipeError, Overloaded, SetupError
 from neuronpipe.core.stages import Call
 from neuronpipe.core.status import CODES, from_status
+from neuronpipe.rpc import client as rpc_client
+from neuronpipe.rpc import server as rpc_server
 from neuronpipe.rpc.server import Context, Method, _Server, call_of
 from tests.unit.every_error import EVERY_ERROR
 
@@ -34,6 +36,7 @@ _BROKEN = b"\x0a\x05a"
 
 @dataclass
 class _System:
+    address: str
     server: _Server
     channel: Any  # the stubs of grpc.aio know no calls without serializers, which this test needs to send bytes
 
@@ -56,7 +59,7 @@ async def _listening(caplog: pytest.LogCaptureFixture, **changes: Any) -> AsyncI
     address = caplog.records[-1].__dict__["fields"]["address"]  # the log is how an operator learns of the port
     async with grpc.aio.insecure_channel(address) as channel:
         try:
-            yield _System(server, channel)
+            yield _System(address, server, channel)
         finally:
             await server.stop()
 
@@ -417,3 +420,15 @@ async def test_a_watch_of_the_health_does_not_hold_up_the_end(caplog: pytest.Log
         await watch.read()
 
         await asyncio.wait_for(system.server.drain(60), 10)
+
+
+async def test_a_channel_that_pings_while_idle_is_not_cut_off(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A second is as often as gRPC pings. A server cuts off at the third ping too many.
+    monkeypatch.setattr(rpc_client, "_PING_INTERVAL_MS", rpc_client._PING_INTERVAL_MS // 20)
+    monkeypatch.setattr(rpc_server, "_MIN_PING_INTERVAL_MS", rpc_server._MIN_PING_INTERVAL_MS // 20)
+
+    async with _serving(caplog, {}) as system, rpc_client.open_channel(system.address) as channel:
+        await channel.channel_ready()
+
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(channel.wait_for_state_change(grpc.ChannelConnectivity.READY), 6)
