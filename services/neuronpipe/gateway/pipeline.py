@@ -102,6 +102,7 @@ class Pipeline:
                 batch_size=prediction.batch_size,
                 bucket_tokens=prediction.bucket_tokens,
                 token_cache=encoded.token_cache,
+                padded_tokens=prediction.padded_tokens,
             ),
             timings=StageTimings(
                 preprocess_ns=preprocessed_ns - started_ns,

@@ -46,6 +46,7 @@ def _prediction(computed: list[Computed], arrived_ns: int) -> Prediction:
         queue_ns=max(0, max(one.finished_ns for one in computed) - arrived_ns - compute_ns),
         batch_size=max(one.batch_size for one in computed),
         bucket_tokens=max(one.bucket_tokens for one in computed),
+        padded_tokens=sum(one.bucket_tokens for one in computed),
     )
 
 

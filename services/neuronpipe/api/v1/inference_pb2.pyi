@@ -21,6 +21,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Priority:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PriorityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Priority.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PRIORITY_UNSPECIFIED: _Priority.ValueType  # 0
+    """As PRIORITY_INTERACTIVE."""
+    PRIORITY_INTERACTIVE: _Priority.ValueType  # 1
+    """Somebody waits for it."""
+    PRIORITY_BULK: _Priority.ValueType  # 2
+    """Work for which time matters less. It waits while interactive work does, and is refused or dropped first when there is too much."""
+
+class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
+    """What goes first when not everything can."""
+
+PRIORITY_UNSPECIFIED: Priority.ValueType  # 0
+"""As PRIORITY_INTERACTIVE."""
+PRIORITY_INTERACTIVE: Priority.ValueType  # 1
+"""Somebody waits for it."""
+PRIORITY_BULK: Priority.ValueType  # 2
+"""Work for which time matters less. It waits while interactive work does, and is refused or dropped first when there is too much."""
+Global___Priority: _TypeAlias = Priority  # noqa: Y015
+
 class _CacheOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -63,12 +87,15 @@ class InferRequest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model's name."""
     version: _builtins.str
     """The model's version, a whole number; default: the newest."""
     request_id: _builtins.str
     """The caller's name for this request, repeated in the response and in logs and traces; default: one that the gateway makes."""
+    priority: Global___Priority.ValueType
+    """What goes first when not everything can."""
     @_builtins.property
     def input(self) -> _tasks_pb2.TaskInput:
         """The input."""
@@ -80,10 +107,11 @@ class InferRequest(_message.Message):
         version: _builtins.str = ...,
         request_id: _builtins.str = ...,
         input: _tasks_pb2.TaskInput | None = ...,
+        priority: Global___Priority.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "model", b"model", "request_id", b"request_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "model", b"model", "priority", b"priority", "request_id", b"request_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -322,6 +350,7 @@ class Usage(_message.Message):
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     BUCKET_TOKENS_FIELD_NUMBER: _builtins.int
     TOKEN_CACHE_FIELD_NUMBER: _builtins.int
+    PADDED_TOKENS_FIELD_NUMBER: _builtins.int
     tokens: _builtins.int
     """Tokens given to the model, special tokens included, summed over the input's sequences."""
     truncated_tokens: _builtins.int
@@ -332,6 +361,8 @@ class Usage(_message.Message):
     """The largest padded length of such a batch, in tokens."""
     token_cache: Global___CacheOutcome.ValueType
     """Where the tokenization came from."""
+    padded_tokens: _builtins.int
+    """Tokens that were computed for the input's sequences, the padding that made them as long as their batches included."""
     def __init__(
         self,
         *,
@@ -340,10 +371,11 @@ class Usage(_message.Message):
         batch_size: _builtins.int = ...,
         bucket_tokens: _builtins.int = ...,
         token_cache: Global___CacheOutcome.ValueType = ...,
+        padded_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bucket_tokens", b"bucket_tokens", "token_cache", b"token_cache", "tokens", b"tokens", "truncated_tokens", b"truncated_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bucket_tokens", b"bucket_tokens", "padded_tokens", b"padded_tokens", "token_cache", b"token_cache", "tokens", b"tokens", "truncated_tokens", b"truncated_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -347,6 +347,7 @@ class Prediction(_message.Message):
     COMPUTE_NS_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     BUCKET_TOKENS_FIELD_NUMBER: _builtins.int
+    PADDED_TOKENS_FIELD_NUMBER: _builtins.int
     queue_ns: _builtins.int
     """Time in which none of the sequences was being computed, from arrival on."""
     compute_ns: _builtins.int
@@ -355,6 +356,8 @@ class Prediction(_message.Message):
     """The largest number of sequences in a batch that held one of these."""
     bucket_tokens: _builtins.int
     """The largest padded length of such a batch, in tokens."""
+    padded_tokens: _builtins.int
+    """Tokens that were computed for these, padding included."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_tensors_pb2.TensorSet]:
         """One set a sequence, in order, without padding."""
@@ -367,10 +370,11 @@ class Prediction(_message.Message):
         compute_ns: _builtins.int = ...,
         batch_size: _builtins.int = ...,
         bucket_tokens: _builtins.int = ...,
+        padded_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bucket_tokens", b"bucket_tokens", "compute_ns", b"compute_ns", "outputs", b"outputs", "queue_ns", b"queue_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bucket_tokens", b"bucket_tokens", "compute_ns", b"compute_ns", "outputs", b"outputs", "padded_tokens", b"padded_tokens", "queue_ns", b"queue_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
