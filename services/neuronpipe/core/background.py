@@ -21,5 +21,7 @@ async def beside(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
                 for task in tasks:
                     task.cancel()
     except BaseExceptionGroup as errors:
-        first = errors.exceptions[0]
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
         raise first from first.__cause__

@@ -1,33 +1,22 @@
 """The three stages as functions, and what travels with a request through them.
 
-A stage is an async function from a request message to a response message. A gRPC stub's method has that shape too, so whoever holds
-`Stages` cannot tell near from far.
+A stage is an async function from an item to a value, and raises the errors of core/errors.py. Whoever holds `Stages` cannot tell near
+from far: in one process they are methods of the stage objects, over the network they send the item along with others.
 """
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias
 
-from google.rpc.status_pb2 import Status
-
-from neuronpipe.api.v1.stages_pb2 import (
-    ExecuteRequest,
-    ExecuteResponse,
-    ItemContext,
-    PostprocessRequest,
-    PostprocessResponse,
-    TokenizeRequest,
-    TokenizeResponse,
-)
-from neuronpipe.core.errors import DeadlineExceeded, InternalError, NeuronpipeError
+from neuronpipe.api.v1.stages_pb2 import EncodedInput, ExecuteItem, ItemContext, PostprocessItem, Prediction, TokenizeItem
+from neuronpipe.api.v1.tasks_pb2 import TaskResult
+from neuronpipe.core.errors import DeadlineExceeded, InternalError
 from neuronpipe.core.logs import log_fault
-from neuronpipe.core.status import to_status
 
-Tokenize: TypeAlias = Callable[[TokenizeRequest], Awaitable[TokenizeResponse]]
-Execute: TypeAlias = Callable[[ExecuteRequest], Awaitable[ExecuteResponse]]
-Postprocess: TypeAlias = Callable[[PostprocessRequest], Awaitable[PostprocessResponse]]
+Tokenize: TypeAlias = Callable[[TokenizeItem], Awaitable[EncodedInput]]
+Execute: TypeAlias = Callable[[ExecuteItem], Awaitable[Prediction]]
+Postprocess: TypeAlias = Callable[[PostprocessItem], Awaitable[TaskResult]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,35 +56,6 @@ class Call:
         """Raises DeadlineExceeded where no time is left: what nobody waits for is not computed."""
         if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
             raise DeadlineExceeded("the deadline passed before the work began")
-
-
-class Item(Protocol):
-    """What the items of all stages have in common."""
-
-    @property
-    def context(self) -> ItemContext: ...
-
-
-ItemT = TypeVar("ItemT", bound=Item)
-OutcomeT = TypeVar("OutcomeT")
-
-
-async def each_alone(
-    items: list[ItemT], work: Callable[[ItemT], Awaitable[OutcomeT]], failed: Callable[[Status], OutcomeT]
-) -> list[OutcomeT]:
-    """Runs `work` on all items side by side; an item that fails gets `failed(status)` and leaves the others alone."""
-
-    async def outcome(item: ItemT) -> OutcomeT:
-        try:
-            return await work(item)
-        except NeuronpipeError as error:
-            return failed(to_status(error))
-        except Exception as fault:
-            return failed(to_status(internal_error(fault, item.context.request_id)))
-
-    if len(items) == 1:
-        return [await outcome(items[0])]
-    return list(await asyncio.gather(*map(outcome, items)))
 
 
 def internal_error(fault: Exception, request_id: str) -> InternalError:

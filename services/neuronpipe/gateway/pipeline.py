@@ -8,9 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
-from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.api.v1.inference_pb2 import (
     InferBatchRequest,
     InferBatchResponse,
@@ -22,11 +20,12 @@ from neuronpipe.api.v1.inference_pb2 import (
     StageTimings,
     Usage,
 )
+from neuronpipe.api.v1.stages_pb2 import ExecuteItem, PostprocessItem, TokenizeItem
 from neuronpipe.core.config import PipelineSettings
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeError, Overloaded, WrongTask
 from neuronpipe.core.model import ModelSpec, ModelTable
 from neuronpipe.core.stages import Call, Stages, internal_error
-from neuronpipe.core.status import from_status, to_status
+from neuronpipe.core.status import to_status
 
 _MAX_REQUEST_ID_LENGTH = 256
 # The shortest wait that a refused caller is told; a place is seldom free sooner.
@@ -65,30 +64,26 @@ class Pipeline:
     async def _run(self, request: InferRequest, model: ModelSpec, call: Call, request_id: str, started_ns: int) -> InferResponse:
         version = str(model.version)
 
-        tokenize_item = stages_pb2.TokenizeItem(
-            context=call.item_context(request_id), model=model.name, version=version, input=request.input
+        encoded = await self._stages.tokenize(
+            TokenizeItem(context=call.item_context(request_id), model=model.name, version=version, input=request.input)
         )
-        tokenized = await self._stages.tokenize(stages_pb2.TokenizeRequest(items=[tokenize_item]))
-        encoded = _value(tokenized.outcomes[0]).encoded
         preprocessed_ns = time.perf_counter_ns()
 
-        execute_item = stages_pb2.ExecuteItem(
-            context=call.item_context(request_id), model=model.name, version=version, sequences=encoded.sequences
+        prediction = await self._stages.execute(
+            ExecuteItem(context=call.item_context(request_id), model=model.name, version=version, sequences=encoded.sequences)
         )
-        executed = await self._stages.execute(stages_pb2.ExecuteRequest(items=[execute_item]))
-        prediction = _value(executed.outcomes[0]).prediction
         predicted_ns = time.perf_counter_ns()
 
-        postprocess_item = stages_pb2.PostprocessItem(
-            context=call.item_context(request_id),
-            model=model.name,
-            version=version,
-            input=request.input,
-            annotations=encoded.annotations,
-            outputs=prediction.outputs,
+        result = await self._stages.postprocess(
+            PostprocessItem(
+                context=call.item_context(request_id),
+                model=model.name,
+                version=version,
+                input=request.input,
+                annotations=encoded.annotations,
+                outputs=prediction.outputs,
+            )
         )
-        postprocessed = await self._stages.postprocess(stages_pb2.PostprocessRequest(items=[postprocess_item]))
-        result = _value(postprocessed.outcomes[0]).result
         postprocessed_ns = time.perf_counter_ns()
 
         return InferResponse(
@@ -194,13 +189,3 @@ class Pipeline:
             self._in_flight -= 1
             weight = _ESTIMATE_WEIGHT if self._request_time_s else 1.0
             self._request_time_s += weight * (time.monotonic() - began_s - self._request_time_s)
-
-
-OutcomeT = TypeVar("OutcomeT", stages_pb2.TokenizeOutcome, stages_pb2.ExecuteOutcome, stages_pb2.PostprocessOutcome)
-
-
-def _value(outcome: OutcomeT) -> OutcomeT:
-    """The outcome, unless it is an error: then raises that."""
-    if outcome.HasField("error"):
-        raise from_status(outcome.error)
-    return outcome

@@ -10,10 +10,12 @@ from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.background import beside
 from neuronpipe.core.config import GatewaySettings
 from neuronpipe.core.model import ModelTable
+from neuronpipe.core.stages import Stages
 from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.gateway.pipeline import Pipeline
-from neuronpipe.rpc.client import remote_stages
-from neuronpipe.rpc.health import follow_health
+from neuronpipe.rpc.endpoints import follow_endpoints
+from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE
 from neuronpipe.rpc.server import Context, Method, SetServing, call_of, serve
 
 INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
@@ -53,16 +55,22 @@ async def run(settings: GatewaySettings) -> None:
     @asynccontextmanager
     async def assemble(set_serving: SetServing) -> AsyncIterator[Mapping[str, Method]]:
         bundles = read_repository(settings.repository)
-        targets = settings.tokenizer_target, settings.executor_target, settings.postprocessor_target
-        async with remote_stages(*targets) as (stages, channels):
-            models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
-            healthy: set[str] = set()
+        healthy: set[str] = set()
 
-            async def report(service: str, is_serving: bool) -> None:
-                (healthy.add if is_serving else healthy.discard)(service)
-                await set_serving(INFERENCE_SERVICE.full_name, healthy == channels.keys())
+        async def report(service: str, is_serving: bool) -> None:
+            (healthy.add if is_serving else healthy.discard)(service)
+            await set_serving(INFERENCE_SERVICE.full_name, healthy == coalescers.keys())
 
-            async with beside(*(follow_health(channel, partial(report, service)) for service, channel in channels.items())):
-                yield gateway_methods(Pipeline(models, stages, settings), Catalog(bundles))
+        coalescers = {
+            service: Coalescer(service, partial(report, service)) for service in ("tokenizer", "neuron-executor", "postprocessor")
+        }
+        tokenize, execute, postprocess = coalescers.values()
+        models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
+        async with beside(
+            follow_endpoints(TOKENIZE, settings.tokenizer_target, tokenize.serve),
+            follow_endpoints(EXECUTE, settings.executor_target, execute.serve),
+            follow_endpoints(POSTPROCESS, settings.postprocessor_target, postprocess.serve),
+        ):
+            yield gateway_methods(Pipeline(models, Stages(tokenize, execute, postprocess), settings), Catalog(bundles))
 
     await serve("gateway", settings, [INFERENCE_SERVICE, MODEL_SERVICE], assemble, follow=[INFERENCE_SERVICE.full_name])

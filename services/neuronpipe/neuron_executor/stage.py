@@ -7,13 +7,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import numpy as np
 
-from neuronpipe.api.v1.stages_pb2 import ExecuteItem, ExecuteOutcome, ExecuteRequest, ExecuteResponse, Prediction
+from neuronpipe.api.v1.stages_pb2 import ExecuteItem, Prediction
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.config import EngineSettings
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log
 from neuronpipe.core.model import ModelTable
-from neuronpipe.core.stages import Call, each_alone
+from neuronpipe.core.stages import Call
 from neuronpipe.core.tensors import to_arrays, to_tensor_set
 from neuronpipe.neuron_executor.backends import load_backend
 from neuronpipe.neuron_executor.backends.base import Backend, BackendError, LoadRequest
@@ -27,15 +27,12 @@ class NeuronExecutorStage:
     def __init__(self, schedulers: dict[tuple[str, int], Scheduler]) -> None:
         self._schedulers = ModelTable(schedulers)
 
-    async def execute(self, request: ExecuteRequest) -> ExecuteResponse:
-        """Runs every item; each succeeds or fails alone."""
-        return ExecuteResponse(outcomes=await each_alone(list(request.items), self._outcome, lambda status: ExecuteOutcome(error=status)))
-
-    async def _outcome(self, item: ExecuteItem) -> ExecuteOutcome:
+    async def execute(self, item: ExecuteItem) -> Prediction:
+        """Runs the sequences of one input."""
         arrived_ns = time.monotonic_ns()
         scheduler = self._schedulers.find(item.model, item.version)
         computed = await scheduler.run([to_arrays(sequence) for sequence in item.sequences], Call.of_item(item.context).deadline_s)
-        return ExecuteOutcome(prediction=_prediction(computed, arrived_ns))
+        return _prediction(computed, arrived_ns)
 
 
 def _prediction(computed: list[Computed], arrived_ns: int) -> Prediction:

@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.config import PostprocessorSettings
 from neuronpipe.postprocessor.stage import PostprocessorStage
+from neuronpipe.rpc.items import POSTPROCESS, stage_method
 from neuronpipe.rpc.server import Method, SetServing, serve
 
 
@@ -17,8 +17,8 @@ async def run(settings: PostprocessorSettings) -> None:
     async def assemble(set_serving: SetServing) -> AsyncIterator[Mapping[str, Method]]:
         stage = PostprocessorStage(read_repository(settings.repository))
         try:
-            yield {"Postprocess": lambda request, context: stage.postprocess(request)}
+            yield stage_method(POSTPROCESS, stage.postprocess)
         finally:
             stage.close()
 
-    await serve("postprocessor", settings, [stages_pb2.DESCRIPTOR.services_by_name["PostprocessorService"]], assemble)
+    await serve("postprocessor", settings, [POSTPROCESS.service], assemble)

@@ -1,22 +1,15 @@
-"""Channels to services, the stages behind them, and what a failed call means."""
+"""Channels to services, and what a failed call means."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import TypeAlias
 
 import grpc
-from google.rpc import code_pb2
 from google.rpc.status_pb2 import Status
 
-from neuronpipe.api.v1.stages_pb2_grpc import NeuronExecutorServiceStub, PostprocessorServiceStub, TokenizerServiceStub
-from neuronpipe.core.errors import InternalError, NeuronpipeError, Unavailable
-from neuronpipe.core.stages import Stages
+from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.status import from_status
 
-RequestT = TypeVar("RequestT")
-ResponseT = TypeVar("ResponseT")
 ServiceConfig: TypeAlias = Mapping[str, object]
 
 STATUS_DETAILS = "grpc-status-details-bin"
@@ -52,49 +45,3 @@ def error_of(failure: grpc.aio.AioRpcError) -> NeuronpipeError:
         if key == STATUS_DETAILS and isinstance(value, bytes):
             return from_status(Status.FromString(value))
     return from_status(Status(code=failure.code().value[0], message=failure.details() or failure.code().name))
-
-
-@asynccontextmanager
-async def remote_stages(
-    tokenizer_target: str, executor_target: str, postprocessor_target: str
-) -> AsyncIterator[tuple[Stages, dict[str, grpc.aio.Channel]]]:
-    """The stages behind three targets, and their channels by service name; closed with the block."""
-    channels = {
-        "tokenizer": open_channel(tokenizer_target),
-        "neuron-executor": open_channel(executor_target),
-        "postprocessor": open_channel(postprocessor_target),
-    }
-    try:
-        yield (
-            Stages(
-                tokenize=_stage("tokenizer", TokenizerServiceStub(channels["tokenizer"]).Tokenize),
-                execute=_stage("neuron-executor", NeuronExecutorServiceStub(channels["neuron-executor"]).Execute),
-                postprocess=_stage("postprocessor", PostprocessorServiceStub(channels["postprocessor"]).Postprocess),
-            ),
-            channels,
-        )
-    finally:
-        await asyncio.gather(*(channel.close() for channel in channels.values()))
-
-
-def _stage(service: str, method: Callable[[RequestT], Awaitable[ResponseT]]) -> Callable[[RequestT], Awaitable[ResponseT]]:
-    """The stub's method, failing with our errors instead of gRPC's."""
-
-    async def stage(request: RequestT) -> ResponseT:
-        try:
-            return await method(request)
-        except grpc.aio.AioRpcError as failure:
-            raise _stage_error(service, failure) from failure
-
-    return stage
-
-
-def _stage_error(service: str, failure: grpc.aio.AioRpcError) -> NeuronpipeError:
-    code = failure.code().value[0]
-    is_ours = any(key == STATUS_DETAILS for key, _ in failure.trailing_metadata() or ())
-    if is_ours:
-        return error_of(failure)
-    # CANCELLED: the service ended the call, as its grace after SIGTERM ran out; had our caller left, we would not be here.
-    if code in (code_pb2.UNAVAILABLE, code_pb2.CANCELLED):
-        return Unavailable(f"the {service} service cannot be reached")
-    return InternalError(f"the {service} service failed with {failure.code().name}")

@@ -1,14 +1,10 @@
-"""Health, of this service and of others."""
+"""A service's health."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-
-# Between a watch that a server ended and the next; a server that is down is waited for by gRPC itself.
-_PAUSE_S = 0.1
+from grpc_health.v1 import health, health_pb2
 
 
 class StoppableHealth(health.aio.HealthServicer):  # type: ignore[misc]
@@ -34,16 +30,3 @@ class StoppableHealth(health.aio.HealthServicer):  # type: ignore[misc]
         """Ends every watch."""
         for watch in self._watches:
             watch.cancel()
-
-
-async def follow_health(channel: grpc.aio.Channel, report: Callable[[bool], Awaitable[None]]) -> None:
-    """Reports whether the process behind a channel is serving, now and at every change, until cancelled."""
-    stub = health_pb2_grpc.HealthStub(channel)
-    while True:
-        try:
-            async for response in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
-                await report(response.status == health_pb2.HealthCheckResponse.SERVING)
-        except grpc.aio.AioRpcError:
-            pass  # it went away: as much an answer as any
-        await report(False)
-        await asyncio.sleep(_PAUSE_S)

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.config import TokenizerSettings
+from neuronpipe.rpc.items import TOKENIZE, stage_method
 from neuronpipe.rpc.server import Method, SetServing, serve
 from neuronpipe.tokenizer.stage import TokenizerStage
 
@@ -18,8 +18,8 @@ async def run(settings: TokenizerSettings) -> None:
     async def assemble(set_serving: SetServing) -> AsyncIterator[Mapping[str, Method]]:
         stage = await asyncio.to_thread(lambda: TokenizerStage(read_repository(settings.repository)))
         try:
-            yield {"Tokenize": lambda request, context: stage.tokenize(request)}
+            yield stage_method(TOKENIZE, stage.tokenize)
         finally:
             stage.close()
 
-    await serve("tokenizer", settings, [stages_pb2.DESCRIPTOR.services_by_name["TokenizerService"]], assemble)
+    await serve("tokenizer", settings, [TOKENIZE.service], assemble)

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from neuronpipe.api.v1.stages_pb2 import EncodedInput, TokenizeItem, TokenizeOutcome, TokenizeRequest, TokenizeResponse
+from neuronpipe.api.v1.stages_pb2 import EncodedInput, TokenizeItem
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.model import ModelSpec, ModelTable
-from neuronpipe.core.stages import Call, each_alone
+from neuronpipe.core.stages import Call
 from neuronpipe.core.tensors import to_tensor_set
 from neuronpipe.core.worker import Worker
 from neuronpipe.tasks import TASKS
@@ -27,25 +27,20 @@ class TokenizerStage:
         self._models = ModelTable({bundle.key: _Model(bundle.spec, JsonTokenizer(bundle.tokenizer_file())) for bundle in bundles})
         self._worker = Worker("tokenize")
 
-    async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
-        """Encodes every item; each succeeds or fails alone."""
-        return TokenizeResponse(outcomes=await each_alone(list(request.items), self._outcome, lambda status: TokenizeOutcome(error=status)))
-
-    async def _outcome(self, item: TokenizeItem) -> TokenizeOutcome:
+    async def tokenize(self, item: TokenizeItem) -> EncodedInput:
+        """Encodes one input."""
         return await self._worker.run(item.ByteSize(), self._encode, item, Call.of_item(item.context))
 
-    def _encode(self, item: TokenizeItem, call: Call) -> TokenizeOutcome:
+    def _encode(self, item: TokenizeItem, call: Call) -> EncodedInput:
         call.check_deadline()
         model = self._models.find(item.model, item.version)
         task = TASKS[model.spec.task]
         encoded = task.encode(getattr(item.input, task.name), model.tokenizer, model.spec)
-        return TokenizeOutcome(
-            encoded=EncodedInput(
-                sequences=[to_tensor_set(sequence) for sequence in encoded.sequences],
-                annotations=[to_tensor_set(annotation) for annotation in encoded.annotations],
-                tokens=sum(len(sequence["input_ids"]) for sequence in encoded.sequences),
-                truncated_tokens=encoded.truncated_tokens,
-            )
+        return EncodedInput(
+            sequences=[to_tensor_set(sequence) for sequence in encoded.sequences],
+            annotations=[to_tensor_set(annotation) for annotation in encoded.annotations],
+            tokens=sum(len(sequence["input_ids"]) for sequence in encoded.sequences),
+            truncated_tokens=encoded.truncated_tokens,
         )
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class TokenizerServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Tokenize = channel.unary_unary(
+        self.Tokenize = channel.stream_stream(
                 '/neuronpipe.api.v1.TokenizerService/Tokenize',
                 request_serializer=neuronpipe_dot_api_dot_v1_dot_stages__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=neuronpipe_dot_api_dot_v1_dot_stages__pb2.TokenizeResponse.FromString,
@@ -46,10 +46,11 @@ class TokenizerServiceServicer(object):
     """The pre-process stage: inputs become sequences of token ids.
     """
 
-    def Tokenize(self, request, context):
+    def Tokenize(self, request_iterator, context):
         """Encodes inputs.
 
-        Errors of the whole: INVALID_ARGUMENT not a valid message; UNAVAILABLE the service is starting; CANCELLED; INTERNAL.
+        Errors of the whole: INVALID_ARGUMENT not a valid message; UNAVAILABLE the service is starting, or is stopping, which ends the stream
+        after the outcomes of what was read before; CANCELLED; INTERNAL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -58,7 +59,7 @@ class TokenizerServiceServicer(object):
 
 def add_TokenizerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Tokenize': grpc.unary_unary_rpc_method_handler(
+            'Tokenize': grpc.stream_stream_rpc_method_handler(
                     servicer.Tokenize,
                     request_deserializer=neuronpipe_dot_api_dot_v1_dot_stages__pb2.TokenizeRequest.FromString,
                     response_serializer=neuronpipe_dot_api_dot_v1_dot_stages__pb2.TokenizeResponse.SerializeToString,
@@ -76,7 +77,7 @@ class TokenizerService(object):
     """
 
     @staticmethod
-    def Tokenize(request,
+    def Tokenize(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -86,8 +87,8 @@ class TokenizerService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/neuronpipe.api.v1.TokenizerService/Tokenize',
             neuronpipe_dot_api_dot_v1_dot_stages__pb2.TokenizeRequest.SerializeToString,
@@ -113,7 +114,7 @@ class NeuronExecutorServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Execute = channel.unary_unary(
+        self.Execute = channel.stream_stream(
                 '/neuronpipe.api.v1.NeuronExecutorService/Execute',
                 request_serializer=neuronpipe_dot_api_dot_v1_dot_stages__pb2.ExecuteRequest.SerializeToString,
                 response_deserializer=neuronpipe_dot_api_dot_v1_dot_stages__pb2.ExecuteResponse.FromString,
@@ -124,10 +125,11 @@ class NeuronExecutorServiceServicer(object):
     """The prediction stage: sequences become the model's outputs.
     """
 
-    def Execute(self, request, context):
+    def Execute(self, request_iterator, context):
         """Runs sequences.
 
-        Errors of the whole: INVALID_ARGUMENT not a valid message; UNAVAILABLE the service is starting; CANCELLED; INTERNAL.
+        Errors of the whole: INVALID_ARGUMENT not a valid message; UNAVAILABLE the service is starting, or is stopping, which ends the stream
+        after the outcomes of what was read before; CANCELLED; INTERNAL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -136,7 +138,7 @@ class NeuronExecutorServiceServicer(object):
 
 def add_NeuronExecutorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Execute': grpc.unary_unary_rpc_method_handler(
+            'Execute': grpc.stream_stream_rpc_method_handler(
                     servicer.Execute,
                     request_deserializer=neuronpipe_dot_api_dot_v1_dot_stages__pb2.ExecuteRequest.FromString,
                     response_serializer=neuronpipe_dot_api_dot_v1_dot_stages__pb2.ExecuteResponse.SerializeToString,
@@ -154,7 +156,7 @@ class NeuronExecutorService(object):
     """
 
     @staticmethod
-    def Execute(request,
+    def Execute(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -164,8 +166,8 @@ class NeuronExecutorService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/neuronpipe.api.v1.NeuronExecutorService/Execute',
             neuronpipe_dot_api_dot_v1_dot_stages__pb2.ExecuteRequest.SerializeToString,
@@ -191,7 +193,7 @@ class PostprocessorServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Postprocess = channel.unary_unary(
+        self.Postprocess = channel.stream_stream(
                 '/neuronpipe.api.v1.PostprocessorService/Postprocess',
                 request_serializer=neuronpipe_dot_api_dot_v1_dot_stages__pb2.PostprocessRequest.SerializeToString,
                 response_deserializer=neuronpipe_dot_api_dot_v1_dot_stages__pb2.PostprocessResponse.FromString,
@@ -202,10 +204,11 @@ class PostprocessorServiceServicer(object):
     """The post-process stage: the model's outputs become a result.
     """
 
-    def Postprocess(self, request, context):
+    def Postprocess(self, request_iterator, context):
         """Decodes outputs.
 
-        Errors of the whole: INVALID_ARGUMENT not a valid message; UNAVAILABLE the service is starting; CANCELLED; INTERNAL.
+        Errors of the whole: INVALID_ARGUMENT not a valid message; UNAVAILABLE the service is starting, or is stopping, which ends the stream
+        after the outcomes of what was read before; CANCELLED; INTERNAL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -214,7 +217,7 @@ class PostprocessorServiceServicer(object):
 
 def add_PostprocessorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Postprocess': grpc.unary_unary_rpc_method_handler(
+            'Postprocess': grpc.stream_stream_rpc_method_handler(
                     servicer.Postprocess,
                     request_deserializer=neuronpipe_dot_api_dot_v1_dot_stages__pb2.PostprocessRequest.FromString,
                     response_serializer=neuronpipe_dot_api_dot_v1_dot_stages__pb2.PostprocessResponse.SerializeToString,
@@ -232,7 +235,7 @@ class PostprocessorService(object):
     """
 
     @staticmethod
-    def Postprocess(request,
+    def Postprocess(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -242,8 +245,8 @@ class PostprocessorService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/neuronpipe.api.v1.PostprocessorService/Postprocess',
             neuronpipe_dot_api_dot_v1_dot_stages__pb2.PostprocessRequest.SerializeToString,
