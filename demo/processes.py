@@ -104,6 +104,7 @@ def four_processes(repository: Path) -> Iterator[dict[str, ServiceProcess]]:
         started["gateway"] = stack.enter_context(ServiceProcess("gateway", "--repository", str(repository), *targets))
         for process in started.values():
             process.wait_until_ready()
+        started["gateway"].wait_for("all stages reached")
         yield started
 
 

@@ -1,5 +1,7 @@
 """The gateway as a process of its own, and its gRPC services for whoever has a pipeline."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -9,6 +11,7 @@ from neuronpipe.api.v1.inference_pb2 import InferBatchRequest, InferBatchRespons
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.background import beside
 from neuronpipe.core.config import GatewaySettings
+from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.stages import Stages
 from neuronpipe.gateway.catalog import Catalog
@@ -20,6 +23,9 @@ from neuronpipe.rpc.server import Context, Method, SetServing, call_of, serve
 
 INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 MODEL_SERVICE = models_pb2.DESCRIPTOR.services_by_name["ModelService"]
+
+# How long the first requests wait for the gateway's connections; a stage that is there takes milliseconds.
+_CONNECT_LIMIT_S = 1.0
 
 
 def gateway_methods(pipeline: Pipeline, catalog: Catalog) -> Mapping[str, Method]:
@@ -56,10 +62,17 @@ async def run(settings: GatewaySettings) -> None:
     async def assemble(set_serving: SetServing) -> AsyncIterator[Mapping[str, Method]]:
         bundles = read_repository(settings.repository)
         healthy: set[str] = set()
+        complete = asyncio.Event()
 
         async def report(service: str, is_serving: bool) -> None:
             (healthy.add if is_serving else healthy.discard)(service)
-            await set_serving(INFERENCE_SERVICE.full_name, healthy == coalescers.keys())
+            is_complete = healthy == coalescers.keys()
+            await set_serving(INFERENCE_SERVICE.full_name, is_complete)
+            if is_complete:
+                complete.set()
+                log("all stages reached")
+            elif not is_serving:
+                log_warning("stage lost", stage=service)
 
         coalescers = {
             service: Coalescer(service, partial(report, service)) for service in ("tokenizer", "neuron-executor", "postprocessor")
@@ -71,6 +84,8 @@ async def run(settings: GatewaySettings) -> None:
             follow_endpoints(EXECUTE, settings.executor_target, execute.serve),
             follow_endpoints(POSTPROCESS, settings.postprocessor_target, postprocess.serve),
         ):
+            with contextlib.suppress(TimeoutError):  # a stage that is down must not keep the others' models from being listed
+                await asyncio.wait_for(complete.wait(), _CONNECT_LIMIT_S)
             yield gateway_methods(Pipeline(models, Stages(tokenize, execute, postprocess), settings), Catalog(bundles))
 
     await serve("gateway", settings, [INFERENCE_SERVICE, MODEL_SERVICE], assemble, follow=[INFERENCE_SERVICE.full_name])

@@ -1,17 +1,18 @@
 """Waiting sequences to batches on a model's cores.
 
-Sequences wait in one bounded queue. A free core takes the oldest and, without waiting for more, those behind it that fit into the
-batch. What its caller gave up (cancelled, or past its deadline) is dropped when the batch is formed. A batch that fails is run again
-one sequence at a time, so that one bad sequence fails alone. Knows no transport and no task.
+Sequences wait in one bounded queue. A free core takes the oldest and, without waiting for more, others of nearly its length, as many
+as make the batch efficient. What its caller gave up (cancelled), and what would not be done by its deadline, is dropped when the batch
+is formed. A batch that fails is run again one sequence at a time, so that one bad sequence fails alone. Knows no transport and no task.
 """
 
 import asyncio
+import itertools
+import math
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from neuronpipe.core.background import beside
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError, Overloaded, Unavailable
@@ -19,10 +20,12 @@ from neuronpipe.core.logs import log_fault, log_warning
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.neuron_executor.backends.base import Backend
+from neuronpipe.neuron_executor.batch_time import BatchTime
 from neuronpipe.neuron_executor.batching import check_sequence, cut, fault_of, pad
+from neuronpipe.neuron_executor.queue import SequenceQueue, Waiting
 
-# How fast the estimate of a sequence's time follows the load: the weight of the newest batch.
-_ESTIMATE_WEIGHT = 0.2
+# A batch is large enough once its overhead is this share of its time; beyond, more sequences only make each other wait.
+_ENOUGH_OVERHEAD = 0.04
 # The shortest wait that a refused caller is told; a place is seldom free sooner.
 _MIN_RETRY_AFTER_S = 0.05
 
@@ -47,52 +50,40 @@ class Computed:
     bucket_tokens: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Waiting:
-    arrays: Arrays
-    tokens: int
-    deadline_s: float | None
-    future: asyncio.Future[Computed]
-
-    def is_wanted(self) -> bool:
-        """Whether someone still waits for it; tells a caller past its deadline so."""
-        if self.future.done():
-            return False
-        if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
-            self.future.set_exception(DeadlineExceeded("the deadline passed in the executor's queue"))
-            return False
-        return True
+_Waiting: TypeAlias = Waiting[Computed]
 
 
 class Scheduler:
     """Schedules one model. Made by `running_scheduler`, which owns its tasks."""
 
-    def __init__(self, backend: Backend, spec: ModelSpec, limits: Limits) -> None:
+    def __init__(self, backend: Backend, spec: ModelSpec, limits: Limits, batch_time: BatchTime) -> None:
         self._backend = backend
         self._spec = spec
         self._limits = limits
-        self._queue: deque[_Waiting] = deque()
+        self._batch_time = batch_time
+        self._queue: SequenceQueue[Computed] = SequenceQueue()
+        self._numbers = itertools.count()
         self._arrived = asyncio.Event()
-        self._sequence_time_s = 0.0
+        self._idle_cores = 0
         self._is_closed = False
-        self._threads = ThreadPoolExecutor(max_workers=backend.cores, thread_name_prefix=f"core-{spec.name}")
 
-    async def run(self, sequences: Sequence[Arrays], deadline_s: float | None) -> list[Computed]:
+    async def run(self, sequences: Sequence[Arrays], deadline_s: float | None, *, is_bulk: bool = False) -> list[Computed]:
         """Runs the sequences of one input and returns their outputs in order.
 
-        All are queued or none. Raises InvalidInput, Overloaded, DeadlineExceeded, Unavailable, and InternalError where a sequence could
-        not be computed. The caller may leave at any time (cancel): its sequences are then never computed, unless they are already.
+        All are queued or none. Raises InvalidInput, Overloaded, DeadlineExceeded (as soon as it is clear that the deadline cannot be
+        met), Unavailable, and InternalError where a sequence could not be computed. The caller may leave at any time (cancel): its
+        sequences are then never computed, unless they are already.
         """
         for arrays in sequences:
             check_sequence(arrays, self._spec)
-        futures = [one.future for one in self._enqueue(sequences, deadline_s)]
+        futures = [one.future for one in self._enqueue(sequences, math.inf if deadline_s is None else deadline_s, is_bulk)]
         try:
-            return list(await asyncio.gather(*futures))
+            return [await futures[0]] if len(futures) == 1 else list(await asyncio.gather(*futures))
         finally:
             for future in futures:
                 future.cancel()
 
-    def _enqueue(self, sequences: Sequence[Arrays], deadline_s: float | None) -> list[_Waiting]:
+    def _enqueue(self, sequences: Sequence[Arrays], deadline_s: float, is_bulk: bool) -> list[_Waiting]:
         limit = self._limits.max_queue_sequences
         if self._is_closed:
             raise _stopping()
@@ -101,18 +92,31 @@ class Scheduler:
         if len(sequences) > limit:
             raise InvalidInput("input", f"{len(sequences)} sequences, the executor's queue takes {limit}")
         if len(self._queue) + len(sequences) > limit:
-            self._queue = deque(one for one in self._queue if one.is_wanted())
+            self._queue.drop_unwanted()
         queued = len(self._queue)
         if queued + len(sequences) > limit:
-            raise Overloaded(f"{queued} sequences wait for {self._spec.name!r}, the limit is {limit}", self._drain_time_s())
+            raise Overloaded(f"{queued} sequences wait for {self._spec.name!r}, the limit is {limit}", self._wait_s(is_bulk=is_bulk))
         loop = asyncio.get_running_loop()
-        waiting = [_Waiting(arrays, len(arrays["input_ids"]), deadline_s, loop.create_future()) for arrays in sequences]
-        self._queue.extend(waiting)
+        now_s = loop.time()
+        waiting = []
+        for arrays in sequences:
+            tokens = len(arrays["input_ids"])
+            padded = self._backend.round_tokens(tokens)
+            waiting.append(_Waiting(now_s, deadline_s, next(self._numbers), is_bulk, arrays, tokens, padded, loop.create_future()))
+        longest_s = self._batch_time.seconds(max(one.padded_tokens for one in waiting))
+        if time.monotonic() + self._queue_time_s(is_bulk=is_bulk) + longest_s >= deadline_s:
+            raise DeadlineExceeded("the deadline would pass in the executor's queue")
+        for one in waiting:
+            self._queue.push(one)
         self._arrived.set()
         return waiting
 
-    def _drain_time_s(self) -> float:
-        return max(_MIN_RETRY_AFTER_S, len(self._queue) * self._sequence_time_s / self._backend.cores)
+    def _queue_time_s(self, *, is_bulk: bool) -> float:
+        """How long what waits already keeps the cores busy, which a new sequence waits at least."""
+        return self._queue.tokens_before(is_bulk=is_bulk) * self._batch_time.token_s / self._backend.cores
+
+    def _wait_s(self, *, is_bulk: bool) -> float:
+        return max(_MIN_RETRY_AFTER_S, self._queue_time_s(is_bulk=is_bulk))
 
     async def work(self, core: int) -> None:
         """Runs batches on one core for ever."""
@@ -124,74 +128,89 @@ class Scheduler:
                 _fail(batch, _stopping())
 
     async def _next_batch(self) -> list[_Waiting]:
-        while True:
-            batch = self._take_batch()
-            if batch:
-                return batch
-            self._arrived.clear()
-            await self._arrived.wait()
+        self._idle_cores += 1
+        try:
+            while True:
+                batch = self._take_batch()
+                if batch:
+                    return batch
+                self._arrived.clear()
+                await self._arrived.wait()
+        finally:
+            self._idle_cores -= 1
 
     def _take_batch(self) -> list[_Waiting]:
-        """The oldest wanted sequence and those behind it, in order, until one does not fit."""
-        batch: list[_Waiting] = []
-        longest = 0
-        while self._queue and len(batch) < self._limits.max_batch_size:
-            if not self._queue[0].is_wanted():
-                self._queue.popleft()
-                continue
-            padded = self._backend.round_tokens(max(longest, self._queue[0].tokens))
-            if batch and padded * (len(batch) + 1) > self._limits.max_batch_tokens:
-                break
-            longest = max(longest, self._queue[0].tokens)
-            batch.append(self._queue.popleft())
-        return batch
+        """The oldest sequence that is still wanted, and others like it."""
+        while oldest := self._queue.oldest():
+            self._queue.pop(oldest)
+            if oldest.is_wanted(self._batch_time.seconds(oldest.padded_tokens)):
+                batch = [oldest]
+                for length in self._queue.near(oldest.padded_tokens, is_bulk=oldest.is_bulk):
+                    if not self._fill(batch, length):
+                        break
+                return batch
+        return []
+
+    def _fill(self, batch: list[_Waiting], length: int) -> bool:
+        """Adds waiting sequences of a padded length while that pays. Returns whether the batch can still grow."""
+        overhead_tokens = self._batch_time.overhead_tokens
+        # A share for every idle core, or one would work and the others watch.
+        share = (self._queue.tokens_before(is_bulk=True) + sum(one.padded_tokens for one in batch)) / self._idle_cores
+        enough_tokens = min(share, overhead_tokens / _ENOUGH_OVERHEAD, self._limits.max_batch_tokens)
+        padded = max(one.padded_tokens for one in batch)
+        earliest_s = min(one.deadline_s for one in batch)
+        padding = 0
+        while one := self._queue.first(length, is_bulk=batch[0].is_bulk):
+            new_padded = max(padded, length)
+            tokens = new_padded * (len(batch) + 1)
+            if len(batch) == self._limits.max_batch_size or padded * len(batch) >= enough_tokens:
+                return False
+            # Running these lengths in a batch of their own costs its overhead; running them here costs the padding.
+            padding += tokens - padded * len(batch) - length
+            finish_s = time.monotonic() + self._batch_time.seconds(tokens)
+            if tokens > self._limits.max_batch_tokens or padding > overhead_tokens or finish_s >= min(earliest_s, one.deadline_s):
+                return True
+            self._queue.pop(one)
+            if not one.future.done():
+                batch.append(one)
+                padded, earliest_s = new_padded, min(earliest_s, one.deadline_s)
+        return True
 
     async def _run_batch(self, core: int, batch: list[_Waiting]) -> None:
-        began_s = time.monotonic()
+        lengths = [one.tokens for one in batch]
+        bucket_tokens = max(one.padded_tokens for one in batch)
+        inputs = pad([one.arrays for one in batch], bucket_tokens, self._spec)
+        started_ns = time.monotonic_ns()
         try:
-            loop = asyncio.get_running_loop()
-            outcomes = await loop.run_in_executor(self._threads, self._compute, core, [one.arrays for one in batch])
+            outputs = await self._backend.run(core, inputs)
+            finished_ns = time.monotonic_ns()
+            rows = [cut(outputs, row, tokens, self._spec) for row, tokens in enumerate(lengths)]
         except Exception as fault:  # whatever a back end raises must not end the core
             await self._run_alone(core, batch, fault)
             return
-        newest_s = (time.monotonic() - began_s) / len(batch)
-        weight = _ESTIMATE_WEIGHT if self._sequence_time_s else 1.0
-        self._sequence_time_s += weight * (newest_s - self._sequence_time_s)
-        for one, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, NeuronpipeError):
+        self._batch_time.observe(bucket_tokens * len(batch), (finished_ns - started_ns) / 1e9)
+        for one, arrays in zip(batch, rows, strict=True):
+            if error := fault_of(arrays):
                 log_warning("a sequence's outputs are not finite", model=self._spec.name, core=core, tokens=one.tokens)
-                _fail([one], outcome)
+                _fail([one], error)
             elif not one.future.done():
-                one.future.set_result(outcome)
+                one.future.set_result(Computed(arrays, started_ns, finished_ns, len(batch), bucket_tokens))
 
     async def _run_alone(self, core: int, batch: list[_Waiting], fault: Exception) -> None:
         """After a batch failed: runs each sequence by itself; a batch of one has found the guilty sequence."""
         if len(batch) > 1:
             for one in batch:
-                if one.is_wanted():
+                if one.is_wanted(0):
                     await self._run_batch(core, [one])
             return
         log_fault("a sequence could not be computed", fault, model=self._spec.name, core=core, tokens=batch[0].tokens)
         _fail(batch, InternalError("the model could not compute this input"))
 
-    def _compute(self, core: int, sequences: list[Arrays]) -> list[Computed | NeuronpipeError]:
-        """Pads, runs and cuts one batch; in the core's thread."""
-        lengths = [len(arrays["input_ids"]) for arrays in sequences]
-        bucket_tokens = self._backend.round_tokens(max(lengths))
-        started_ns = time.monotonic_ns()
-        outputs = self._backend.run(core, pad(sequences, bucket_tokens, self._spec))
-        finished_ns = time.monotonic_ns()
-        outcomes: list[Computed | NeuronpipeError] = []
-        for row, tokens in enumerate(lengths):
-            arrays = cut(outputs, row, tokens, self._spec)
-            outcomes.append(fault_of(arrays) or Computed(arrays, started_ns, finished_ns, len(sequences), bucket_tokens))
-        return outcomes
-
-    async def close(self) -> None:
-        """Waits for the batches that run; whoever still waits learns that the executor stops."""
+    def close(self) -> None:
+        """Takes no more; whoever still waits learns that the executor stops."""
         self._is_closed = True
         _fail(self._queue, _stopping())
-        await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
+        self._queue.clear()
 
 
 def _fail(batch: Iterable[_Waiting], error: NeuronpipeError) -> None:
@@ -205,11 +224,11 @@ def _stopping() -> Unavailable:
 
 
 @asynccontextmanager
-async def running_scheduler(backend: Backend, spec: ModelSpec, limits: Limits) -> AsyncIterator[Scheduler]:
+async def running_scheduler(backend: Backend, spec: ModelSpec, limits: Limits, batch_time: BatchTime) -> AsyncIterator[Scheduler]:
     """A scheduler with a worker for each core, which end with the block; a worker that crashes ends the block with its error."""
-    scheduler = Scheduler(backend, spec, limits)
+    scheduler = Scheduler(backend, spec, limits, batch_time)
     try:
         async with beside(*(scheduler.work(core) for core in range(backend.cores))):
             yield scheduler
     finally:
-        await scheduler.close()
+        scheduler.close()

@@ -7,18 +7,23 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import numpy as np
 
+from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.stages_pb2 import ExecuteItem, Prediction
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.config import EngineSettings
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log
-from neuronpipe.core.model import ModelTable
+from neuronpipe.core.model import ModelSpec, ModelTable
 from neuronpipe.core.stages import Call
 from neuronpipe.core.tensors import to_arrays, to_tensor_set
 from neuronpipe.neuron_executor.backends import load_backend
 from neuronpipe.neuron_executor.backends.base import Backend, BackendError, LoadRequest
+from neuronpipe.neuron_executor.batch_time import BatchTime
 from neuronpipe.neuron_executor.batching import pad
 from neuronpipe.neuron_executor.scheduler import Computed, Limits, Scheduler, running_scheduler
+
+# Lengths of the warm-up: as apart as costs little, to tell what a batch costs from what a token costs.
+_WARM_UP_TOKENS = (3, 64)
 
 
 class NeuronExecutorStage:
@@ -31,7 +36,11 @@ class NeuronExecutorStage:
         """Runs the sequences of one input."""
         arrived_ns = time.monotonic_ns()
         scheduler = self._schedulers.find(item.model, item.version)
-        computed = await scheduler.run([to_arrays(sequence) for sequence in item.sequences], Call.of_item(item.context).deadline_s)
+        computed = await scheduler.run(
+            [to_arrays(sequence) for sequence in item.sequences],
+            Call.of_item(item.context).deadline_s,
+            is_bulk=item.context.priority == Priority.PRIORITY_BULK,
+        )
         return _prediction(computed, arrived_ns)
 
 
@@ -64,27 +73,39 @@ async def running_executor(bundles: list[Bundle], settings: EngineSettings) -> A
         schedulers = {}
         for bundle in bundles:
             backend = await asyncio.to_thread(_load, bundle, settings)
-            stack.callback(backend.close)
+            stack.push_async_callback(asyncio.to_thread, backend.close)
+            batch_time = await _warm_up(backend, bundle)
             log("model ready", model=bundle.spec.name, version=bundle.spec.version, cores=backend.cores)
-            schedulers[bundle.key] = await stack.enter_async_context(running_scheduler(backend, bundle.spec, limits))
+            schedulers[bundle.key] = await stack.enter_async_context(running_scheduler(backend, bundle.spec, limits, batch_time))
         yield NeuronExecutorStage(schedulers)
 
 
 def _load(bundle: Bundle, settings: EngineSettings) -> Backend:
     artifact = bundle.artifact(settings.backend)
     files = bundle.artifact_files(artifact)
-    backend = load_backend(
+    return load_backend(
         artifact.backend, LoadRequest(bundle.spec, files, artifact.properties, cores=settings.cores, threads=settings.threads)
     )
-    for core in range(backend.cores):
-        _warm_up(backend, core, bundle)
-    return backend
 
 
-def _warm_up(backend: Backend, core: int, bundle: Bundle) -> None:
-    """Runs one short batch, so that the first request finds everything allocated."""
-    sequence = {"input_ids": np.full(3, bundle.spec.pad_token_id, np.int32)}
+async def _warm_up(backend: Backend, bundle: Bundle) -> BatchTime:
+    """Runs a short and a long sequence on every core, so that the first request finds everything allocated, and times them on one."""
+    batch_time = BatchTime()
     try:
-        backend.run(core, pad([sequence], backend.round_tokens(3), bundle.spec))
+        for core in range(backend.cores):
+            for length in _WARM_UP_TOKENS:
+                tokens = backend.round_tokens(min(length, bundle.spec.max_tokens))
+                await _run_one(backend, core, bundle.spec, tokens)
+                if core == 0:
+                    batch_time.anchor(tokens, await _run_one(backend, core, bundle.spec, tokens))
     except BackendError as error:
         raise SetupError(f"{bundle.folder}: the back end cannot run a warm-up batch: {error}") from error
+    return batch_time
+
+
+async def _run_one(backend: Backend, core: int, spec: ModelSpec, padded_tokens: int) -> float:
+    """Runs one sequence of a token; returns the seconds it took."""
+    inputs = pad([{"input_ids": np.full(1, spec.pad_token_id, np.int32)}], padded_tokens, spec)
+    began_s = time.monotonic()
+    await backend.run(core, inputs)
+    return time.monotonic() - began_s

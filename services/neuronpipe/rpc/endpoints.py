@@ -94,10 +94,10 @@ async def _resolve(target: str) -> set[str]:
             continue
         host, _, port = one.strip().removeprefix("dns:///").rpartition(":")
         try:
-            found = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+            found: Sequence[Any] = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         except OSError as error:
             log_warning("a target cannot be resolved", target=one, problem=error.strerror)
             continue
-        for family, _, _, _, (ip, number, *_) in found:
-            addresses.add(f"ipv6:[{ip!s}]:{number}" if family == socket.AF_INET6 else f"ipv4:{ip!s}:{number}")
+        for family, _, _, _, where in found:
+            addresses.add(f"ipv6:[{where[0]}]:{where[1]}" if family == socket.AF_INET6 else f"ipv4:{where[0]}:{where[1]}")
     return addresses

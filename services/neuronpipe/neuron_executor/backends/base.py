@@ -37,12 +37,12 @@ class Backend(Protocol):
     def round_tokens(self, tokens: int) -> int:
         """The padded length to use for sequences of up to `tokens` tokens; the same few lengths let kernels be reused."""
 
-    def run(self, core: int, inputs: Arrays) -> dict[str, Array]:
-        """Computes one batch; called in a thread, never twice at once for the same core.
+    async def run(self, core: int, inputs: Arrays) -> dict[str, Array]:
+        """Computes one batch without holding up the event loop; never called twice at once for the same core.
 
         `inputs`: the model's inputs by name, int64 [batch, tokens], padded; attention_mask is 1 on tokens and 0 on padding.
         Returns the model's outputs by name, [batch, *axes], float32. Raises BackendError.
         """
 
     def close(self) -> None:
-        """Frees the device; no batch is running."""
+        """Waits for batches that run though nobody waits for them any more, and frees the device. Called in a thread."""

@@ -4,7 +4,7 @@ Each row's outputs depend on its own tokens only, so that rows mixed up or cut w
 so that padding which is not cut off shows. Inputs that break the contract of Backend raise, and so do tokens that a test chose.
 """
 
-import time
+import asyncio
 
 import numpy as np
 
@@ -34,12 +34,12 @@ class FakeBackend:
         """See Backend. One more than asked for, so that there is always padding to cut."""
         return min(tokens + 1, self._spec.max_tokens)
 
-    def run(self, core: int, inputs: Arrays) -> dict[str, Array]:
+    async def run(self, core: int, inputs: Arrays) -> dict[str, Array]:
         """See Backend."""
         self._check(core, inputs)
         token_ids, mask = inputs["input_ids"], inputs["attention_mask"].astype(bool)
         if self._device_time_s:
-            time.sleep(self._device_time_s)
+            await asyncio.sleep(self._device_time_s)
         if (token_ids == self._failing_token_id).any():
             raise BackendError("a token that the test chose")
         outputs = {output.name: self._output(index, output.axes, token_ids, mask) for index, output in enumerate(self._spec.outputs)}

@@ -1,5 +1,7 @@
 """OpenVINO on CPUs: one compiled model with as many streams as it has cores, each stream with an infer request of its own."""
 
+import asyncio
+import contextlib
 import sys
 
 from neuronpipe.core.errors import SetupError
@@ -49,11 +51,17 @@ class OpenVinoBackend:
         """See Backend."""
         return min(-(-tokens // _TOKEN_STEP) * _TOKEN_STEP, self._max_tokens)
 
-    def run(self, core: int, inputs: Arrays) -> dict[str, Array]:
+    async def run(self, core: int, inputs: Arrays) -> dict[str, Array]:
         """See Backend."""
         request = self._requests[core]
+        loop = asyncio.get_running_loop()
+        done = asyncio.Event()
         try:
-            request.infer(dict(inputs), share_inputs=True)
+            # OpenVINO's own threads compute; a thread of ours, waiting for them, would be one more to wake on the way back.
+            request.set_callback(_notify, (loop, done))
+            request.start_async(dict(inputs), share_inputs=True)
+            await done.wait()
+            request.wait()
         except RuntimeError as error:
             raise BackendError("OpenVINO could not compute a batch") from error
         # The request's tensors are overwritten by its next batch.
@@ -61,6 +69,9 @@ class OpenVinoBackend:
 
     def close(self) -> None:
         """See Backend."""
+        for request in self._requests:
+            with contextlib.suppress(RuntimeError):  # a batch that failed, and was reported
+                request.wait()
         self._requests.clear()
         del self._compiled
 
@@ -68,3 +79,10 @@ class OpenVinoBackend:
         asked = request.properties.get(_PRECISION, "f32")
         if asked == "bf16" and "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             log_warning("this CPU has no bfloat16 instructions; the model computes in float32", model=request.spec.name)
+
+
+def _notify(waiting: tuple[asyncio.AbstractEventLoop, asyncio.Event]) -> None:
+    """Called in a thread of OpenVINO's once a batch is done, or has failed."""
+    loop, done = waiting
+    with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile, and nobody waits
+        loop.call_soon_threadsafe(done.set)

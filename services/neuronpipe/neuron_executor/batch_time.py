@@ -1,0 +1,76 @@
+"""A running estimate of how long a batch takes."""
+
+import math
+
+# The weight that older batches keep with each new one: the estimate follows the last fifty or so.
+_DECAY = 0.98
+# The weight of one measurement of the warm-up, which never fades: it tells long from short where the load is all of one length.
+_ANCHOR_WEIGHT = 2.0
+# Taken for the overhead where it looks like less, so that noise does not keep sequences apart.
+_MIN_OVERHEAD_TOKENS = 4.0
+# The least that estimates are thought to be off by.
+_MIN_DEVIATION = 0.05
+
+
+class BatchTime:
+    """Takes batches for an overhead and a time a padded token, and fits both to what is seen (least squares, older batches fading).
+
+    On a CPU with two cores, a MiniLM in float32 takes 2.7 ms a batch and 0.26 ms a token (measured 2026-11-21).
+    """
+
+    def __init__(self) -> None:
+        self._anchor = _Sums()
+        self._recent = _Sums()
+        self._deviation = 0.2
+        self._overhead_s = 0.0
+        self._token_s = 0.0
+
+    def anchor(self, tokens: int, seconds: float) -> None:
+        """Takes a measurement of the warm-up."""
+        self._anchor.add(tokens, seconds, _ANCHOR_WEIGHT)
+        self._fit()
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Takes a batch of `tokens` padded tokens that took `seconds`."""
+        if expected := self._overhead_s + self._token_s * tokens:
+            error = min(1.0, abs(seconds - expected) / expected)
+            self._deviation += (1 - _DECAY) * (error - self._deviation)
+        self._recent.fade()
+        self._recent.add(tokens, seconds, 1.0)
+        self._fit()
+
+    def seconds(self, tokens: int) -> float:
+        """How long a batch of so many padded tokens is likely to take at most: the estimate and twice its usual error."""
+        return (self._overhead_s + self._token_s * tokens) * (1 + 2 * max(_MIN_DEVIATION, self._deviation))
+
+    @property
+    def token_s(self) -> float:
+        """Seconds that a padded token takes; 0 where nothing is known."""
+        return self._token_s
+
+    @property
+    def overhead_tokens(self) -> float:
+        """How many tokens take as long as a batch's overhead; infinite where tokens cost nothing, or nothing is known."""
+        return max(_MIN_OVERHEAD_TOKENS, self._overhead_s / self._token_s) if self._token_s else math.inf
+
+    def _fit(self) -> None:
+        weight, x, y, xx, xy = (one + other for one, other in zip(self._anchor.values, self._recent.values, strict=True))
+        spread = weight * xx - x * x
+        slope = (weight * xy - x * y) / spread if spread > 1e-9 * weight * xx else 0.0
+        # Neither can be less than nothing, whatever the noise says.
+        self._token_s = min(max(0.0, slope), y / x)
+        self._overhead_s = max(0.0, (y - self._token_s * x) / weight)
+
+
+class _Sums:
+    """What a least-squares fit of y to x needs, weighted."""
+
+    def __init__(self) -> None:
+        self.values = [0.0] * 5
+
+    def fade(self) -> None:
+        self.values = [value * _DECAY for value in self.values]
+
+    def add(self, x: float, y: float, weight: float) -> None:
+        added = (weight, weight * x, weight * y, weight * x * x, weight * x * y)
+        self.values = [value + more for value, more in zip(self.values, added, strict=True)]
