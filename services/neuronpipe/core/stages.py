@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.stages_pb2 import EncodedInput, ExecuteItem, ItemContext, PostprocessItem, Prediction, TokenizeItem
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.core.errors import DeadlineExceeded, InternalError
@@ -38,19 +39,32 @@ class Call:
     deadline_s: float | None = None
     traceparent: str = ""
     tracestate: str = ""
+    request_id: str = ""
+    priority: "Priority.ValueType" = Priority.PRIORITY_UNSPECIFIED
 
     @classmethod
     def of_item(cls, context: ItemContext) -> "Call":
         """The call that an item belongs to, its deadline put on this process's clock."""
         deadline_s = time.monotonic() + context.remaining_ns / 1e9 if context.remaining_ns else None
-        return cls(deadline_s, context.traceparent, context.tracestate)
+        return cls(deadline_s, context.traceparent, context.tracestate, context.request_id, context.priority)
 
-    def item_context(self, request_id: str) -> ItemContext:
+    @property
+    def is_bulk(self) -> bool:
+        """Whether interactive work goes first."""
+        return self.priority == Priority.PRIORITY_BULK
+
+    def item_context(self) -> ItemContext:
         """The context for an item sent now. Raises DeadlineExceeded where no time is left."""
         remaining_ns = 0 if self.deadline_s is None else int((self.deadline_s - time.monotonic()) * 1e9)
         if self.deadline_s is not None and remaining_ns <= 0:
             raise DeadlineExceeded("the deadline passed between two stages")
-        return ItemContext(request_id=request_id, traceparent=self.traceparent, tracestate=self.tracestate, remaining_ns=remaining_ns)
+        return ItemContext(
+            request_id=self.request_id,
+            traceparent=self.traceparent,
+            tracestate=self.tracestate,
+            remaining_ns=remaining_ns,
+            priority=self.priority,
+        )
 
     def check_deadline(self) -> None:
         """Raises DeadlineExceeded where no time is left: what nobody waits for is not computed."""

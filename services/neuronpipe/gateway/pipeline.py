@@ -6,8 +6,9 @@ Knows stages only as functions, so the same code runs over the network and insid
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterable, AsyncIterator
+from dataclasses import replace
+from functools import partial
 
 from neuronpipe.api.v1.inference_pb2 import (
     InferBatchRequest,
@@ -17,21 +18,20 @@ from neuronpipe.api.v1.inference_pb2 import (
     InferResponse,
     InferStreamRequest,
     InferStreamResponse,
+    Priority,
     StageTimings,
     Usage,
 )
 from neuronpipe.api.v1.stages_pb2 import ExecuteItem, PostprocessItem, TokenizeItem
 from neuronpipe.core.config import PipelineSettings
-from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeError, Overloaded, WrongTask
+from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeError, WrongTask
 from neuronpipe.core.model import ModelSpec, ModelTable
 from neuronpipe.core.stages import Call, Stages, internal_error
 from neuronpipe.core.status import to_status
+from neuronpipe.gateway.admission import Gate, Place
 
 _MAX_REQUEST_ID_LENGTH = 256
-# The shortest wait that a refused caller is told; a place is seldom free sooner.
-_MIN_RETRY_AFTER_S = 0.05
-# The weight of the newest request in the estimate of how long one takes.
-_ESTIMATE_WEIGHT = 0.05
+_PRIORITIES = frozenset(Priority.values())
 
 
 class Pipeline:
@@ -41,42 +41,45 @@ class Pipeline:
         self._models = models
         self._stages = stages
         self._settings = settings
-        self._in_flight = 0
-        self._request_time_s = 0.0
+        self._gate = Gate(settings.max_requests_in_flight, settings.max_tokens_in_flight)
 
     async def infer(self, request: InferRequest, call: Call) -> InferResponse:
         """Runs one input through the three stages."""
         started_ns = time.perf_counter_ns()
         request_id = request.request_id or uuid.uuid4().hex
-        model = self._check(request)
+        model, input_bytes = self._check(request)
+        call = replace(call, request_id=request_id, priority=request.priority)
         timer = asyncio.timeout(None if call.deadline_s is None else call.deadline_s - time.monotonic())
-        try:
-            with self._admitted():
+        with self._gate.admit(input_bytes, is_bulk=call.is_bulk, shed=partial(_expire, timer)) as place:
+            try:
                 async with timer:
-                    return await self._run(request, model, call, request_id, started_ns)
-        except NeuronpipeError:
-            raise
-        except Exception as fault:
-            if isinstance(fault, TimeoutError) and timer.expired():  # a stage's own TimeoutError is a fault
+                    return await self._run(request, model, call, place, started_ns)
+            except NeuronpipeError:
+                raise
+            except Exception as fault:
+                if not isinstance(fault, TimeoutError) or not timer.expired():  # a stage's own TimeoutError is a fault
+                    raise internal_error(fault, request_id) from fault
+                if place.is_shed:
+                    raise self._gate.overloaded() from fault
                 raise DeadlineExceeded("the deadline passed before the result was ready") from fault
-            raise internal_error(fault, request_id) from fault
 
-    async def _run(self, request: InferRequest, model: ModelSpec, call: Call, request_id: str, started_ns: int) -> InferResponse:
+    async def _run(self, request: InferRequest, model: ModelSpec, call: Call, place: Place, started_ns: int) -> InferResponse:
         version = str(model.version)
 
         encoded = await self._stages.tokenize(
-            TokenizeItem(context=call.item_context(request_id), model=model.name, version=version, input=request.input)
+            TokenizeItem(context=call.item_context(), model=model.name, version=version, input=request.input)
         )
+        place.count(encoded.tokens)
         preprocessed_ns = time.perf_counter_ns()
 
         prediction = await self._stages.execute(
-            ExecuteItem(context=call.item_context(request_id), model=model.name, version=version, sequences=encoded.sequences)
+            ExecuteItem(context=call.item_context(), model=model.name, version=version, sequences=encoded.sequences)
         )
         predicted_ns = time.perf_counter_ns()
 
         result = await self._stages.postprocess(
             PostprocessItem(
-                context=call.item_context(request_id),
+                context=call.item_context(),
                 model=model.name,
                 version=version,
                 input=request.input,
@@ -89,7 +92,7 @@ class Pipeline:
         return InferResponse(
             model=model.name,
             version=version,
-            request_id=request_id,
+            request_id=call.request_id,
             result=result,
             usage=Usage(
                 tokens=encoded.tokens,
@@ -158,10 +161,12 @@ class Pipeline:
         except NeuronpipeError as error:
             return InferOutcome(error=to_status(error))
 
-    def _check(self, request: InferRequest) -> ModelSpec:
-        """The model of a request that can go on its way: known, of the right task, and of bearable size."""
+    def _check(self, request: InferRequest) -> tuple[ModelSpec, int]:
+        """The model of a request that can go on its way, known, of the right task, and the input's bytes, which are bearable."""
         if len(request.request_id) > _MAX_REQUEST_ID_LENGTH:
             raise InvalidInput("request_id", f"{len(request.request_id)} characters, the limit is {_MAX_REQUEST_ID_LENGTH}")
+        if request.priority not in _PRIORITIES:
+            raise InvalidInput("priority", f"{request.priority} is none of {', '.join(Priority.keys())}")
         if not request.model:
             raise InvalidInput("model", "is empty")
         model = self._models.find(request.model, request.version)
@@ -173,19 +178,10 @@ class Pipeline:
         input_bytes, limit = request.input.ByteSize(), self._settings.max_input_bytes
         if input_bytes > limit:
             raise InvalidInput("input", f"{input_bytes} bytes, the limit is {limit}")
-        return model
+        return model, input_bytes
 
-    @contextmanager
-    def _admitted(self) -> Iterator[None]:
-        """Counts a request in and out. Raises Overloaded when too many are in."""
-        limit = self._settings.max_requests_in_flight
-        if self._in_flight >= limit:
-            raise Overloaded(f"{self._in_flight} requests in flight, the limit is {limit}", max(_MIN_RETRY_AFTER_S, self._request_time_s))
-        self._in_flight += 1
-        began_s = time.monotonic()
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
-            weight = _ESTIMATE_WEIGHT if self._request_time_s else 1.0
-            self._request_time_s += weight * (time.monotonic() - began_s - self._request_time_s)
+
+def _expire(timer: asyncio.Timeout) -> None:
+    """Ends the timer's block now."""
+    if not timer.expired():
+        timer.reschedule(asyncio.get_running_loop().time())

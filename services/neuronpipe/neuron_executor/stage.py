@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import numpy as np
 
-from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.stages_pb2 import ExecuteItem, Prediction
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.config import EngineSettings
@@ -36,11 +35,8 @@ class NeuronExecutorStage:
         """Runs the sequences of one input."""
         arrived_ns = time.monotonic_ns()
         scheduler = self._schedulers.find(item.model, item.version)
-        computed = await scheduler.run(
-            [to_arrays(sequence) for sequence in item.sequences],
-            Call.of_item(item.context).deadline_s,
-            is_bulk=item.context.priority == Priority.PRIORITY_BULK,
-        )
+        call = Call.of_item(item.context)
+        computed = await scheduler.run([to_arrays(sequence) for sequence in item.sequences], call.deadline_s, is_bulk=call.is_bulk)
         return _prediction(computed, arrived_ns)
 
 
