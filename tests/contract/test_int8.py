@@ -15,6 +15,7 @@ import openvino
 import pytest
 import transformers
 
+from neuronpipe import cli
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.compiler.accuracy import reference_outputs
 from neuronpipe.bundles.compiler.calibration import MIN_TEXTS
@@ -225,6 +226,27 @@ def test_answering_is_calibrated_and_compared_on_questions_with_their_contexts(s
     question = "one two three four five six seven eight"
     assert tokenizer.transformers_tokenizer.decode(batch["input_ids"][0]) == f"[CLS] {question} [SEP] {question} nine ten. [SEP]"
     assert all(batch["token_type_ids"].max() == 1 for batch in comparison_batches(module))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--dtype", "int8", "--calibration", "/no/such/file"),
+            "/no/such/file: cannot be read: No such file or directory; see --calibration",
+        ),
+        (("--min-agreement", "2"), "--min-agreement 2.0: must be more than 0 and at most 1"),
+        (("--max-divergence", "-1"), "--max-divergence -1.0: must be 0 or more"),
+    ],
+    ids=str,
+)
+def test_options_of_the_command_reach_the_compiler(
+    options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["compile", "/no/such/model", "--task", "text-classification", "--repository", str(tmp_path), *options])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"neuronpipe: {message}\n"
 
 
 _PROGRAM = """
