@@ -73,9 +73,22 @@ def _parser() -> argparse.ArgumentParser:
     compile_.add_argument("--version", type=int, metavar="V", help="the bundle's version (default: the next free one)")
     compile_.add_argument("--revision", help="branch, tag or commit on the Hub")
     compile_.add_argument("--backend", default="openvino", help="openvino (default) or fake")
-    compile_.add_argument("--dtype", default="float32", help="float32 (default) or bfloat16")
+    compile_.add_argument("--dtype", default="float32", help="float32 (default), bfloat16 or int8")
+    compile_.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="for int8: texts like those that the model will get, UTF-8, one a line, 32 or more; 300 are used (default: sample text)",
+    )
     compile_.add_argument(
         "--max-divergence", type=float, metavar="X", help="fail where an output differs from PyTorch float32 by more than this"
+    )
+    compile_.add_argument(
+        "--min-agreement",
+        type=float,
+        metavar="Y",
+        help="fail where the agreement with PyTorch float32 is less (0 to 1): the share of texts with the same best label or answer, or "
+        "the smallest cosine similarity of embeddings",
     )
 
     serve = commands.add_parser("serve", help="run one service, or all of them in one process")
@@ -137,7 +150,9 @@ def _compile_bundle(options: argparse.Namespace) -> Path:
         version=options.version,
         backend=options.backend,
         dtype=options.dtype,
+        calibration=options.calibration,
         max_divergence=options.max_divergence,
+        min_agreement=options.min_agreement,
     )
     return compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True)).folder
 

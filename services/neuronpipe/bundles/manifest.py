@@ -28,8 +28,8 @@ class Accuracy(_Frozen):
     """The artefact against PyTorch float32 on sample texts.
 
     `largest_difference` is absolute, over all outputs, as this artefact ran on the compiling machine, which computed in
-    `computed_dtype`. Where that is not the artefact's dtype (a CPU without bfloat16 instructions), `emulated_difference` is the
-    difference of PyTorch computing in the artefact's dtype, which any machine can do.
+    `computed_dtype`. Where that is not the artefact's dtype (a CPU without bfloat16 instructions), `emulated_difference` and
+    `emulated_agreement` are those of PyTorch computing in the artefact's dtype, which any machine can do.
     """
 
     samples: int
@@ -38,6 +38,20 @@ class Accuracy(_Frozen):
     largest_difference: float
     computed_dtype: str
     emulated_difference: float | None = None
+    agreement: float | None = Field(
+        None,
+        description="text-classification: share of texts with the same best label (none for a model with one label); question-answering: "
+        "share of texts with the same best start and end; sentence-embedding: smallest cosine similarity of a text's embeddings",
+    )
+    emulated_agreement: float | None = None
+
+
+class Calibration(_Frozen):
+    """The texts on which the ranges of an int8 artefact were found."""
+
+    texts: int
+    source: str = Field(description="the file that they are from, or 'built-in sample text'")
+    source_sha256: str | None = None
 
 
 class Artifact(_Frozen):
@@ -49,6 +63,7 @@ class Artifact(_Frozen):
     properties: dict[str, str] = {}
     versions: dict[str, str] = Field({}, description="versions of the compiler and the libraries")
     accuracy: Accuracy | None = None
+    calibration: Calibration | None = None
 
 
 class Manifest(_Frozen):

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from neuronpipe.bundles.compiler import accuracy, fake, openvino
+from neuronpipe.bundles.compiler import accuracy, fake, openvino, quantization
+from neuronpipe.bundles.compiler.calibration import read_calibration
 from neuronpipe.bundles.compiler.modules import TASK_MODULES, load_module
-from neuronpipe.bundles.compiler.samples import sample_batches
+from neuronpipe.bundles.compiler.samples import calibration_batches, comparison_batches
 from neuronpipe.bundles.compiler.source import find_source
 from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest
@@ -23,7 +24,11 @@ TOKENIZER_FILE = "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class CompileRequest:
-    """What to compile. `max_divergence` is the largest absolute difference of an output to PyTorch float32, or None for no limit."""
+    """What to compile.
+
+    `max_divergence` is the largest absolute difference of an output to PyTorch float32, and `min_agreement` (0 to 1) the smallest
+    agreement (see Accuracy), or None for no limit. `calibration` is a file of texts for int8, or None for sample text.
+    """
 
     source: str
     task: str
@@ -34,12 +39,15 @@ class CompileRequest:
     backend: str = "openvino"
     dtype: str = "float32"
     max_divergence: float | None = None
+    min_agreement: float | None = None
+    calibration: Path | None = None
 
 
 def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
     """Compiles one model and adds it to the repository, whole or not at all. Raises SetupError for what cannot be compiled."""
     _check(request)
-    step = _numbered_steps(report, 6)
+    calibration = read_calibration(request.calibration) if request.dtype == "int8" else None
+    step = _numbered_steps(report, 6 if calibration is None else 7)
     version = choose_version(request.repository, request.name, request.version)
 
     step(f"find {request.source}")
@@ -50,7 +58,7 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
 
     step("load the model in PyTorch, float32")
     module = load_module(source.folder, request.task, tokenizer)
-    batches = sample_batches(tokenizer, module.max_tokens)
+    batches = comparison_batches(module)
     reference = accuracy.reference_outputs(module, batches)
     spec = module.spec(request.name, version, reference[0])
 
@@ -60,11 +68,16 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
         compiler = COMPILERS[request.backend]
         artifact = compiler.convert(module, batches[0], folder, request.dtype)
 
+        if calibration is not None:
+            described = calibration.description
+            step(f"quantize to int8, calibrated on {described.texts} texts ({described.source})")
+            artifact = quantization.quantize(artifact, folder, calibration_batches(module, calibration.texts), described)
+
         step("compare with PyTorch on sample texts")
         measured = accuracy.measure(compiler, module, artifact, folder, batches, reference)
         if measured is not None:
-            report(accuracy.describe(measured, request.dtype))
-            accuracy.check(measured, request.max_divergence)
+            report(accuracy.describe(measured, request.dtype, request.task))
+        accuracy.check(measured, request.max_divergence, request.min_agreement)
 
         step("write the bundle")
         manifest = Manifest(
@@ -87,6 +100,12 @@ def _check(request: CompileRequest) -> None:
     dtypes = COMPILERS[request.backend].DTYPES
     if request.dtype not in dtypes:
         raise SetupError(f"dtype {request.dtype!r} is not known for {request.backend}; there are: {', '.join(dtypes)}")
+    if request.calibration is not None and request.dtype != "int8":
+        raise SetupError(f"--calibration is for --dtype int8; {request.dtype} needs none")
+    if request.max_divergence is not None and not request.max_divergence >= 0:  # false for NaN too
+        raise SetupError(f"--max-divergence {request.max_divergence}: must be 0 or more")
+    if request.min_agreement is not None and not 0 < request.min_agreement <= 1:
+        raise SetupError(f"--min-agreement {request.min_agreement}: must be more than 0 and at most 1")
     if request.version is not None and request.version < 1:
         raise SetupError(f"version {request.version}: versions are whole numbers from 1 on")
     check_writable(request.repository, request.name)

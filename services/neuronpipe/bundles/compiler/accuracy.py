@@ -1,19 +1,17 @@
 """Compares an artefact with the PyTorch float32 original on batches of sample text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from neuronpipe.bundles.compiler.agreement import Outputs, agreement, meaning
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.samples import Batch
 from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.core.errors import SetupError
-
-Outputs: TypeAlias = Mapping[str, NDArray[Any]]
 
 _TORCH_DTYPES = {"bfloat16": torch.bfloat16}
 
@@ -44,7 +42,7 @@ def measure(
     batches: Sequence[Batch],
     reference: Sequence[Outputs],
 ) -> Accuracy | None:
-    """The artefact's largest difference to the reference, on tokens that are not padding."""
+    """The artefact's largest difference to the reference, on tokens that are not padding, and its agreement with it."""
     ran = compiler.run(artifact, folder, batches)
     if ran is None:
         return None
@@ -52,23 +50,27 @@ def measure(
     emulated = None
     if computed_dtype != artifact.dtype:
         with torch.inference_mode(), torch.autocast("cpu", dtype=_TORCH_DTYPES[artifact.dtype]):
-            emulated = _largest_difference([_run(module, batch) for batch in batches], reference, batches)
+            emulated = [_run(module, batch) for batch in batches]
     return Accuracy(
         samples=sum(len(batch["input_ids"]) for batch in batches),
         sample_shapes=tuple((batch["input_ids"].shape[0], batch["input_ids"].shape[1]) for batch in batches),
         largest_output=max(float(np.abs(array).max()) for one in reference for array in one.values()),
-        largest_difference=_largest_difference(outputs, reference, batches),
+        largest_difference=_largest_difference(module.task, outputs, reference, batches),
         computed_dtype=computed_dtype,
-        emulated_difference=emulated,
+        emulated_difference=None if emulated is None else _largest_difference(module.task, emulated, reference, batches),
+        agreement=agreement(module.task, outputs, reference, batches),
+        emulated_agreement=None if emulated is None else agreement(module.task, emulated, reference, batches),
     )
 
 
-def describe(accuracy: Accuracy, dtype: str) -> str:
-    """One line for a person."""
+def describe(accuracy: Accuracy, dtype: str, task: str) -> str:
+    """A few lines for a person."""
     line = (
         f"      largest difference {accuracy.largest_difference:.2e} over {accuracy.samples} texts of up to "
         f"{max(tokens for _, tokens in accuracy.sample_shapes)} tokens (largest output {accuracy.largest_output:.3g})"
     )
+    if accuracy.agreement is not None:
+        line += f"\n      agreement {accuracy.agreement:.4f} ({meaning(task)})"
     if accuracy.emulated_difference is not None:
         line += (
             f"\n      this CPU has no {dtype} instructions and computed in {accuracy.computed_dtype}; PyTorch in {dtype} differs by "
@@ -77,13 +79,29 @@ def describe(accuracy: Accuracy, dtype: str) -> str:
     return line
 
 
-def check(accuracy: Accuracy, max_divergence: float | None) -> None:
-    """Raises SetupError for an artefact that is too far off."""
-    worst = max(accuracy.largest_difference, accuracy.emulated_difference or 0)
+def check(accuracy: Accuracy | None, max_divergence: float | None, min_agreement: float | None) -> None:
+    """Raises SetupError for an artefact that is too far off, and where a limit is given and nothing was measured."""
+    if accuracy is None:
+        if max_divergence is not None or min_agreement is not None:
+            raise SetupError("this back end's artefacts are not compared with PyTorch; leave out --max-divergence and --min-agreement")
+        return
+    worst = float(np.max([accuracy.largest_difference, accuracy.emulated_difference or 0]))
     if not np.isfinite(worst):
         raise SetupError("the artefact's outputs are not numbers for some sample texts")
     if max_divergence is not None and worst > max_divergence:
         raise SetupError(f"the artefact differs from PyTorch float32 by {worst:.2e}, the limit is {max_divergence:.2e} (--max-divergence)")
+    if min_agreement is not None:
+        _check_agreement(accuracy, min_agreement)
+
+
+def _check_agreement(accuracy: Accuracy, min_agreement: float) -> None:
+    measured = [value for value in (accuracy.agreement, accuracy.emulated_agreement) if value is not None]
+    if not measured:
+        raise SetupError("a model with one label has no agreement to measure; use --max-divergence in place of --min-agreement")
+    if min(measured) < min_agreement:
+        raise SetupError(
+            f"the artefact's agreement with PyTorch float32 is {min(measured):.6g}, the limit is {min_agreement:g} (--min-agreement)"
+        )
 
 
 def _run(module: SourceModule, batch: Batch) -> Outputs:
@@ -91,12 +109,10 @@ def _run(module: SourceModule, batch: Batch) -> Outputs:
     return {name: tensor.float().numpy() for name, tensor in result.items()}
 
 
-def _largest_difference(outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[Batch]) -> float:
-    largest = 0.0
+def _largest_difference(task: str, outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[Batch]) -> float:
+    differences = []
     for one, expected, batch in zip(outputs, reference, batches, strict=True):
         for name, array in expected.items():
             difference = np.abs(one[name] - array)
-            if difference.shape == batch["input_ids"].shape:
-                difference = difference[batch["attention_mask"] == 1]
-            largest = max(largest, float(difference.max()))
-    return largest
+            differences.append((difference[batch["attention_mask"] == 1] if task == "question_answering" else difference).max())
+    return float(np.max(differences))  # not max(), which takes what is not a number for smaller

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from neuronpipe.bundles.compiler.accuracy import Outputs
+from neuronpipe.bundles.compiler.agreement import Outputs
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.samples import Batch
 from neuronpipe.bundles.manifest import Artifact
@@ -20,7 +20,8 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 import openvino  # noqa: E402
 
-_PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
+# What is not quantized of an int8 artefact is computed in float32.
+_PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
 DTYPES = tuple(_PRECISIONS)
 
 _MODEL_FILE = "artifacts/openvino/model.xml"
@@ -28,7 +29,7 @@ _WEIGHTS_FILE = "artifacts/openvino/model.bin"
 
 
 def convert(module: SourceModule, example: Batch, folder: Path, dtype: str) -> Artifact:
-    """See ArtifactCompiler. Weights stay float32; the dtype is what the back end is asked to compute in."""
+    """See ArtifactCompiler. Weights stay float32, for int8 until they are quantized; the dtype is what the back end computes in."""
     inputs = [(name, openvino.PartialShape([-1, -1]), openvino.Type.i64) for name in module.inputs]
     with warnings.catch_warnings(), torch.inference_mode():
         # The tracer warns of every Python value that it takes for constant; those of these models are, as the comparison shows.
@@ -67,4 +68,4 @@ def run(artifact: Artifact, folder: Path, batches: Sequence[Batch]) -> tuple[lis
         result = compiled({name: batch[name] for name in names})
         outputs.append({port.any_name: result[port].copy() for port in compiled.outputs})
     has_bfloat16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    return outputs, artifact.dtype if artifact.dtype == "float32" or has_bfloat16 else "float32"
+    return outputs, artifact.dtype if artifact.dtype != "bfloat16" or has_bfloat16 else "float32"

@@ -53,9 +53,10 @@ def load_tokenizer(folder: Path) -> SourceTokenizer:
     )
 
 
-def encode_batch(tokenizer: SourceTokenizer, texts: list[str], max_tokens: int) -> Mapping[str, Any]:
-    """The texts as one padded batch of int64 arrays [batch, tokens], made by transformers."""
+def encode_batch(tokenizer: SourceTokenizer, texts: list[str], max_tokens: int, questions: list[str] | None = None) -> Mapping[str, Any]:
+    """The texts, or questions with the texts as contexts, as one padded batch of int64 arrays [batch, tokens], made by transformers."""
+    pairs = (texts,) if questions is None else (questions, texts)
     encoded: Mapping[str, Any] = tokenizer.transformers_tokenizer(
-        texts, padding="longest", truncation=True, max_length=max_tokens, return_tensors="np", padding_side="right"
+        *pairs, padding="longest", truncation=True, max_length=max_tokens, return_tensors="np", padding_side="right"
     )
     return encoded

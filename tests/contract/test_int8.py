@@ -1,0 +1,301 @@
+"""int8 artefacts: what is in them, that they are served as they were measured, and that quantizing is quiet."""
+
+import dataclasses
+import hashlib
+import logging
+import pydoc_data.topics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import pytest
+import transformers
+
+from neuronpipe import cli
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.bundles.compiler.accuracy import reference_outputs
+from neuronpipe.bundles.compiler.calibration import MIN_TEXTS
+from neuronpipe.bundles.compiler.modules import SourceModule, load_module
+from neuronpipe.bundles.compiler.samples import calibration_batches, calibration_texts, comparison_batches
+from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
+from neuronpipe.bundles.repository import Bundle, read_bundle
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.tensors import Arrays
+from neuronpipe.neuron_executor.backends import load_backend
+from neuronpipe.neuron_executor.backends.base import Backend, LoadRequest
+from neuronpipe.neuron_executor.batching import cut, pad
+from tests.models import MODELS, bert_config, save
+
+_WORDS = " ".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)).split()
+# From the end of the manual, of which our sample text for calibration takes the second quarter at most.
+_TEXTS = [" ".join(_WORDS[-30 * (number + 1) :][: 5 + number]) for number in range(MIN_TEXTS)]
+
+_NAMES = ("classifier", "answerer", "minilm")
+
+
+@pytest.fixture(scope="module")
+def calibration_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As few texts as are allowed, for speed."""
+    path = tmp_path_factory.mktemp("calibration") / "texts.txt"
+    path.write_text("\n".join(_TEXTS), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def int8_repository(sources: dict[str, Path], calibration_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An int8 bundle of a model of each task, all within generous limits."""
+    folder = tmp_path_factory.mktemp("int8-repository")
+    for name in _NAMES:
+        request = CompileRequest(str(sources[name]), MODELS[name][0], folder, name, dtype="int8", calibration=calibration_file)
+        compile_bundle(dataclasses.replace(request, max_divergence=100, min_agreement=0.1), lambda line: None)
+    return folder
+
+
+@pytest.fixture(scope="module", params=_NAMES)
+def bundle(request: pytest.FixtureRequest, int8_repository: Path) -> Bundle:
+    return read_bundle(int8_repository / request.param / "1")
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, calibration_file: Path) -> Callable[..., Bundle]:
+    """Compiles a small embedding model to int8; keyword arguments change the request."""
+    source = save(transformers.BertModel(bert_config()), tmp_path / "source")
+
+    def run(**changes: Any) -> Bundle:
+        request = CompileRequest(
+            str(source), "sentence_embedding", tmp_path / "repository", "model", dtype="int8", calibration=calibration_file
+        )
+        return compile_bundle(dataclasses.replace(request, **changes), lambda line: None)
+
+    return run
+
+
+def _load(bundle: Bundle) -> Backend:
+    artifact = bundle.artifact("openvino")
+    return load_backend("openvino", LoadRequest(bundle.spec, bundle.artifact_files(artifact), artifact.properties, cores=1, threads=1))
+
+
+def _source_module(bundle: Bundle) -> SourceModule:
+    folder = Path(bundle.manifest.source.location)
+    return load_module(folder, bundle.spec.task, load_tokenizer(folder))
+
+
+def test_matrices_and_embeddings_are_stored_in_eight_bits(bundle: Bundle, repository: Path) -> None:
+    model = openvino.Core().read_model(bundle.folder / "artifacts/openvino/model.xml")
+    constants = [operation for operation in model.get_ops() if operation.get_type_name() == "Constant"]
+    matrices = [constant for constant in constants if len(constant.shape) == 2 and min(constant.shape) > 4]
+    # Of positions and token types NNCF leaves those that the model adds up before anything is computed from them.
+    in_eight_bits = sum(constant.data.size for constant in matrices if constant.get_element_type() == openvino.Type.i8)
+    assert in_eight_bits > 0.95 * sum(constant.data.size for constant in matrices)
+    assert any(operation.get_type_name() == "FakeQuantize" for operation in model.get_ops())
+    # A quarter, the scales of the rows, and what stays in float32.
+    assert _size(bundle) < 0.32 * _size(read_bundle(repository / bundle.spec.name / "1"))
+
+
+def _size(bundle: Bundle) -> int:
+    return (bundle.folder / "artifacts/openvino/model.bin").stat().st_size
+
+
+def test_manifest_says_how_the_artefact_was_made(bundle: Bundle, calibration_file: Path) -> None:
+    artifact = bundle.artifact("openvino")
+    assert artifact.dtype == "int8"
+    assert artifact.properties == {"INFERENCE_PRECISION_HINT": "f32"}
+    assert set(artifact.versions) == {"nncf", "openvino", "torch", "transformers"}
+    assert artifact.calibration is not None
+    assert artifact.calibration.texts == MIN_TEXTS
+    assert artifact.calibration.source == str(calibration_file)
+    assert artifact.calibration.source_sha256 == hashlib.sha256(calibration_file.read_bytes()).hexdigest()
+    assert artifact.accuracy is not None
+    assert artifact.accuracy.computed_dtype == "int8"
+    assert artifact.accuracy.samples >= 100
+    assert artifact.accuracy.agreement is not None
+    # Weights made of chance leave near ties between a text's positions; positions of chance would agree for one text in a thousand.
+    assert artifact.accuracy.agreement > 0.6
+
+
+def test_served_outputs_are_as_close_to_pytorch_as_the_manifest_says(bundle: Bundle) -> None:
+    module = _source_module(bundle)
+    batches = comparison_batches(module)[:5]  # of one to sixteen texts
+    backend = _load(bundle)
+    difference = 0.0
+    for batch, expected in zip(batches, reference_outputs(module, batches), strict=True):
+        outputs = backend.run(0, {name: batch[name] for name in module.inputs})
+        for name, array in expected.items():
+            off = np.abs(outputs[name] - array)
+            difference = max(difference, float((off[batch["attention_mask"] == 1] if "answering" in module.task else off).max()))
+    backend.close()
+
+    accuracy = bundle.artifact("openvino").accuracy
+    assert accuracy is not None
+    # The same numbers in the same batches; one thread may add them up in another order, and a step of a quantizer is then the other one.
+    assert difference < 1.05 * accuracy.largest_difference
+    # And it is the artefact of 8 bits that was served: float32 is a thousand times closer.
+    assert difference > 0.1 * accuracy.largest_difference
+
+
+def test_batch_mates_and_padding_change_a_sequences_outputs_less_than_int8_does(bundle: Bundle) -> None:
+    backend = _load(bundle)
+    generator = np.random.default_rng(20261121)
+
+    def sequence(tokens: int) -> Arrays:
+        arrays = {"input_ids": generator.integers(0, bundle.spec.vocabulary_size, tokens).astype(np.int32)}
+        return arrays | ({"token_type_ids": np.zeros(tokens, np.int32)} if "token_type_ids" in bundle.spec.inputs else {})
+
+    def run(*sequences: Arrays) -> list[Arrays]:
+        lengths = [len(arrays["input_ids"]) for arrays in sequences]
+        outputs = backend.run(0, pad(sequences, backend.round_tokens(max(lengths)), bundle.spec))
+        return [cut(outputs, row, tokens, bundle.spec) for row, tokens in enumerate(lengths)]
+
+    sequences = [sequence(tokens) for tokens in (5, 17, 3, 40, 8)]
+    together = run(*sequences)
+    alone = [run(one)[0] for one in sequences]
+    backend.close()
+
+    accuracy = bundle.artifact("openvino").accuracy
+    assert accuracy is not None
+    # In another shape float32 sums are rounded otherwise (1e-7 of them), and a number at the border of two steps of a quantizer takes the
+    # other one, which the layers behind it pass on.
+    for outputs, expected in zip(together, alone, strict=True):
+        for name, array in expected.items():
+            np.testing.assert_allclose(outputs[name], array, rtol=0, atol=0.5 * accuracy.largest_difference)
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ({"max_divergence": 1e-9}, r"the limit is 1.00e-09 \(--max-divergence\)"),
+        ({"min_agreement": 1.0}, r"agreement with PyTorch float32 is 0\.\d+, the limit is 1 \(--min-agreement\)"),
+    ],
+    ids=str,
+)
+def test_artefact_beyond_a_limit_leaves_nothing_behind(
+    limit: dict[str, Any], message: str, compiled: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    with pytest.raises(SetupError, match=message):
+        compiled(**limit)
+    assert list((tmp_path / "repository").rglob("*")) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "float32"}, "--calibration is for --dtype int8; float32 needs none"),
+        ({"backend": "fake"}, "dtype 'int8' is not known for fake"),
+        ({"max_divergence": -0.1}, "--max-divergence -0.1: must be 0 or more"),
+        ({"max_divergence": float("nan")}, "--max-divergence nan: must be 0 or more"),
+        ({"min_agreement": 0.0}, "--min-agreement 0.0: must be more than 0 and at most 1"),
+        ({"min_agreement": 1.01}, "--min-agreement 1.01: must be"),
+        ({"min_agreement": float("nan")}, "--min-agreement nan: must be"),
+        ({"calibration": Path("/no/such/file")}, "/no/such/file: cannot be read: No such file or directory"),
+        ({"calibration": Path(__file__).with_name("__init__.py")}, "0 different texts, one a line; calibration takes at least 32"),
+    ],
+    ids=str,
+)
+def test_request_that_makes_no_sense_is_refused_before_the_model_is_read(
+    changes: dict[str, Any], message: str, compiled: Callable[..., Bundle]
+) -> None:
+    with pytest.raises(SetupError, match=message):
+        compiled(source="/no/such/model", **changes)
+
+
+def test_calibration_and_comparison_share_no_text(sources: dict[str, Path]) -> None:
+    source = sources["classifier"]
+    tokenizer = load_tokenizer(source)
+    module = load_module(source, "text_classification", tokenizer)
+    compared = " ".join(
+        tokenizer.transformers_tokenizer.decode(row, skip_special_tokens=True)
+        for batch in comparison_batches(module)
+        for row in batch["input_ids"]
+    )
+    for (row,) in (batch["input_ids"] for batch in calibration_batches(module, calibration_texts())):
+        if len(row) > 20:  # shorter ones are words that any text may have
+            assert tokenizer.transformers_tokenizer.decode(row, skip_special_tokens=True) not in compared
+
+
+def test_answering_is_calibrated_and_compared_on_questions_with_their_contexts(sources: dict[str, Path]) -> None:
+    source = sources["answerer"]
+    tokenizer = load_tokenizer(source)
+    module = load_module(source, "question_answering", tokenizer)
+
+    (batch,) = calibration_batches(module, ["one two three four five six seven eight nine ten."])
+
+    question = "one two three four five six seven eight"
+    assert tokenizer.transformers_tokenizer.decode(batch["input_ids"][0]) == f"[CLS] {question} [SEP] {question} nine ten. [SEP]"
+    assert all(batch["token_type_ids"].max() == 1 for batch in comparison_batches(module))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--dtype", "int8", "--calibration", "/no/such/file"),
+            "/no/such/file: cannot be read: No such file or directory; see --calibration",
+        ),
+        (("--min-agreement", "2"), "--min-agreement 2.0: must be more than 0 and at most 1"),
+        (("--max-divergence", "-1"), "--max-divergence -1.0: must be 0 or more"),
+    ],
+    ids=str,
+)
+def test_options_of_the_command_reach_the_compiler(
+    options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["compile", "/no/such/model", "--task", "text-classification", "--repository", str(tmp_path), *options])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"neuronpipe: {message}\n"
+
+
+_PROGRAM = """
+import socket, sys
+from neuronpipe import cli
+
+def refuse(*arguments, **options):
+    print("network:", arguments, file=sys.stderr)
+    raise OSError("no network here")
+
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
+cli.main(sys.argv[1:])
+"""
+
+
+def test_command_prints_its_own_lines_only_and_sends_and_leaves_nothing(
+    sources: dict[str, Path], calibration_file: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    arguments = ["--task", "text-classification", "--repository", str(tmp_path / "repository"), "--name", "model"]
+    process = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            _PROGRAM,
+            "compile",
+            sources["classifier"],
+            *arguments,
+            "--dtype",
+            "int8",
+            "--calibration",
+            calibration_file,
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={"HOME": str(home)},
+        timeout=120,
+    )
+
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == f"{tmp_path}/repository/model/1\n"
+    lines = process.stderr.splitlines()
+    assert [line for line in lines if not line.startswith(("[", "      "))] == []
+    assert [line[:5] for line in lines if line.startswith("[")] == [f"[{number}/7]" for number in range(1, 8)]
+    assert list(home.rglob("*")) == []
+
+
+def test_class_of_loggers_stays_as_it_was(int8_repository: Path) -> None:
+    assert "nncf" in sys.modules
+    assert logging.getLoggerClass() is logging.Logger

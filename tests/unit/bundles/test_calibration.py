@@ -1,0 +1,85 @@
+"""compiler/calibration.py: which texts of a file are taken, and which files are refused."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from neuronpipe.bundles.compiler import calibration
+from neuronpipe.bundles.compiler.calibration import MAX_TEXTS, MIN_TEXTS, read_calibration
+from neuronpipe.core.errors import SetupError
+
+_ENOUGH = [f"text {number}" for number in range(MIN_TEXTS)]
+
+
+def _file(folder: Path, content: bytes) -> Path:
+    path = folder / "texts.txt"
+    path.write_bytes(content)
+    return path
+
+
+def _lines(*texts: str) -> bytes:
+    return "".join(f"{text}\n" for text in texts).encode()
+
+
+def test_each_line_is_a_text_and_the_file_is_known_by_its_digest(tmp_path: Path) -> None:
+    path = _file(tmp_path, _lines(*_ENOUGH))
+    read = read_calibration(path)
+    assert read.texts == _ENOUGH
+    assert read.description.texts == MIN_TEXTS
+    assert read.description.source == str(path)
+    assert read.description.source_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_byte_order_mark_line_ends_and_empty_lines_are_no_text(tmp_path: Path) -> None:
+    path = _file(tmp_path, b"\xef\xbb\xbf\r\n" + b"\r\n \t\r\n".join(text.encode() for text in _ENOUGH))
+    assert read_calibration(path).texts == _ENOUGH
+
+
+def test_only_a_line_feed_ends_a_text(tmp_path: Path) -> None:
+    odd = "a\u2028b\u0085c\x0cd"  # where str.splitlines would cut
+    assert read_calibration(_file(tmp_path, _lines(odd, *_ENOUGH))).texts == [odd, *_ENOUGH]
+
+
+def test_of_many_texts_some_are_taken_from_the_whole_file(tmp_path: Path) -> None:
+    texts = [f"text {number}" for number in range(4 * MAX_TEXTS)]
+    read = read_calibration(_file(tmp_path, _lines(*texts)))
+    assert read.texts == texts[::4]
+    assert read.description.texts == MAX_TEXTS
+
+
+def test_without_a_file_there_are_different_texts_of_our_own() -> None:
+    read = read_calibration(None)
+    assert MIN_TEXTS < len(set(read.texts)) <= len(read.texts) == read.description.texts == MAX_TEXTS
+    assert read.description.source == "built-in sample text"
+    assert read.description.source_sha256 is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "texts.txt: 0 different texts, one a line; calibration takes at least 32"),
+        (b"\n \n\n", "texts.txt: 0 different texts"),
+        (_lines(*_ENOUGH[1:]), "texts.txt: 31 different texts"),
+        (_lines(*["the same"] * 1000), "texts.txt: 1 different texts"),
+        (_lines(*_ENOUGH, "caf\u00e9") + b"caf\xe9\n", "texts.txt: line 34 is not valid UTF-8"),
+        ("\n".join(_ENOUGH).encode("utf-16"), "texts.txt: line 1 is not valid UTF-8"),
+    ],
+    ids=["empty", "blank", "too few", "one text", "latin-1", "utf-16"],
+)
+def test_file_that_cannot_calibrate_is_refused_by_its_line_or_limit(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(SetupError, match=message):
+        read_calibration(_file(tmp_path, content))
+
+
+@pytest.mark.parametrize(("name", "message"), [("none", "No such file or directory"), ("", "Is a directory")])
+def test_what_is_no_file_is_refused_by_its_path(tmp_path: Path, name: str, message: str) -> None:
+    path = tmp_path / name
+    with pytest.raises(SetupError, match=f"^{path}: cannot be read: {message}; see --calibration$"):
+        read_calibration(path)
+
+
+def test_file_without_an_end_is_refused_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "_MAX_BYTES", 1024 * 1024)
+    with pytest.raises(SetupError, match="/dev/zero: more than 1 MiB"):
+        read_calibration(Path("/dev/zero"))
