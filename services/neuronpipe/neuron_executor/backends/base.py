@@ -17,7 +17,8 @@ class BackendError(Exception):
 class LoadRequest:
     """What a back end is made from: the model, the artefact's verified files and properties, and the resources it may use.
 
-    `cores` batches run at once and share `threads` CPU threads (0: all of the machine's) where the back end computes on CPUs.
+    `cores` batches run at once (0: as many as is best) and share `threads` CPU threads (0: one for each available CPU) where the back
+    end computes on CPUs.
     """
 
     spec: ModelSpec
@@ -37,8 +38,10 @@ class Backend(Protocol):
     def round_tokens(self, tokens: int) -> int:
         """The padded length to use for sequences of up to `tokens` tokens; the same few lengths let kernels be reused."""
 
-    async def run(self, core: int, inputs: Arrays) -> dict[str, Array]:
+    async def run(self, core: int, inputs: Arrays, *, is_alone: bool) -> dict[str, Array]:
         """Computes one batch without holding up the event loop; never called twice at once for the same core.
+
+        `is_alone`: no other core has anything to do, so this one may use what belongs to all of them.
 
         `inputs`: the model's inputs by name, int64 [batch, tokens], padded; attention_mask is 1 on tokens and 0 on padding.
         Returns the model's outputs by name, [batch, *axes], float32. Raises BackendError.

@@ -20,7 +20,7 @@ class FakeBackend:
 
     def __init__(self, request: LoadRequest) -> None:
         self._spec = request.spec
-        self._cores = request.cores
+        self._cores = request.cores or 1
         self._device_time_s = float(request.properties.get("device_time_s", "0"))
         self._failing_token_id = int(request.properties.get("failing_token_id", "-1"))
         self._nan_token_id = int(request.properties.get("nan_token_id", "-1"))
@@ -34,7 +34,7 @@ class FakeBackend:
         """See Backend. One more than asked for, so that there is always padding to cut."""
         return min(tokens + 1, self._spec.max_tokens)
 
-    async def run(self, core: int, inputs: Arrays) -> dict[str, Array]:
+    async def run(self, core: int, inputs: Arrays, *, is_alone: bool) -> dict[str, Array]:
         """See Backend."""
         self._check(core, inputs)
         token_ids, mask = inputs["input_ids"], inputs["attention_mask"].astype(bool)
