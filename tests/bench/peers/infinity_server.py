@@ -5,12 +5,13 @@ from pathlib import Path
 
 from infinity_emb import cli
 
-from tests.bench.peers.launching import free_port, read_settings, say_ready_when_healthy
+from tests.bench.peers.launching import end_with_parent, free_port, read_settings, say_ready_when_healthy
 
 
 def main() -> None:
     """Serves POST /classify until SIGTERM."""
     settings = read_settings(threads=2, max_batch_size=32, compile=0)
+    end_with_parent()
     import torch
 
     torch.set_num_threads(settings.threads)

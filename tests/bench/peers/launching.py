@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import signal
 import socket
 import threading
 import time
@@ -18,6 +20,17 @@ def read_settings(**defaults: int) -> argparse.Namespace:
     for name, default in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     return parser.parse_args()
+
+
+def end_with_parent() -> None:
+    """Sends this process SIGTERM when whoever started it has gone, whichever way: its end of standard input is then closed."""
+
+    def wait() -> None:
+        while os.read(0, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def free_port() -> int:

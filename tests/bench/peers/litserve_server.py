@@ -1,9 +1,11 @@
 """LitServe with batching."""
 
+import signal
+
 import litserve
 
 from tests.bench.peers.classifier import Classifier
-from tests.bench.peers.launching import free_port, read_settings, say_ready_when_healthy
+from tests.bench.peers.launching import end_with_parent, free_port, read_settings, say_ready_when_healthy
 
 
 class ClassifierAPI(litserve.LitAPI):
@@ -30,6 +32,9 @@ class ClassifierAPI(litserve.LitAPI):
 def main() -> None:
     """Serves until SIGTERM."""
     settings = read_settings(threads=2, workers=1, max_batch_size=32, batch_timeout_ms=1, fast_queue=1)
+    # LitServe ends its workers on Ctrl-C only.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_with_parent()
     api = ClassifierAPI(settings.source, settings.threads, settings.max_batch_size, settings.batch_timeout_ms / 1e3)
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=settings.workers, fast_queue=bool(settings.fast_queue))
     port = free_port()

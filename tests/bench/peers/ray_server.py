@@ -9,7 +9,7 @@ from ray import serve
 from starlette.requests import Request
 
 from tests.bench.peers.classifier import Classifier
-from tests.bench.peers.launching import free_port, read_settings, say_ready
+from tests.bench.peers.launching import end_with_parent, free_port, read_settings, say_ready
 
 _OBJECT_STORE_BYTES = 80 << 20
 
@@ -34,6 +34,7 @@ class ClassifierDeployment:
 def main() -> None:
     """Serves until SIGTERM."""
     settings = read_settings(threads=2, workers=1, max_batch_size=32, batch_timeout_ms=1)
+    end_with_parent()
     # Sockets are made in this folder, and their paths may have 107 bytes.
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     signals = {signal.SIGTERM, signal.SIGINT}

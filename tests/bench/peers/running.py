@@ -3,12 +3,13 @@
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +23,7 @@ _START_LIMIT_S = 120
 _STOP_LIMIT_S = 20
 _POLL_S = 0.02
 _CHECKED_TEXTS = 16
-_LAST_WORDS = 30000
+_LAST_WORDS = 3000
 _SOURCE = CACHE / "source"
 # No peer may call home or look for a model on the network.
 _ENVIRONMENT = {
@@ -191,8 +192,11 @@ class _Child:
         self._process.terminate()
         _, left = psutil.wait_procs(family, timeout=_STOP_LIMIT_S)
         for one in left:
-            one.kill()
-        psutil.wait_procs(left)
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        # Orphans that it left since then are of its process group.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._process.__exit__(None, None, None)
         self._lines.close()

@@ -20,7 +20,7 @@ import pytriton
 import tritonclient.grpc
 
 import tests
-from tests.bench.peers.launching import free_port, read_settings, say_ready
+from tests.bench.peers.launching import end_with_parent, free_port, read_settings, say_ready
 
 _MODEL = "classifier"
 _POLL_S = 0.05
@@ -42,6 +42,7 @@ parameters {{ key: "threads" value: {{ string_value: "{threads}" }} }}
 def main() -> None:
     """Serves until SIGTERM."""
     settings = read_settings(threads=2, workers=1, max_batch_size=32, queue_delay_us=0)
+    end_with_parent()
     with tempfile.TemporaryDirectory(prefix="triton-") as folder:
         model = Path(folder) / "models" / _MODEL
         (model / "1").mkdir(parents=True)
