@@ -50,19 +50,23 @@ class ModelTable(Generic[EntryT]):
     def __init__(self, entries: Mapping[tuple[str, int], EntryT]) -> None:
         self._entries = dict(sorted(entries.items()))
         self._newest = dict(self._entries.keys())  # sorted, so the last version of a name stays
+        # By the words of a request, as nearly all of them are.
+        self._by_words = {(name, str(version)): entry for (name, version), entry in self._entries.items()}
+        self._by_words |= {(name, ""): self._entries[name, version] for name, version in self._newest.items()}
 
     def __iter__(self) -> Iterator[EntryT]:
         return iter(self._entries.values())
 
     def find(self, name: str, version: str) -> EntryT:
         """The entry for a request's words. Raises ModelNotFound, or InvalidInput for a version that is no whole number."""
+        found = self._by_words.get((name, version))
+        if found is not None:
+            return found
         for field, word in ("model", name), ("version", version):
             if len(word) > _MAX_WORD_LENGTH:
                 raise InvalidInput(field, f"{len(word)} characters, the limit is {_MAX_WORD_LENGTH}")
         if name not in self._newest:
             raise ModelNotFound(f"model {name!r} is not served; served are: {', '.join(self._newest)}")
-        if not version:
-            return self._entries[name, self._newest[name]]
         if not (version.isascii() and version.isdigit()):
             raise InvalidInput("version", f"{version!r} is not a whole number")
         entry = self._entries.get((name, int(version)))

@@ -18,6 +18,8 @@ from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.core.status import from_status
 
+_BULK = Priority.PRIORITY_BULK
+
 # The items and outcomes of three stages alike, which protobuf's types cannot say.
 _Item: TypeAlias = Any
 _Outcome: TypeAlias = Any
@@ -71,7 +73,7 @@ class Coalescer:
             raise self._unreachable()
         waiting = _Waiting(item, asyncio.get_running_loop().create_future())
         item.context.item_id = next(self._item_ids)
-        (self._bulk if item.context.priority == Priority.PRIORITY_BULK else self._interactive).append(waiting)
+        (self._bulk if item.context.priority == _BULK else self._interactive).append(waiting)
         self._wake_one()
         try:
             outcome = await waiting.future
@@ -114,7 +116,7 @@ class Coalescer:
         waiting.losses += 1
         if waiting.losses >= _MAX_LOSSES:
             self._fail(waiting)
-        elif waiting.item.context.priority == Priority.PRIORITY_BULK:
+        elif waiting.item.context.priority == _BULK:
             self._bulk.appendleft(waiting)
         else:
             self._interactive.appendleft(waiting)

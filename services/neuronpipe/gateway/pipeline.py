@@ -4,10 +4,9 @@ Knows stages only as functions, so the same code runs over the network and insid
 """
 
 import asyncio
+import secrets
 import time
-import uuid
 from collections.abc import AsyncIterable, AsyncIterator
-from dataclasses import replace
 from functools import partial
 
 from neuronpipe.api.v1.inference_pb2 import (
@@ -46,9 +45,9 @@ class Pipeline:
     async def infer(self, request: InferRequest, call: Call) -> InferResponse:
         """Runs one input through the three stages."""
         started_ns = time.perf_counter_ns()
-        request_id = request.request_id or uuid.uuid4().hex
+        request_id = request.request_id or secrets.token_hex(16)
         model, input_bytes = self._check(request)
-        call = replace(call, request_id=request_id, priority=request.priority)
+        call = Call(call.deadline_s, call.traceparent, call.tracestate, request_id, request.priority)
         timer = asyncio.timeout(None if call.deadline_s is None else call.deadline_s - time.monotonic())
         with self._gate.admit(input_bytes, is_bulk=call.is_bulk, shed=partial(_expire, timer)) as place:
             try:

@@ -21,7 +21,7 @@ def check_sequence(arrays: Arrays, spec: ModelSpec) -> None:
             raise InvalidInput(name, f"{array.dtype}{list(array.shape)}, expected int32{list(token_ids.shape[:1])}")
     if not 1 <= len(token_ids) <= spec.max_tokens:
         raise InvalidInput("input_ids", f"{len(token_ids)} tokens, the model takes 1 to {spec.max_tokens}")
-    if token_ids.min() < 0 or token_ids.max() >= spec.vocabulary_size:
+    if token_ids.view(np.uint32).max() >= spec.vocabulary_size:  # as unsigned, negative ids are large ones
         raise InvalidInput("input_ids", f"ids from {token_ids.min()} to {token_ids.max()}, the vocabulary has {spec.vocabulary_size}")
 
 

@@ -189,40 +189,40 @@ class _Server:
                 raise InvalidInput("request", problem) from error
 
         async def unary(data: bytes, context: Context) -> Message:
-            async with self._answering(method.name, context) as function:
-                response: Message = await function(decoded(data), context)
-            return response
+            try:
+                with self._calls.one_more():
+                    response: Message = await self._method(method.name)(decoded(data), context)
+                    return response
+            except Exception as error:
+                await _abort(context, error)
 
         async def stream(data: AsyncIterator[bytes], context: Context) -> AsyncIterator[Message]:
-            async with (
-                self._answering(method.name, context) as function,
-                contextlib.aclosing(function((decoded(one) async for one in self._calls.read(aiter(data))), context)) as responses,
-            ):
-                async for response in responses:
-                    yield response
+            try:
+                with self._calls.one_more():
+                    function = self._method(method.name)  # first: messages that nobody reads would be complained of
+                    messages = (decoded(one) async for one in self._calls.read(aiter(data)))
+                    async with contextlib.aclosing(function(messages, context)) as responses:
+                        async for response in responses:
+                            yield response
+            except Exception as error:
+                await _abort(context, error)
 
         serialize = GetMessageClass(method.output_type).SerializeToString
         if method.client_streaming and method.server_streaming:
             return grpc.stream_stream_rpc_method_handler(stream, response_serializer=serialize)
         return grpc.unary_unary_rpc_method_handler(unary, response_serializer=serialize)
 
-    @contextlib.asynccontextmanager
-    async def _answering(self, method: str, context: Context) -> AsyncIterator[Method]:
-        """The method to call; what it raises ends the call with the right status."""
-        try:
-            with self._calls.one_more():
-                if method not in self._methods:
-                    raise Unavailable(f"the {self._name} service is starting")
-                yield self._methods[method]
-        except NeuronpipeError as error:
-            await _abort(context, to_status(error), error)
-        except grpc.aio.AbortError:
-            raise
-        except Exception as fault:
-            await _abort(context, to_status(internal_error(fault, "")), fault)
+    def _method(self, name: str) -> Method:
+        if name not in self._methods:
+            raise Unavailable(f"the {self._name} service is starting")
+        return self._methods[name]
 
 
-async def _abort(context: Context, status: Status, error: Exception) -> NoReturn:
+async def _abort(context: Context, error: Exception) -> NoReturn:
+    """Ends a call with the status that its error stands for."""
+    if isinstance(error, grpc.aio.AbortError):  # ended already
+        raise error
+    status = to_status(error if isinstance(error, NeuronpipeError) else internal_error(error, ""))
     if status.ByteSize() > _MAX_STATUS_BYTES:
         status = Status(code=status.code, message=f"{status.message[:_SHORTENED_CHARACTERS]}…", details=status.details[:1])
     trailer: list[tuple[str, str | bytes]] = [(STATUS_DETAILS, status.SerializeToString())]
