@@ -80,9 +80,11 @@ class Generator:
             self._drain.reschedule(asyncio.get_running_loop().time() + self._drain_s)
 
     async def _reach(self, time_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, time_s - time.monotonic())):
-                await self._ended.wait()
+        """Waits until then, or until the run has ended. Never less: uvloop's timers may be half a millisecond early."""
+        while not self._ended.is_set() and (left_s := time_s - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._ended.wait()
 
     async def _send(self) -> None:
         if self._share.rate_per_s is None:
