@@ -142,8 +142,6 @@ class Generator:
             self.break_off()
 
     async def _drain_calls(self) -> None:
-        # A task that is cancelled before it ran for the first time would leave no record.
-        await asyncio.sleep(0)
         if self._calls:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._drain_s) as self._drain:

@@ -163,11 +163,11 @@ async def test_a_run_that_is_broken_off_ends_and_keeps_what_it_has(rate_per_s: f
         await asyncio.sleep(0.001)
         answered.set()
 
-    generator = _generator(_Client(answer), rate_per_s=rate_per_s, duration_s=3600.0)
+    generator = _generator(_Client(answer), rate_per_s=rate_per_s, duration_s=30.0)
     running = asyncio.create_task(generator.run())
     await answered.wait()
     generator.break_off()
-    await asyncio.wait_for(running, 30)
+    await asyncio.wait_for(running, 10)
 
     assert OK in _outcomes(generator)
 
@@ -179,12 +179,12 @@ async def test_breaking_off_shortens_the_wait_for_answers() -> None:
         waiting.set()
         await asyncio.Event().wait()
 
-    generator = _generator(_Client(answer), duration_s=0.01, drain_s=3600.0)
+    generator = _generator(_Client(answer), duration_s=0.01, drain_s=30.0)
     running = asyncio.create_task(generator.run())
     await waiting.wait()
     await asyncio.sleep(0.05)  # into the drain
     generator.break_off()
-    await asyncio.wait_for(running, 30)
+    await asyncio.wait_for(running, 10)
 
     assert _outcomes(generator) == [UNANSWERED]
 
@@ -194,4 +194,4 @@ async def test_a_fault_of_ours_ends_the_run_and_is_raised() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(_generator(_Client(fail), duration_s=3600.0).run(), 30)
+        await asyncio.wait_for(_generator(_Client(fail), duration_s=30.0).run(), 10)

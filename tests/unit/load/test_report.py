@@ -9,8 +9,8 @@ _REQUEST = LoadRequest(target="h:1", model="m", concurrency=2, duration_s=2.0, w
 
 
 def test_a_second_of_several_processes_is_one_line() -> None:
-    line = progress_line(_REQUEST, [Tick(2, [1.0, 3.0], 1, 4), Tick(2, [2.0], 0, 5)])
-    assert line.split() == ["2", "s", "3", "requests/s", "1", "errors", "p50", "2.00", "ms", "9", "in", "flight"]
+    line = progress_line(_REQUEST, [Tick(2, [1.0, 3.0], 1, 4), Tick(2, [2.0], 2, 5)])
+    assert line.split() == ["2", "s", "3", "requests/s", "3", "errors", "p50", "2.00", "ms", "9", "in", "flight"]
 
 
 def test_a_line_tells_its_phase() -> None:

@@ -41,6 +41,11 @@ def test_equal_seeds_give_equal_texts_and_different_ones_do_not() -> None:
     assert builtin_texts(3) != builtin_texts(4)
 
 
+def test_builtin_texts_are_shuffled() -> None:
+    # The first hundred of 1,800 have about six in common by chance, and nearly all where both keep the order of their source.
+    assert len(set(builtin_texts(3)[:100]) & set(builtin_texts(4)[:100])) < 30
+
+
 def test_a_file_holds_a_text_a_line(tmp_path: Path) -> None:
     file = tmp_path / "texts"
     file.write_bytes("\ufeffeins\r\n\n  zwei Wörter \n\t\n三".encode())
