@@ -15,6 +15,7 @@ from pathlib import Path
 
 from neuronpipe import __version__
 from neuronpipe.core.errors import NeuronpipeError, SetupError
+from neuronpipe.load import command as load_command
 
 # service → (module with `run`, its settings)
 _SERVICES = {
@@ -106,6 +107,10 @@ def _parser() -> argparse.ArgumentParser:
     models = commands.add_parser("models", help="list the models that a gateway serves")
     models.set_defaults(run=_models, command="models")
     _add_target(models)
+
+    load = commands.add_parser("load", help="send requests to a gateway and measure how it answers")
+    load.set_defaults(run=load_command.run, command="load")
+    load_command.add_options(load)
     return parser
 
 

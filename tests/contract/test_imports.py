@@ -17,6 +17,7 @@ _NEEDS = {
     "neuronpipe.cli": set(),
     "neuronpipe.core.errors": set(),
     "neuronpipe.client": _BASE,
+    "neuronpipe.load.run": _BASE,
     "neuronpipe.gateway.server": _SERVER,
     "neuronpipe.tokenizer.server": _SERVER | {"tokenizers"},
     "neuronpipe.neuron_executor.server": _SERVER,

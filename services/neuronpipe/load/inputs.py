@@ -1,0 +1,44 @@
+"""Requests made from texts, for the task that the model has."""
+
+from collections.abc import Callable, Sequence
+
+from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
+from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, SentenceEmbeddingInput, TaskInput, TextClassificationInput, Truncation
+from neuronpipe.core.errors import SetupError
+from neuronpipe.load.request import LoadRequest
+
+_QUESTION = "What is it that is described here?"
+
+_PRIORITIES = {
+    None: Priority.PRIORITY_UNSPECIFIED,
+    "interactive": Priority.PRIORITY_INTERACTIVE,
+    "bulk": Priority.PRIORITY_BULK,
+}
+
+
+def make_requests(request: LoadRequest, task: str, texts: Sequence[str]) -> list[InferRequest]:
+    """One request a text. Raises SetupError for a task that is not known here."""
+    if task not in _INPUTS:
+        raise SetupError(f"--model {request.model}: has the task {task}; load is generated for {', '.join(_INPUTS)}")
+    make_input = _INPUTS[task]
+    priority = _PRIORITIES[request.priority]
+    return [InferRequest(model=request.model, version=request.version, input=make_input(text), priority=priority) for text in texts]
+
+
+def _text_classification(text: str) -> TaskInput:
+    return TaskInput(text_classification=TextClassificationInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
+
+
+def _sentence_embedding(text: str) -> TaskInput:
+    return TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
+
+
+def _question_answering(text: str) -> TaskInput:
+    return TaskInput(question_answering=QuestionAnsweringInput(question=_QUESTION, context=text))
+
+
+_INPUTS: dict[str, Callable[[str], TaskInput]] = {
+    "text_classification": _text_classification,
+    "sentence_embedding": _sentence_embedding,
+    "question_answering": _question_answering,
+}

@@ -1,0 +1,90 @@
+"""A run as people read it: lines while it runs, and a table at the end."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from neuronpipe.load.figures import Distribution, LoadResult
+from neuronpipe.load.request import LoadRequest
+from neuronpipe.load.samples import Tick
+
+_STAGES = {
+    "preprocess": "pre-process",
+    "queue": "predict: queue",
+    "compute": "predict: compute",
+    "postprocess": "post-process",
+    "gateway_and_hops": "gateway and hops",
+    "outside": "outside the gateway",
+}
+_BAR_WIDTH = 40
+
+
+def progress_line(request: LoadRequest, ticks: Sequence[Tick]) -> str:
+    """One second of all processes."""
+    second = ticks[0].second
+    latencies_ms = [latency for tick in ticks for latency in tick.latencies_ms]
+    errors, in_flight = sum(tick.errors for tick in ticks), sum(tick.in_flight for tick in ticks)
+    phase = "warm-up" if second <= request.warm_up_s else "" if second <= request.warm_up_s + request.duration_s else "waiting"
+    p50 = f"{np.percentile(latencies_ms, 50):.2f} ms" if latencies_ms else "-"
+    return f"{second:5} s {len(latencies_ms):7} requests/s {errors:6} errors   p50 {p50:>10} {in_flight:6} in flight   {phase}".rstrip()
+
+
+def table(result: LoadResult) -> str:
+    """All figures."""
+    sections = (_title(result), _rates(result), _errors(result), _latencies(result), _batches(result), _generator(result))
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _title(result: LoadResult) -> list[str]:
+    load = f"{result.concurrency} callers in turn" if result.rate_per_s is None else f"{result.rate_per_s:g} requests/s at random times"
+    deadline = [] if result.deadline_ms is None else [f"deadline {result.deadline_ms:g} ms"]
+    priority = [] if result.priority is None else [f"priority {result.priority}"]
+    title = f"{result.model} version {result.version} ({result.task}) at {result.target}: {', '.join([load, *deadline, *priority])}"
+    measured = f"measured for {result.measured_s:.1f} s after {result.warm_up_s:g} s of warm-up"
+    return [title, measured + (", broken off" if result.is_broken_off else "")]
+
+
+def _rates(result: LoadResult) -> list[str]:
+    rates = {
+        "offered": result.offered_per_s,
+        "throughput": result.throughput_per_s,
+        "goodput": result.goodput_per_s,
+    }
+    lines = [f"{name:12} {rate:10.1f} requests/s" for name, rate in rates.items() if rate is not None]
+    return [*lines, f"{'tokens':12} {result.tokens_per_s:10.0f} tokens/s"]
+
+
+def _errors(result: LoadResult) -> list[str]:
+    head = f"{'requests':12} {result.requests:8}   answered {result.answers}, errors {sum(result.errors.values())}"
+    return [head, *(f"  {outcome:20} {count:8} ({count / result.requests:.1%})" for outcome, count in sorted(result.errors.items()))]
+
+
+def _latencies(result: LoadResult) -> list[str]:
+    if result.latency_ms is None:
+        return ["no request was answered"]
+    head = f"{'ms':22}" + "".join(f"{name:>9}" for name in ("p50", "p90", "p95", "p99", "max", "mean"))
+    rows = {"latency": result.latency_ms} | {f"  {_STAGES[name]}": found for name, found in result.stages_ms.items()}
+    return [head, *(f"{name:22}{_row(found)}" for name, found in rows.items())]
+
+
+def _row(found: Distribution) -> str:
+    return "".join(f"{value:9.2f}" for value in (found.p50, found.p90, found.p95, found.p99, found.max, found.mean))
+
+
+def _batches(result: LoadResult) -> list[str]:
+    if result.batch_size_mean is None:
+        return []
+    padding = "not told" if result.padding_ratio is None else f"{result.padding_ratio:.1%} of what was computed"
+    most = max(result.batch_sizes.values())
+    bars = [
+        f"  {size:4} {count / result.answers:6.1%} {'#' * round(_BAR_WIDTH * count / most)}".rstrip()
+        for size, count in result.batch_sizes.items()
+    ]
+    return [f"padding      {padding}", f"batch size   {result.batch_size_mean:.2f} on average over answers", *bars]
+
+
+def _generator(result: LoadResult) -> list[str]:
+    cpu = ", ".join(f"{share:.2f}" for share in result.cpu_shares)
+    lag = result.send_lag_ms
+    late = f"; sent late by {lag.p50:.2f} ms (p50), {lag.p99:.2f} ms (p99)" if lag else ""
+    return [f"generator    {cpu} of a CPU core{late}", *(f"WARNING: {warning}" for warning in result.warnings)]

@@ -1,0 +1,215 @@
+"""Runs load: asks for the model, starts the generator processes, gathers what they measured."""
+
+import contextlib
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import TypeAlias
+
+import numpy as np
+
+from neuronpipe.api.v1.models_pb2 import Model
+from neuronpipe.client import Client
+from neuronpipe.core.errors import InvalidInput, ModelNotFound, NeuronpipeError, SetupError
+from neuronpipe.load.figures import LoadResult, compute_result
+from neuronpipe.load.generator import Share
+from neuronpipe.load.inputs import make_requests
+from neuronpipe.load.report import progress_line
+from neuronpipe.load.request import LoadRequest
+from neuronpipe.load.samples import ROW, Tick
+from neuronpipe.load.texts import builtin_texts, read_texts
+from neuronpipe.load.worker import Job, Message, Order, Ready, Report, work
+
+Tell: TypeAlias = Callable[[str], None]
+
+_FIND_LIMIT_S = 5.0
+_START_LIMIT_S = 60.0
+_STOP_LIMIT_S = 5.0
+# From the message to the first request; ample for it to arrive.
+_BEGIN_IN_S = 0.05
+_POLL_S = 0.1
+# Over all processes. More than any gateway of ours takes (rpc/calls.py), few enough to hold in memory.
+_MAX_IN_FLIGHT = 10_000
+# An answer that the deadline ended is on its way that long at most.
+_DEADLINE_SLACK_S = 1.0
+
+
+@dataclass
+class _Worker:
+    process: SpawnProcess
+    orders: "Connection[Order, None]"
+    messages: "Connection[None, Message]"
+
+
+def run_load(request: LoadRequest, tell: Tell = lambda line: None) -> LoadResult:
+    """Blocks until the run is over; `tell` gets a line a second. Raises SetupError where no such model answers at the target.
+
+    Called in the main thread, the first SIGINT ends the run and returns what was measured so far; the next raises KeyboardInterrupt.
+    A program that calls it must be importable (`if __name__ == "__main__"`): the generators are spawned processes.
+    """
+    texts = builtin_texts(request.seed) if request.texts is None else read_texts(request.texts)
+    model = _find_model(request)
+    make_requests(request, model.task, texts[:1])
+    jobs = [Job(request, model.task, _turned(texts, index, request.processes), share) for index, share in enumerate(shares(request))]
+    with _started(jobs) as workers, _interrupts() as is_interrupted:
+        measured_from_s = _begin(workers) + request.warm_up_s
+        reports, broken_off_s = _gather(workers, is_interrupted, request, tell)
+    measured_s = request.duration_s
+    if broken_off_s is not None:
+        measured_s = min(measured_s, max(0.0, broken_off_s - measured_from_s))
+    return compute_result(
+        request,
+        version=model.version,
+        task=model.task,
+        rows=np.concatenate([report.rows for report in reports]).astype(ROW, copy=False),
+        cpu_shares=[report.cpu_share for report in reports],
+        measured_s=measured_s,
+        is_broken_off=broken_off_s is not None,
+    )
+
+
+def shares(request: LoadRequest) -> list[Share]:
+    """The run split among its processes, as evenly as can be."""
+    count = request.processes
+    deadline_s = None if request.deadline_ms is None else request.deadline_ms / 1e3
+    return [
+        Share(
+            callers=request.callers // count + (index < request.callers % count),
+            rate_per_s=None if request.rate_per_s is None else request.rate_per_s / count,
+            seed=(request.seed, index),
+            max_in_flight=_MAX_IN_FLIGHT // count,
+            warm_up_s=request.warm_up_s,
+            duration_s=request.duration_s,
+            deadline_s=deadline_s,
+            drain_s=request.drain_s if deadline_s is None else min(request.drain_s, deadline_s + _DEADLINE_SLACK_S),
+        )
+        for index in range(count)
+    ]
+
+
+def _turned(texts: Sequence[str], index: int, count: int) -> list[str]:
+    """The texts from another one on for each process, so that they do not send the same at the same time."""
+    first = index * len(texts) // count
+    return [*texts[first:], *texts[:first]]
+
+
+def _find_model(request: LoadRequest) -> Model:
+    try:
+        with Client(request.target, timeout_s=_FIND_LIMIT_S, retries=False) as client:
+            return client.get_model(request.model, request.version)
+    except ModelNotFound as error:
+        raise SetupError(f"--model {request.model}: {error.message}") from error
+    except InvalidInput as error:
+        raise SetupError(f"--{error.field}: {error.problem}") from error
+    except NeuronpipeError as error:
+        message = f"--target {request.target}: no gateway answers there within {_FIND_LIMIT_S:g} s: {error.reason}: {error.message}"
+        raise SetupError(message) from error
+
+
+@contextlib.contextmanager
+def _started(jobs: Sequence[Job]) -> Iterator[list[_Worker]]:
+    """The generator processes, connected and waiting to begin; ended with the block."""
+    context = multiprocessing.get_context("spawn")
+    workers: list[_Worker] = []
+    try:
+        for number, job in enumerate(jobs, 1):
+            their_orders, orders = context.Pipe(duplex=False)
+            messages, their_messages = context.Pipe(duplex=False)
+            process = context.Process(target=work, args=(their_orders, their_messages, job), name=f"load generator {number}", daemon=True)
+            with _sigint_blocked():
+                process.start()
+            their_orders.close()
+            their_messages.close()
+            workers.append(_Worker(process, orders, messages))
+        for worker in workers:
+            if not worker.messages.poll(_START_LIMIT_S) or not isinstance(_receive(worker), Ready):
+                raise RuntimeError(f"{worker.process.name} was not ready within {_START_LIMIT_S:g} s")
+        yield workers
+        for worker in workers:
+            worker.process.join(_STOP_LIMIT_S)
+    finally:
+        for worker in workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.orders.close()
+            worker.messages.close()
+
+
+@contextlib.contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Processes started in the block never get SIGINT. Ctrl-C in a terminal is for all of its processes; these are told by this one."""
+    # Where it is not there yet, starting a process starts it, and that unblocks SIGINT before the process itself is started.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Whether SIGINT came. Not an exception, which would tear a message that is just being read; but the second one is."""
+    is_interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # where signals cannot be handled
+        yield is_interrupted
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        is_interrupted.set()
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield is_interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _begin(workers: Sequence[_Worker]) -> float:
+    begin_s = time.monotonic() + _BEGIN_IN_S
+    for worker in workers:
+        worker.orders.send(begin_s)
+    return begin_s
+
+
+def _gather(
+    workers: Sequence[_Worker], is_interrupted: threading.Event, request: LoadRequest, tell: Tell
+) -> tuple[list[Report], float | None]:
+    """Every process's report, in their order, and when the run was broken off, if it was."""
+    reports: dict[int, Report] = {}
+    ticks: dict[int, list[Tick]] = {}
+    broken_off_s: float | None = None
+    while len(reports) < len(workers):
+        if is_interrupted.is_set() and broken_off_s is None:
+            broken_off_s = time.monotonic()
+            for worker in workers:
+                with contextlib.suppress(ConnectionError):  # it has reported and ended
+                    worker.orders.send(None)
+        waiting = [(index, worker) for index, worker in enumerate(workers) if index not in reports]
+        has_message = wait([worker.messages for _, worker in waiting], _POLL_S)
+        for index, worker in waiting:
+            message = _receive(worker) if worker.messages in has_message else None
+            if isinstance(message, Report):
+                reports[index] = message
+            elif isinstance(message, Tick):
+                of_second = ticks.setdefault(message.second, [])
+                of_second.append(message)
+                if len(of_second) == len(workers):
+                    tell(progress_line(request, ticks.pop(message.second)))
+    return [reports[index] for index in range(len(workers))], broken_off_s
+
+
+def _receive(worker: _Worker) -> Message:
+    try:
+        return worker.messages.recv()
+    except EOFError:
+        worker.process.join(_STOP_LIMIT_S)
+        raise RuntimeError(f"{worker.process.name} ended before its report, with exit code {worker.process.exitcode}") from None

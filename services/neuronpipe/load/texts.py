@@ -1,0 +1,78 @@
+"""The texts that are sent: a file's lines, or English that comes with Python."""
+
+import codecs
+import random
+import re
+from pathlib import Path
+
+from neuronpipe.core.errors import SetupError
+
+_MAX_FILE_BYTES = 64 << 20
+
+# Words and signs, as a tokenizer splits them first. With at most 120, no built-in text has more than 128 tokens of MiniLM's tokenizer.
+_PIECE = re.compile(r"[^\W_]+|[^\w\s]|_")
+_MIN_PIECES = 4
+_MAX_PIECES = 120
+# How often a text is two sentences. It brings the mean to 33 tokens of MiniLM's tokenizer.
+_PAIRED = 0.2
+
+_PARAGRAPH_END = re.compile(r"\n\s*\n")
+_SENTENCE_END = re.compile(r'(?<=[.!?]) (?=[A-Z"*])')
+_RULE = re.compile(r"[=*\-~+^|# ]*")
+
+
+def read_texts(path: Path) -> list[str]:
+    """The lines of a UTF-8 file without those that are blank. Raises SetupError."""
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > _MAX_FILE_BYTES:
+            raise SetupError(f"--texts {path}: {size_bytes:,} bytes, at most {_MAX_FILE_BYTES:,} are read")
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    except OSError as error:
+        raise SetupError(f"--texts {path}: {error.strerror}") from error
+    texts = [text for number, line in enumerate(content.split(b"\n"), 1) if (text := _decode(path, number, line).strip())]
+    if not texts:
+        raise SetupError(f"--texts {path}: holds no text")
+    return texts
+
+
+def _decode(path: Path, number: int, line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise SetupError(f"--texts {path}: line {number} is not UTF-8 (byte {error.start + 1} of the line)") from error
+
+
+def builtin_texts(seed: int) -> list[str]:
+    """About 1,800 different texts of one or two sentences, up to 128 tokens, 33 on average, shuffled: equal for equal seeds.
+
+    Their source is the language reference that Python carries for help(), so another Python version has slightly other texts.
+    """
+    chance = random.Random(seed)  # noqa: S311 (nothing to guess here)
+    sentences = _sentences()
+    texts = []
+    for index, sentence in enumerate(sentences):
+        pair = f"{sentence} {sentences[index - 1]}"
+        texts.append(pair if chance.random() < _PAIRED and _is_of_length(pair) else sentence)
+    texts = list(dict.fromkeys(texts))
+    chance.shuffle(texts)
+    return texts
+
+
+def _sentences() -> list[str]:
+    # Half a megabyte: for those who ask for it only.
+    from pydoc_data.topics import topics
+
+    paragraphs = [paragraph for _, topic in sorted(topics.items()) for paragraph in _PARAGRAPH_END.split(topic) if _is_prose(paragraph)]
+    return [
+        sentence for paragraph in paragraphs for sentence in _SENTENCE_END.split(" ".join(paragraph.split())) if _is_of_length(sentence)
+    ]
+
+
+def _is_prose(paragraph: str) -> bool:
+    """Not a program, a grammar or a heading: these are indented or underlined."""
+    return not any(line.startswith("   ") or _RULE.fullmatch(line) for line in paragraph.splitlines())
+
+
+def _is_of_length(text: str) -> bool:
+    return _MIN_PIECES <= len(_PIECE.findall(text)) <= _MAX_PIECES

@@ -1,0 +1,116 @@
+"""A generator process: builds a generator, tells its parent how it goes, and hands over the rows."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TypeAlias
+
+from neuronpipe.client import AsyncClient
+from neuronpipe.core.errors import NeuronpipeError
+from neuronpipe.load.generator import Generator, Share
+from neuronpipe.load.inputs import make_requests
+from neuronpipe.load.request import LoadRequest
+from neuronpipe.load.samples import Rows, Tick
+
+_CONNECT_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process is started with."""
+
+    request: LoadRequest
+    task: str
+    texts: Sequence[str]
+    share: Share
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The process is connected and waits for the time to begin."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The last message: every request of the process, and the share of a CPU core that it used."""
+
+    rows: Rows
+    cpu_share: float
+
+
+Message: TypeAlias = Ready | Tick | Report
+# The time to begin, on time.monotonic()'s clock, and then at most one None to break off. The end of file: the parent has died.
+Order: TypeAlias = float | None
+Orders: TypeAlias = "Connection[None, Order]"
+Messages: TypeAlias = "Connection[Message, None]"
+
+
+def work(orders: Orders, messages: Messages, job: Job) -> None:
+    """The whole life of a generator process."""
+    # Without a parent there is nobody left to work for, nor to tell.
+    with contextlib.suppress(EOFError, ConnectionError), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_work(orders, messages, job))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ModuleNotFoundError:  # it comes with the servers; the client does without
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _work(orders: Orders, messages: Messages, job: Job) -> None:
+    requests = make_requests(job.request, job.task, job.texts)
+    async with AsyncClient(job.request.target, timeout_s=None, retries=False) as client:
+        # Connects. Where the gateway has left since it was asked for the model, the requests will tell.
+        with contextlib.suppress(NeuronpipeError, TimeoutError):
+            async with asyncio.timeout(_CONNECT_LIMIT_S):
+                await client.get_model(job.request.model, job.request.version)
+        messages.send(Ready())
+        begin_s = await asyncio.to_thread(orders.recv)
+        if begin_s is None:
+            return
+        generator = Generator(client, requests, job.share, begin_s)
+        has_ended = asyncio.Event()
+        with _breaking_off(orders, generator):
+            ticking = asyncio.create_task(_tick(messages, generator, begin_s, has_ended))
+            try:
+                cpu_share = await generator.run()
+            finally:
+                has_ended.set()
+                await ticking
+    messages.send(Report(generator.recorder.rows(), cpu_share))
+
+
+@contextlib.contextmanager
+def _breaking_off(orders: Orders, generator: Generator) -> Iterator[None]:
+    """Ends the run when anything comes, be it an order or the end of file."""
+    loop = asyncio.get_running_loop()
+
+    def break_off() -> None:
+        loop.remove_reader(orders.fileno())
+        generator.break_off()
+
+    # uvloop makes what it reads non-blocking. That is why messages have a pipe of their own.
+    loop.add_reader(orders.fileno(), break_off)
+    try:
+        yield
+    finally:
+        loop.remove_reader(orders.fileno())
+
+
+async def _tick(messages: Messages, generator: Generator, begin_s: float, has_ended: asyncio.Event) -> None:
+    second = 0
+    while not has_ended.is_set():
+        second += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, begin_s + second - time.monotonic())):
+                await has_ended.wait()
+                return
+        # In a thread: a parent that is slow to read, as its terminal may be, must not hold the loop.
+        await asyncio.to_thread(messages.send, generator.recorder.tick(second, generator.in_flight))

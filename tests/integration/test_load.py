@@ -1,0 +1,166 @@
+"""The load generator for real: processes of its own against gateways of these tests."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from demo.processes import ServiceProcess
+from neuronpipe.api.v1.inference_pb2 import InferResponse
+from neuronpipe.api.v1.models_pb2 import GetModelResponse, Model
+from neuronpipe.core.errors import SetupError
+from neuronpipe.load.figures import LoadResult
+from neuronpipe.load.request import LoadRequest
+from neuronpipe.load.run import run_load
+
+pytestmark = pytest.mark.local_only
+
+_STALL_S = 0.6
+
+
+class StallingGateway:
+    """Stops altogether for a while at its first request, as a garbage collection or a full disk does, and answers at once after it."""
+
+    def __init__(self) -> None:
+        self.target = ""
+        self.has_stalled = False
+
+    async def get_model(self, request: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+        return GetModelResponse(model=Model(name="m", version="1", task="sentence_embedding")).SerializeToString()
+
+    async def infer(self, request: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
+        if not self.has_stalled:
+            self.has_stalled = True
+            time.sleep(_STALL_S)
+        return InferResponse(model="m").SerializeToString()
+
+
+@pytest_asyncio.fixture
+async def stalling_gateway() -> AsyncIterator[StallingGateway]:
+    gateway = StallingGateway()
+    server = grpc.aio.server()
+    for service, name, method in (("InferenceService", "Infer", gateway.infer), ("ModelService", "GetModel", gateway.get_model)):
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(method)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"neuronpipe.api.v1.{service}", {name: handler}),))
+    gateway.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    yield gateway
+    await server.stop(0)
+
+
+@pytest.fixture(scope="module")
+def target(fake_repository: Path) -> Iterator[str]:
+    """A gateway with every stage in one process, over fake models."""
+    with ServiceProcess("all", "--repository", str(fake_repository)) as process:
+        yield process.wait_until_ready().target
+
+
+def _check_that_nothing_is_lost(result: LoadResult) -> None:
+    assert result.requests == result.answers + sum(result.errors.values()) > 0
+    assert sum(result.batch_sizes.values()) == result.answers
+
+
+def test_closed_loop_measures_every_figure(target: str) -> None:
+    lines: list[str] = []
+    result = run_load(LoadRequest(target=target, model="classifier", concurrency=2, duration_s=0.6, warm_up_s=0.5), lines.append)
+
+    _check_that_nothing_is_lost(result)
+    assert (result.errors, result.is_broken_off) == ({}, False)
+    assert result.throughput_per_s == result.goodput_per_s > 0
+    assert result.tokens_per_s > result.throughput_per_s
+    assert result.latency_ms is not None
+    assert 0 < result.latency_ms.p50 <= result.latency_ms.p99 <= result.latency_ms.max
+    # The fake back end computes a padding token more than it is asked for.
+    assert result.padding_ratio is not None
+    assert 0 < result.padding_ratio < 1
+    # Each part of the time was measured by itself; only sums and differences of them could fall below zero.
+    assert all(found.p50 >= 0 for found in result.stages_ms.values())
+    assert [line.split()[:2] for line in lines] == [["1", "s"]]
+
+
+@pytest.mark.parametrize("model", ["minilm", "answerer"])
+def test_the_input_is_made_for_the_task_of_the_model(target: str, model: str) -> None:
+    result = run_load(LoadRequest(target=target, model=model, duration_s=0.1, warm_up_s=0.0))
+
+    _check_that_nothing_is_lost(result)
+    assert result.errors == {}
+
+
+def test_open_loop_of_two_processes_offers_its_rate_with_a_deadline_and_a_priority(target: str) -> None:
+    request = LoadRequest(target=target, model="classifier", rate_per_s=200.0, duration_s=0.5, warm_up_s=0.0, processes=2, priority="bulk")
+    result = run_load(dataclasses.replace(request, deadline_ms=20_000.0))
+
+    _check_that_nothing_is_lost(result)
+    assert result.errors == {}
+    # 100 are expected, with a standard deviation of 10.
+    assert 50 < result.requests < 150
+    assert result.offered_per_s == result.requests / 0.5
+    assert len(result.cpu_shares) == 2
+    assert result.send_lag_ms is not None
+
+
+async def test_deadlines_that_are_not_kept_are_errors_and_no_goodput(stalling_gateway: StallingGateway) -> None:
+    request = LoadRequest(target=stalling_gateway.target, model="m", rate_per_s=100.0, duration_s=0.3, warm_up_s=0.0, deadline_ms=100.0)
+    result = await asyncio.to_thread(run_load, request)
+
+    _check_that_nothing_is_lost(result)
+    # A server that ends a call at its deadline may be heard before the caller's own clock.
+    assert set(result.errors) <= {"DEADLINE_EXCEEDED", "CANCELLED"}
+    # The stall is 0.6 s long and all come in its first 0.3 s, so each would have to wait 0.3 s.
+    assert (result.answers, result.goodput_per_s) == (0, 0)
+
+
+async def test_open_loop_counts_the_stall_for_everyone_who_came_in_it(stalling_gateway: StallingGateway) -> None:
+    request = LoadRequest(target=stalling_gateway.target, model="m", rate_per_s=200.0, duration_s=_STALL_S, warm_up_s=0.0)
+    result = await asyncio.to_thread(run_load, request)
+
+    _check_that_nothing_is_lost(result)
+    assert result.latency_ms is not None
+    # 120 requests come evenly over the stall and each waits for what is left of it: half of them half the stall or more. A third of it
+    # leaves room for the numbers being random; a generator that waits for answers would see one slow request and many fast ones.
+    assert result.requests > 60
+    assert result.latency_ms.p50 > _STALL_S * 1e3 / 3
+
+
+async def test_requests_that_a_gateway_never_answers_are_counted(stalling_gateway: StallingGateway) -> None:
+    request = LoadRequest(target=stalling_gateway.target, model="m", concurrency=2, duration_s=0.1, warm_up_s=0.0, drain_s=0.1)
+    result = await asyncio.to_thread(run_load, request)
+
+    assert (result.requests, result.errors, result.latency_ms) == (2, {"UNANSWERED": 2}, None)
+
+
+def test_target_that_is_not_there_is_said_at_once() -> None:
+    with pytest.raises(SetupError, match=r"^--target 127\.0\.0\.1:9: no gateway answers there within 5 s: UNAVAILABLE: "):
+        run_load(LoadRequest(target="127.0.0.1:9", model="m"))  # nothing listens on the discard port
+
+
+def test_unknown_model_is_said(target: str) -> None:
+    with pytest.raises(SetupError, match="--model nope: model 'nope' is not served; served are: "):
+        run_load(LoadRequest(target=target, model="nope"))
+
+
+def test_ctrl_c_ends_the_run_with_the_report_of_what_was_measured(target: str) -> None:
+    options = ["--target", target, "--model", "classifier", "--duration", "3600", "--warm-up", "0", "--json", "-", "--processes", "2"]
+    command = [sys.executable, "-m", "neuronpipe", "load", *options, "--concurrency", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        # To all of its processes, as a terminal does it.
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+
+    figures = json.loads(output)
+    assert process.returncode == 130
+    assert figures["is_broken_off"]
+    assert figures["answers"] > 0
+    assert "Traceback" not in errors
