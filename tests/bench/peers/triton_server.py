@@ -41,7 +41,9 @@ parameters {{ key: "threads" value: {{ string_value: "{threads}" }} }}
 
 def main() -> None:
     """Serves until SIGTERM."""
-    settings = read_settings(threads=2, workers=1, max_batch_size=32, queue_delay_us=0)
+    # Within the noise of one instance of two threads at 8 callers (88 and 92 texts/s), slower at one caller (49 and 64; 2 shared cores,
+    # 2026-11-21). Two threads of a batch wait for each other, and fall to a fifth where something else takes a core.
+    settings = read_settings(threads=1, workers=2, max_batch_size=32, queue_delay_us=0)
     end_with_parent()
     with tempfile.TemporaryDirectory(prefix="triton-") as folder:
         model = Path(folder) / "models" / _MODEL
