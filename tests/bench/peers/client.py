@@ -164,7 +164,9 @@ async def closed_loop(call: Call, texts: Iterator[str], callers: int, seconds: f
     async with asyncio.TaskGroup() as group:
         for _ in range(callers):
             group.create_task(caller())
-    cuts = statistics.quantiles(durations_ms, n=100) if len(durations_ms) > 1 else [float("nan")] * 99
+    if len(durations_ms) < 2:
+        raise RuntimeError(f"{len(durations_ms)} answers in {seconds} s: no percentiles")
+    cuts = statistics.quantiles(durations_ms, n=100)
     figures = {"p50_ms": cuts[49], "p90_ms": cuts[89], "p99_ms": cuts[98]}
     return {"requests": len(durations_ms), "errors": errors, "throughput_per_s": len(durations_ms) / seconds, **figures}
 

@@ -33,7 +33,10 @@ class ClassifierDeployment:
 
 def main() -> None:
     """Serves until SIGTERM."""
-    settings = read_settings(threads=2, workers=1, max_batch_size=32, batch_timeout_ms=1)
+    # Chosen from single 3 s runs on 2 shared cores (2026-11-21), too noisy to rank close settings: 8 callers got 64 and 60 texts/s from two
+    # replicas of one thread, 53 from one of two; one caller 34 and 29 against 36. Batch size and timeout were not ranked.
+    # Two threads of a batch wait for each other, and fall to a fifth or less where something else takes a core.
+    settings = read_settings(threads=1, workers=2, max_batch_size=32, batch_timeout_ms=1)
     end_with_parent()
     # Sockets are made in this folder, and their paths may have 107 bytes.
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")

@@ -41,7 +41,10 @@ parameters {{ key: "threads" value: {{ string_value: "{threads}" }} }}
 
 def main() -> None:
     """Serves until SIGTERM."""
-    settings = read_settings(threads=2, workers=1, max_batch_size=32, queue_delay_us=0)
+    # Chosen from single runs of 1.5 to 3 s on 2 shared cores (2026-11-21), too noisy to rank close settings: 8 callers got 55 to 88 texts/s
+    # from two instances of one thread, 7 to 92 from one of two; one caller 43 to 49 against 7 to 64. The queue delay was not ranked.
+    # Two threads of a batch wait for each other, and fall to a fifth or less where something else takes a core.
+    settings = read_settings(threads=1, workers=2, max_batch_size=32, queue_delay_us=0)
     end_with_parent()
     with tempfile.TemporaryDirectory(prefix="triton-") as folder:
         model = Path(folder) / "models" / _MODEL
