@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from neuronpipe.core.background import beside
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError, Overloaded, Unavailable
-from neuronpipe.core.logs import log_fault, log_warning
+from neuronpipe.core.logs import log, log_fault, log_warning
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.neuron_executor.backends.base import Backend
@@ -68,6 +68,8 @@ class Scheduler:
         self._numbers = itertools.count()
         self._arrived = asyncio.Event()
         self._idle_cores = 0
+        self._computed = 0
+        self._unwanted = 0
         self._is_closed = False
 
     async def run(self, sequences: Sequence[Arrays], deadline_s: float | None, *, is_bulk: bool = False) -> list[Computed]:
@@ -197,6 +199,8 @@ class Scheduler:
             return
         if not is_alone or self._backend.cores == 1:  # else it was faster than what is to come
             self._batch_time.observe(bucket_tokens * len(batch), (finished_ns - started_ns) / 1e9)
+        self._computed += len(batch)
+        self._unwanted += sum(one.future.done() for one in batch)
         for one, arrays in zip(batch, rows, strict=True):
             if error := fault_of(arrays):
                 log_warning("a sequence's outputs are not finite", model=self._spec.name, core=core, tokens=one.tokens)
@@ -215,7 +219,9 @@ class Scheduler:
         _fail(batch, InternalError("the model could not compute this input"))
 
     def close(self) -> None:
-        """Takes no more; whoever still waits learns that the executor stops."""
+        """Takes no more; whoever still waits learns that the executor stops. Logs how many sequences were computed, and in vain."""
+        if not self._is_closed:
+            log("computed", model=self._spec.name, version=self._spec.version, sequences=self._computed, unwanted=self._unwanted)
         self._is_closed = True
         _fail(self._queue, _stopping())
         self._queue.clear()
