@@ -1,40 +1,35 @@
-"""Start to ready, and memory, of each service with MiniLM on OpenVINO.
+"""Start to ready, and memory, of each service with MiniLM on OpenVINO."""
 
-Run: make bench
-"""
-
-import statistics
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import psutil
 
-from demo.model import find_minilm
 from demo.processes import ServiceProcess
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from tests.bench.systems import find_repository
 
-REPOSITORY = Path(".cache/demo-repository")
 SERVICES = ("tokenizer", "neuron-executor", "postprocessor", "gateway", "all")
-STARTS = 5
 
 
-def main() -> None:
-    """Starts each service a few times and prints the median."""
-    if not (REPOSITORY / "minilm").is_dir():
-        request = CompileRequest(source=str(find_minilm()), task="sentence_embedding", repository=REPOSITORY, name="minilm")
-        compile_bundle(request, print)
-    print(f"{'':16} {'ready s':>8} {'memory MB':>10}  torch")
-    for service in SERVICES:
-        ready_s, memory_mb, holds_torch = [], [], False
-        for _ in range(STARTS):
-            with ServiceProcess(service, "--repository", str(REPOSITORY)) as process:
+@dataclass(frozen=True)
+class Start:
+    """One start of one service. None may hold torch."""
+
+    service: str
+    ready_s: float
+    memory_mb: float
+    holds_torch: bool
+
+
+def measure_starts(rounds: int) -> Iterator[Start]:
+    """Starts each service a few times, in turn."""
+    repository = find_repository("float32")
+    for _ in range(rounds):
+        for service in SERVICES:
+            with ServiceProcess(service, "--repository", str(repository)) as process:
                 process.wait_until_ready()
-                ready_s.append(time.monotonic() - process.began_s)
+                ready_s = time.monotonic() - process.began_s
                 running = psutil.Process(process.pid)
-                memory_mb.append(running.memory_info().rss / 1e6)
-                holds_torch |= any("/torch/" in one.path for one in running.memory_maps())
-        print(f"{service:16} {statistics.median(ready_s):8.2f} {statistics.median(memory_mb):10.0f}  {'yes' if holds_torch else 'no'}")
-
-
-if __name__ == "__main__":
-    main()
+                holds_torch = any("/torch/" in one.path for one in running.memory_maps())
+                yield Start(service, ready_s, running.memory_info().rss / 1e6, holds_torch)

@@ -82,15 +82,29 @@ class PeerResult:
 class RunningPeer:
     """A peer that has given right answers."""
 
-    def __init__(self, name: str, client: "_Child") -> None:
+    def __init__(self, name: str, client: "_Child", server: "_Child | None") -> None:
         self.name = name
-        self._client = client
+        self._client, self._server = client, server
 
     def measure(self, callers: int, seconds: float) -> PeerResult:
         """Blocks for the seconds and half a second of warm-up. Raises PeerUnavailable where the client ends."""
         self._client.tell({"callers": callers, "seconds": seconds})
         figures = self._client.wait_for("measured", seconds + _START_LIMIT_S)
         return PeerResult(peer=self.name, callers=callers, seconds=seconds, **figures)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the server for the length of the block: LitServe and Ray take CPU time from others even where nobody calls them."""
+        family = self._server.family() if self._server else []
+        try:
+            for one in family:
+                with suppress(psutil.NoSuchProcess):
+                    one.suspend()
+            yield
+        finally:
+            for one in reversed(family):
+                with suppress(psutil.NoSuchProcess):
+                    one.resume()
 
 
 @contextmanager
@@ -107,7 +121,7 @@ def running_peer(name: str, texts: Sequence[str], settings: Sequence[str] = ()) 
     workload = _make_workload(tuple(texts))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"peer-{name}-")))
-        target = "none"
+        target, server = "none", None
         if peer.server:
             command = [str(pythons[peer.server]), "-m", f"tests.bench.peers.{peer.server}_server", str(_SOURCE), *settings]
             server = stack.enter_context(_Child(name, command, folder / "server.log"))
@@ -119,7 +133,7 @@ def running_peer(name: str, texts: Sequence[str], settings: Sequence[str] = ()) 
         checked = client.wait_for("checked", _START_LIMIT_S)
         if checked["wrong"]:
             raise PeerUnavailable(name, f"answers wrongly: {checked['wrong']}")
-        yield RunningPeer(name, client)
+        yield RunningPeer(name, client, server)
 
 
 @functools.cache
@@ -176,6 +190,14 @@ class _Child:
             time.sleep(_POLL_S)
         raise PeerUnavailable(self._peer, f"did not say {event!r} in {limit_s:.0f} s: {self._last_words()}")
 
+    def family(self) -> list[psutil.Process]:
+        """The process and all that it started; none where it has ended."""
+        try:
+            process = psutil.Process(self._process.pid)
+            return [process, *process.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
     def _last_words(self) -> str:
         return self._log.read_text(errors="replace").strip()[-_LAST_WORDS:]
 
@@ -184,11 +206,7 @@ class _Child:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Ends it, and by force whichever of its children are left."""
-        try:
-            process = psutil.Process(self._process.pid)
-            family = [process, *process.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            family = []
+        family = self.family()
         self._process.terminate()
         _, left = psutil.wait_procs(family, timeout=_STOP_LIMIT_S)
         for one in left:

@@ -1,0 +1,80 @@
+"""The benchmark: every section that is asked for, one page.
+
+Run: python -m tests.bench [--rounds N] [--seconds S] [--only overhead,models] [--peers litserve,triton] [--out FOLDER]
+"""
+
+import argparse
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tests.bench.against_peers import ALL_PEERS, measure_peers
+from tests.bench.machine import describe_machine
+from tests.bench.measurements import Measurement
+from tests.bench.models import measure_models
+from tests.bench.overhead import measure_overhead
+from tests.bench.overload import measure_overload
+from tests.bench.report import Run, write_report
+from tests.bench.startup import measure_starts
+from tests.bench.systems import read_texts
+
+_SECTIONS = ("start", "overhead", "models", "peers", "overload")
+# The queue has to fill before an open loop says anything.
+_OVERLOAD_FACTOR = 2
+
+
+def main() -> None:
+    """Measures, and writes the page again after every section, so that a run that is broken off leaves what it has."""
+    options = _parse()
+    # The blocks below end what they started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    began_s = time.monotonic()
+    command = shlex.join(["python", "-m", "tests.bench", *sys.argv[1:]])
+    run = Run(command=command, machine=describe_machine(), rounds=options.rounds, seconds=options.seconds)
+    file, texts = read_texts()
+    sections: dict[str, Callable[[], Iterator[Measurement]]] = {
+        "overhead": lambda: measure_overhead(texts, options.rounds, options.seconds),
+        "models": lambda: measure_models(texts, options.rounds, options.seconds),
+        "peers": lambda: measure_peers(options.peers, texts, options.rounds, options.seconds, run.unavailable),
+        "overload": lambda: measure_overload(file, options.rounds, options.seconds * _OVERLOAD_FACTOR),
+    }
+    page = ""
+    for section in options.only:
+        if section == "start":
+            run.starts.extend(measure_starts(options.rounds))
+        else:
+            for one in sections[section]():
+                run.measurements.append(one)
+                print(
+                    f"{one.section}, round {one.round}, {one.system}, {one.callers} callers: {one.throughput_per_s:.1f}/s", file=sys.stderr
+                )
+        run.minutes = (time.monotonic() - began_s) / 60
+        page = write_report(run, options.out)
+    print(page)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measures and writes a page.")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each system (default: 5)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a turn (default: 3)")
+    parser.add_argument("--only", type=_names_of(_SECTIONS), default=_SECTIONS, help=f"some of {','.join(_SECTIONS)}")
+    parser.add_argument("--peers", type=_names_of(ALL_PEERS), default=ALL_PEERS, help=f"some of {','.join(ALL_PEERS)}")
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"), help="folder to write to (default: docs/benchmarks)")
+    return parser.parse_args()
+
+
+def _names_of(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        if unknown := set(names) - set(allowed):
+            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join(allowed)}")
+        return names
+
+    return parse
+
+
+if __name__ == "__main__":
+    main()

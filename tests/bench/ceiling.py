@@ -1,0 +1,122 @@
+"""The back end alone: what the machine could do if nothing but the model took time.
+
+OpenVINO, in a process of its own and compiled as the back end compiles it, is given batches that were made beforehand: the texts sorted
+by length and cut into batches of a budget of padded tokens. Several budgets are tried at first, and the best is kept.
+"""
+
+import multiprocessing
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from neuronpipe.bundles.repository import read_repository
+from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.neuron_executor.backends.cpus import available_cpus
+from neuronpipe.neuron_executor.batching import pad
+
+# Padded tokens of a batch. 0: every text alone.
+BUDGETS = (0, 256, 512, 1024, 2048, 4096)
+_TRIALS = 2
+# As the back end pads.
+_TOKEN_STEP = 4
+
+_Batch: TypeAlias = dict[str, Array]
+
+
+class Ceiling:
+    """The process, as its parent sees it."""
+
+    def __init__(self, pipe: "Connection[float, float]", best: int, tried: dict[int, float]) -> None:
+        self._pipe = pipe
+        self.batch_tokens, self.tried = best, tried
+
+    def measure(self, seconds: float) -> float:
+        """Texts a second: all texts at least once, and again until the seconds have passed."""
+        self._pipe.send(seconds)
+        return self._pipe.recv()
+
+
+@contextmanager
+def running_ceiling(repository: Path, texts: Sequence[str]) -> Iterator[Ceiling]:
+    """The model, loaded, with the best of BUDGETS; ended with the block."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, repository, list(texts)), name="ceiling", daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        tried = ours.recv()
+        yield Ceiling(ours, max(tried, key=lambda budget: tried[budget]), tried)
+    finally:
+        process.terminate()
+        process.join()
+        ours.close()
+
+
+def _serve(pipe: "Connection[float | dict[int, float], float]", repository: Path, texts: Sequence[str]) -> None:
+    import openvino
+    import tokenizers
+
+    (bundle,) = read_repository(repository)
+    artifact = bundle.artifact("openvino")
+    model_file = next(path for path in bundle.artifact_files(artifact) if path.suffix == ".xml")
+    cpus = str(available_cpus())
+    config = {**artifact.properties, "INFERENCE_NUM_THREADS": cpus, "NUM_STREAMS": cpus}
+    compiled = openvino.Core().compile_model(model_file, "CPU", config)
+    queue = openvino.AsyncInferQueue(compiled, int(cpus))
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(bundle.tokenizer_file))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(bundle.spec.max_tokens)
+    sequences: list[Arrays] = [{"input_ids": np.array(one.ids, np.int32)} for one in tokenizer.encode_batch(list(texts))]
+
+    def batches(budget: int) -> list[_Batch]:
+        cut = list(cut_sorted([len(one["input_ids"]) for one in sequences], budget))
+        # Shuffled, so that long batches do not all come at the end.
+        random.Random(0).shuffle(cut)
+        return [pad([sequences[index] for index in rows], padded, bundle.spec) for rows, padded in cut]
+
+    def measure(pool: Sequence[_Batch], seconds: float) -> float:
+        began_s = time.perf_counter()
+        passes = 0
+        while not passes or time.perf_counter() - began_s < seconds:
+            for batch in pool:
+                queue.start_async(batch, share_inputs=True)
+            passes += 1
+        queue.wait_all()
+        return passes * len(sequences) / (time.perf_counter() - began_s)
+
+    pools = {budget: batches(budget) for budget in BUDGETS}
+    tried = dict.fromkeys(BUDGETS, 0.0)
+    for pool in pools.values():
+        measure(pool, 0)
+    for _ in range(_TRIALS):
+        for budget, pool in pools.items():
+            tried[budget] = max(tried[budget], measure(pool, 0))
+    pipe.send(tried)
+    best = pools[max(tried, key=lambda budget: tried[budget])]
+    while True:
+        try:
+            pipe.send(measure(best, pipe.recv()))
+        except EOFError:
+            return
+
+
+def cut_sorted(lengths: Sequence[int], budget: int) -> Iterator[tuple[list[int], int]]:
+    """Batches of texts by number, shortest first, each with its padded length; as many as the budget of padded tokens takes, or one."""
+    rows: list[int] = []
+    padded = 0
+    for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+        new_padded = -(-lengths[index] // _TOKEN_STEP) * _TOKEN_STEP
+        if rows and new_padded * (len(rows) + 1) > budget:
+            yield rows, padded
+            rows = []
+        rows, padded = [*rows, index], new_padded
+    if rows:
+        yield rows, padded

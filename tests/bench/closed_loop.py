@@ -1,0 +1,138 @@
+"""A closed loop over gRPC in a process of its own, as light as grpc.aio lets it be, and the same one for every system.
+
+It sends bytes and keeps bytes: what the answers say is read after the loop. A fuller generator (neuronpipe load) takes more of the
+machine from the system that it measures, and would hide differences between systems.
+"""
+
+import asyncio
+import itertools
+import multiprocessing
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Self, TypeAlias
+
+import grpc
+import uvloop
+
+from neuronpipe.api.v1.inference_pb2 import InferResponse, StageTimings
+from neuronpipe.rpc.client import open_channel
+
+INFER = "/neuronpipe.api.v1.InferenceService/Infer"
+ECHO = "/bench.Echo/Call"
+_WARM_UP_S = 0.5
+_CALL_LIMIT_S = 30.0
+_PARTS = ("total", "preprocess", "predict_queue", "predict_compute", "predict", "postprocess")
+
+
+@dataclass(frozen=True)
+class System:
+    """Where a server answers calls of a method."""
+
+    name: str
+    target: str
+    method: str = INFER
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What one closed loop found. `figures` are empty for a method that is not ours."""
+
+    throughput_per_s: float
+    errors: int
+    latencies_ms: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+_Order: TypeAlias = tuple[System, int, float]
+
+
+class ClosedLoop:
+    """The generator, as its process's parent sees it."""
+
+    def __init__(self, pipe: "Connection[_Order | None, Loop]") -> None:
+        self._pipe = pipe
+
+    def measure(self, system: System, callers: int, seconds: float) -> Loop:
+        """Blocks for the seconds and the warm-up. Raises EOFError where the generator ends."""
+        self._pipe.send((system, callers, seconds))
+        return self._pipe.recv()
+
+    @classmethod
+    @contextmanager
+    def started(cls, requests: Sequence[bytes]) -> Iterator[Self]:
+        """A generator that sends these requests, round and round; ended with the block."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, list(requests)), name="closed loop", daemon=True)
+        process.start()
+        theirs.close()
+        try:
+            yield cls(ours)
+        finally:
+            process.terminate()
+            process.join()
+            ours.close()
+
+
+def _serve(pipe: "Connection[Loop, _Order | None]", requests: Sequence[bytes]) -> None:
+    while True:
+        try:
+            order = pipe.recv()
+        except EOFError:
+            return
+        if order is None:
+            return
+        pipe.send(uvloop.run(_run(requests, *order)))
+
+
+async def _run(requests: Sequence[bytes], system: System, callers: int, seconds: float) -> Loop:
+    texts = itertools.cycle(requests)
+    answered: list[tuple[float, bytes]] = []
+    errors = 0
+    async with open_channel(system.target) as channel:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(system.method)
+        began_s = time.perf_counter() + _WARM_UP_S
+        ends_s = began_s + seconds
+
+        async def caller() -> None:
+            nonlocal errors
+            while (sent_s := time.perf_counter()) < ends_s:
+                try:
+                    answer = await call(next(texts), timeout=_CALL_LIMIT_S)
+                except grpc.aio.AioRpcError:
+                    errors += 1
+                    continue
+                answered_s = time.perf_counter()
+                if began_s <= answered_s <= ends_s:
+                    answered.append((answered_s - sent_s, answer))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(callers):
+                group.create_task(caller())
+    if len(answered) < 2:
+        return Loop(len(answered) / seconds, errors)
+    cuts = statistics.quantiles([duration_s * 1e3 for duration_s, _ in answered], n=100)
+    latencies_ms = {"p50": cuts[49], "p90": cuts[89], "p99": cuts[98]}
+    figures = _figures([answer for _, answer in answered]) if system.method == INFER else {}
+    return Loop(len(answered) / seconds, errors, latencies_ms, figures)
+
+
+def _figures(answers: Sequence[bytes]) -> dict[str, float]:
+    responses = [InferResponse.FromString(answer) for answer in answers]
+    padded = sum(one.usage.padded_tokens for one in responses)
+    parts = {f"{part}_p50_ms": statistics.median(_part_ms(one.timings, part) for one in responses) for part in _PARTS}
+    return {
+        "tokens_per_answer": statistics.fmean(one.usage.tokens for one in responses),
+        "padding": 1 - sum(one.usage.tokens for one in responses) / padded,
+        "batch_size": statistics.fmean(one.usage.batch_size for one in responses),
+        **parts,
+    }
+
+
+def _part_ms(timings: StageTimings, part: str) -> float:
+    duration_ns: int = getattr(timings, f"{part}_ns")
+    return duration_ns / 1e6

@@ -1,0 +1,51 @@
+"""MiniLM with a two-label head in every dtype: the back end alone, `serve all`, four processes."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+from tests.bench.ceiling import running_ceiling
+from tests.bench.closed_loop import ClosedLoop
+from tests.bench.measurements import Measurement
+from tests.bench.systems import ALL, DTYPES, FOUR, find_repository, make_request, serving_all, serving_four
+
+SECTION = "models"
+CALLERS = (1, 32)
+CEILING = "back end alone"
+
+
+def measure_models(texts: Sequence[str], rounds: int, seconds: float) -> Iterator[Measurement]:
+    """The systems take turns; one that waits for its turn costs nothing.
+
+    The ceiling has no callers. It stands under 0 callers, with the padded tokens of a batch as its figure.
+    """
+    with ExitStack() as stack:
+        repositories = {dtype: find_repository(dtype) for dtype in DTYPES}
+        ceilings = {dtype: stack.enter_context(running_ceiling(repository, texts)) for dtype, repository in repositories.items()}
+        systems = {
+            dtype: [
+                stack.enter_context(serving_all(repository, of_dtype(ALL, dtype))),
+                stack.enter_context(serving_four(repository, of_dtype(FOUR, dtype))),
+            ]
+            for dtype, repository in repositories.items()
+        }
+        loop = stack.enter_context(ClosedLoop.started([make_request(text) for text in texts]))
+        for round in range(rounds):
+            for dtype in DTYPES:
+                ceiling = ceilings[dtype]
+                yield Measurement(
+                    section=SECTION,
+                    system=of_dtype(CEILING, dtype),
+                    callers=0,
+                    round=round,
+                    throughput_per_s=ceiling.measure(seconds),
+                    figures={"batch_tokens": ceiling.batch_tokens},
+                )
+                for callers in reversed(CALLERS):
+                    for system in systems[dtype]:
+                        found = loop.measure(system, callers, seconds)
+                        yield Measurement(section=SECTION, system=system.name, callers=callers, round=round, **vars(found))
+
+
+def of_dtype(system: str, dtype: str) -> str:
+    """The name of a system that computes in a dtype."""
+    return f"{system}, {dtype}"

@@ -1,0 +1,228 @@
+"""A run as JSON, with every round, and as a page."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.bench import against_peers, models, overhead, overload
+from tests.bench.measurements import Measurement, Measurements, Spread, p50, throughput
+from tests.bench.models import CEILING, of_dtype
+from tests.bench.startup import SERVICES, Start
+from tests.bench.systems import ALL, DTYPES, ECHO_SERVER, FOUR
+from tests.bench.targets import Target, best_peer, check_targets
+
+
+@dataclass
+class Run:
+    """All that a page is made of."""
+
+    command: str
+    machine: Mapping[str, str]
+    rounds: int
+    seconds: float
+    measurements: list[Measurement] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
+    unavailable: dict[str, str] = field(default_factory=dict)
+    minutes: float = 0.0
+
+
+def write_report(run: Run, folder: Path) -> str:
+    """Writes results.json and README.md; returns the page."""
+    found = Measurements(run.measurements)
+    targets = check_targets(found)
+    page = "\n".join(_page(run, found, targets)) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    checked = [{**asdict(target), "is_met": target.is_met} for target in targets]
+    (folder / "results.json").write_text(json.dumps({**asdict(run), "targets": checked}, indent=1) + "\n")
+    (folder / "README.md").write_text(page)
+    return page
+
+
+def _page(run: Run, found: Measurements, targets: Sequence[Target]) -> Iterator[str]:
+    yield "# Benchmark"
+    yield ""
+    yield f"Written by `{run.command}` (`make bench`); every round is in [results.json](results.json). Do not edit."
+    yield ""
+    yield (
+        f"{run.rounds} rounds, in each of which every system had a turn of {run.seconds:g} s after a warm-up: a ratio is of two turns "
+        f"in the same round, so that a machine which drifts does not decide it. Figures are medians over the rounds, then the smallest "
+        f"and the largest. Generators ran on the same machine, in processes of their own. The run took {run.minutes:.0f} minutes."
+    )
+    yield ""
+    yield from _table(("machine", ""), [(name, value) for name, value in run.machine.items()])
+    yield "## Targets"
+    yield ""
+    yield from _table(("", "target", "measured", ""), [_target_row(target) for target in targets])
+    for section, lines in _SECTIONS.items():
+        if found.systems(section):
+            yield from lines(found)
+    if run.unavailable:
+        yield "Not measured:"
+        yield ""
+        for peer, reason in run.unavailable.items():
+            yield f"- {peer}: `{' '.join(reason.split())[-400:].replace('`', '')}`"
+        yield ""
+    if run.starts:
+        yield from _starts(run.starts)
+
+
+def _target_row(target: Target) -> tuple[str, ...]:
+    limit = f"{'≥' if target.is_at_least else '≤'} {_number(target.limit)}{target.unit}"
+    said = {True: "met", False: "**missed**", None: "not measured"}[target.is_met]
+    return target.name, limit, _spread(target.measured, target.unit), said
+
+
+def _overhead(found: Measurements) -> Iterator[str]:
+    section = overhead.SECTION
+    yield "## What everything but the model costs"
+    yield ""
+    yield (
+        "A fake model that takes no time, against a `grpc.aio` server that answers with what it gets. One and the same generator sends "
+        "the same bytes to all and reads the answers afterwards."
+    )
+    yield ""
+    rows = []
+    for callers in found.callers(section):
+        for system in found.systems(section):
+            ratio = found.ratio(section, system, ECHO_SERVER, callers, throughput) if system != ECHO_SERVER else None
+            rows.append((system, str(callers), *_loop_cells(found, section, system, callers), _spread(ratio)))
+    yield from _table(("", "callers", "requests/s", "p50 ms", "p90 ms", "p99 ms", "errors", "of echo"), rows)
+    yield "Where one caller's request spends its time, as the gateway sees it (p50 in ms, hops and queues included):"
+    yield ""
+    parts = ("total", "preprocess", "predict", "postprocess")
+    rows = []
+    for system in (ALL, FOUR):
+        turns = found.of(section, system, 1)
+        rows.append((system, *(_spread(Spread.of([one.figures[f"{part}_p50_ms"] for one in turns])) for part in parts)))
+    yield from _table(("", *parts), rows)
+
+
+def _models(found: Measurements) -> Iterator[str]:
+    section = models.SECTION
+    yield "## MiniLM classification"
+    yield ""
+    yield (
+        "MiniLM's body with a head of two labels made from a seed, English of 6 to 128 tokens, 33 on average. *Back end alone*: OpenVINO "
+        "in one process with as many streams as CPUs, given tokenized texts sorted by length and cut into the best of several batch "
+        "sizes: the ceiling. *Padding* is the part of the computed tokens that was padding."
+    )
+    yield ""
+    rows = []
+    for dtype in DTYPES:
+        ceiling = of_dtype(CEILING, dtype)
+        turns = found.of(section, ceiling, 0)
+        batch = f"{turns[0].figures['batch_tokens']:.0f} tokens" if turns else ""
+        rows.append((ceiling, "", _spread(found.spread(section, ceiling, 0, throughput)), "", "", "", "", "", batch, ""))
+        for callers in models.CALLERS:
+            for system in (of_dtype(ALL, dtype), of_dtype(FOUR, dtype)):
+                ratio = found.ratio(section, system, ceiling, callers, throughput, reference_callers=0)
+                padding = found.spread(section, system, callers, lambda one: one.figures["padding"] * 100)
+                batch_size = found.spread(section, system, callers, lambda one: one.figures["batch_size"])
+                cells = _loop_cells(found, section, system, callers)
+                rows.append((system, str(callers), *cells, _spread(padding), _spread(batch_size), _spread(ratio)))
+    yield from _table(("", "callers", "texts/s", "p50 ms", "p90 ms", "p99 ms", "errors", "padding %", "batch", "of ceiling"), rows)
+
+
+def _peers(found: Measurements) -> Iterator[str]:
+    section = against_peers.SECTION
+    ours = [of_dtype(ALL, dtype) for dtype in DTYPES]
+    yield "## Beside other systems"
+    yield ""
+    yield (
+        "The same model on the same texts, each system in a virtual environment of its own, as people would start it, in float32 on "
+        "PyTorch. Those with threads and workers to choose were measured with both ways to use two CPUs; the better one counts, for "
+        "each figure. A peer's server is stopped (SIGSTOP) during our turns, since some take CPU time when idle. The columns to the "
+        "right are `serve all`'s to the system's in the same rounds: throughput at the same callers."
+    )
+    yield ""
+    best = {best_peer(found, callers, throughput, is_high=True): callers for callers in found.callers(section)}
+    rows = []
+    for callers in found.callers(section):
+        for system in found.systems(section):
+            ratios = [found.ratio(section, mine, system, callers, throughput) if system not in ours else None for mine in ours]
+            name = f"**{system}**" if best.get(system) == callers else system
+            rows.append((name, str(callers), *_loop_cells(found, section, system, callers), *map(_spread, ratios)))
+    yield from _table(("", "callers", "texts/s", "p50 ms", "p90 ms", "p99 ms", "errors", *DTYPES), rows)
+
+
+def _overload(found: Measurements) -> Iterator[str]:
+    section = overload.SECTION
+    yield "## Overload"
+    yield ""
+    yield (
+        f"An open loop (`neuronpipe load`) at {overload.FACTOR:g} times what a closed loop of {overload.CALLERS} callers got from the "
+        f"same system just before, with a deadline of {overload.DEADLINE_MS:g} ms; float32. *Answered of computed*: answers that came "
+        "before their deadline, of the sequences that the executor's log says it computed; *left*: of these, how many nobody waited for "
+        "any more when they were done."
+    )
+    yield ""
+    rows = []
+    for system in found.systems(section):
+        turns = found.of(section, system, overload.CALLERS)
+
+        def figure(name: str, factor: float = 1.0, turns: Sequence[Measurement] = turns) -> str:
+            return _spread(Spread.of([one.figures[name] * factor for one in turns]))
+
+        shares = (figure("goodput_of_capacity", 100), figure("wanted", 100), figure("left_while_computing"))
+        loop = (figure("capacity_per_s"), figure("offered_per_s"), _spread(found.spread(section, system, overload.CALLERS, throughput)))
+        rows.append((system, *loop, *shares, figure("generator_cpu"), figure("send_lag_p99_ms")))
+    headings = (
+        "",
+        "capacity/s",
+        "offered/s",
+        "goodput/s",
+        "of capacity %",
+        "answered of computed %",
+        "left",
+        "generator CPU",
+        "lag p99 ms",
+    )
+    yield from _table(headings, rows)
+
+
+_SECTIONS = {overhead.SECTION: _overhead, models.SECTION: _models, against_peers.SECTION: _peers, overload.SECTION: _overload}
+
+
+def _starts(starts: Sequence[Start]) -> Iterator[str]:
+    yield "## Start and memory"
+    yield ""
+    rows = []
+    for service in SERVICES:
+        turns = [one for one in starts if one.service == service]
+        ready, memory = (_spread(Spread.of([getattr(one, name) for one in turns])) for name in ("ready_s", "memory_mb"))
+        rows.append((service, ready, memory, "yes" if any(one.holds_torch for one in turns) else "no"))
+    yield from _table(("", "start to ready, s", "memory, MB", "holds torch"), rows)
+
+
+def _loop_cells(found: Measurements, section: str, system: str, callers: int) -> tuple[str, ...]:
+    turns = found.of(section, system, callers)
+    rate, median_ms = found.spread(section, system, callers, throughput), found.spread(section, system, callers, p50)
+    tails = (Spread.of([one.latencies_ms[name] for one in turns]) for name in ("p90", "p99"))
+    return (
+        _spread(rate),
+        _spread(median_ms),
+        *(_number(tail.median) if tail else "" for tail in tails),
+        str(sum(one.errors for one in turns)),
+    )
+
+
+def _spread(spread: Spread | None, unit: str = "") -> str:
+    if spread is None:
+        return ""
+    if spread.rounds == 1:
+        return f"{_number(spread.median)}{unit}"
+    return f"{_number(spread.median)}{unit} ({_number(spread.low)} – {_number(spread.high)})"
+
+
+def _number(value: float) -> str:
+    """Three figures that count."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(headings)} |"
+    yield f"|{'|'.join('---' for _ in headings)}|"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+    yield ""
