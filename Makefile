@@ -3,7 +3,7 @@
 # test      every test but the containers and the benchmarks
 # verify    format, lint, types, imports, protos
 # check     verify and test: what .ci/run runs
-# bench     latency of everything but the model; start to ready and memory
+# bench     every measurement, written to docs/benchmarks; bench-quick: a short look, written to .cache/bench/quick
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -67,10 +67,11 @@ test: setup
 	$(BIN)/python -m pytest
 	.venv-transformers4/bin/python -m pytest tests/contract/test_compile.py tests/contract/test_golden_question_answering.py
 
-.PHONY: bench
+.PHONY: bench bench-quick
 bench: .venv/.dev
-	$(BIN)/python -m tests.bench.overhead
-	$(BIN)/python -m tests.bench.startup
+	$(BIN)/python -m tests.bench
+bench-quick: .venv/.dev
+	$(BIN)/python -m tests.bench --rounds 2 --seconds 1.5 --only start,overhead,models,overload --out .cache/bench/quick
 
 .PHONY: check
 check: verify test

@@ -71,7 +71,7 @@ def _serve(pipe: "Connection[float | dict[int, float], float]", repository: Path
     compiled = openvino.Core().compile_model(model_file, "CPU", config)
     queue = openvino.AsyncInferQueue(compiled, int(cpus))
 
-    tokenizer = tokenizers.Tokenizer.from_file(str(bundle.tokenizer_file))
+    tokenizer = tokenizers.Tokenizer.from_file(str(bundle.tokenizer_file()))
     tokenizer.no_padding()
     tokenizer.enable_truncation(bundle.spec.max_tokens)
     sequences: list[Arrays] = [{"input_ids": np.array(one.ids, np.int32)} for one in tokenizer.encode_batch(list(texts))]

@@ -36,6 +36,11 @@ def p50(one: Measurement) -> float:
     return one.latencies_ms["p50"]
 
 
+def figure(name: str, factor: float = 1.0) -> Value:
+    """One of the figures that a system tells of itself, times a factor."""
+    return lambda one: one.figures[name] * factor
+
+
 @dataclass(frozen=True)
 class Spread:
     """The median of some rounds, the smallest and the largest."""

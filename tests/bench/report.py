@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tests.bench import against_peers, models, overhead, overload
-from tests.bench.measurements import Measurement, Measurements, Spread, p50, throughput
+from tests.bench.measurements import Measurement, Measurements, Spread, figure, p50, throughput
 from tests.bench.models import CEILING, of_dtype
 from tests.bench.startup import SERVICES, Start
 from tests.bench.systems import ALL, DTYPES, ECHO_SERVER, FOUR
@@ -93,8 +93,7 @@ def _overhead(found: Measurements) -> Iterator[str]:
     parts = ("total", "preprocess", "predict", "postprocess")
     rows = []
     for system in (ALL, FOUR):
-        turns = found.of(section, system, 1)
-        rows.append((system, *(_spread(Spread.of([one.figures[f"{part}_p50_ms"] for one in turns])) for part in parts)))
+        rows.append((system, *(_spread(found.spread(section, system, 1, figure(f"{part}_p50_ms"))) for part in parts)))
     yield from _table(("", *parts), rows)
 
 
@@ -108,7 +107,7 @@ def _models(found: Measurements) -> Iterator[str]:
         "sizes: the ceiling. *Padding* is the part of the computed tokens that was padding."
     )
     yield ""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for dtype in DTYPES:
         ceiling = of_dtype(CEILING, dtype)
         turns = found.of(section, ceiling, 0)
@@ -117,8 +116,8 @@ def _models(found: Measurements) -> Iterator[str]:
         for callers in models.CALLERS:
             for system in (of_dtype(ALL, dtype), of_dtype(FOUR, dtype)):
                 ratio = found.ratio(section, system, ceiling, callers, throughput, reference_callers=0)
-                padding = found.spread(section, system, callers, lambda one: one.figures["padding"] * 100)
-                batch_size = found.spread(section, system, callers, lambda one: one.figures["batch_size"])
+                padding = found.spread(section, system, callers, figure("padding", 100))
+                batch_size = found.spread(section, system, callers, figure("batch_size"))
                 cells = _loop_cells(found, section, system, callers)
                 rows.append((system, str(callers), *cells, _spread(padding), _spread(batch_size), _spread(ratio)))
     yield from _table(("", "callers", "texts/s", "p50 ms", "p90 ms", "p99 ms", "errors", "padding %", "batch", "of ceiling"), rows)
@@ -159,14 +158,12 @@ def _overload(found: Measurements) -> Iterator[str]:
     yield ""
     rows = []
     for system in found.systems(section):
-        turns = found.of(section, system, overload.CALLERS)
-
-        def figure(name: str, factor: float = 1.0, turns: Sequence[Measurement] = turns) -> str:
-            return _spread(Spread.of([one.figures[name] * factor for one in turns]))
-
-        shares = (figure("goodput_of_capacity", 100), figure("wanted", 100), figure("left_while_computing"))
-        loop = (figure("capacity_per_s"), figure("offered_per_s"), _spread(found.spread(section, system, overload.CALLERS, throughput)))
-        rows.append((system, *loop, *shares, figure("generator_cpu"), figure("send_lag_p99_ms")))
+        values = (
+            *(figure("capacity_per_s"), figure("offered_per_s"), throughput),
+            *(figure("goodput_of_capacity", 100), figure("wanted", 100), figure("left_while_computing")),
+            *(figure("generator_cpu"), figure("send_lag_p99_ms")),
+        )
+        rows.append((system, *(_spread(found.spread(section, system, overload.CALLERS, value)) for value in values)))
     headings = (
         "",
         "capacity/s",

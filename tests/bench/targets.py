@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.bench import against_peers, models, overhead, overload
-from tests.bench.measurements import Measurements, Spread, Value, p50, throughput
+from tests.bench.measurements import Measurements, Spread, Value, figure, p50, throughput
 from tests.bench.models import CEILING, of_dtype
 from tests.bench.systems import ALL, DTYPES, ECHO_SERVER, FOUR
 
@@ -51,7 +51,7 @@ def _models(found: Measurements) -> Iterator[Target]:
     for dtype in DTYPES:
         for system in (ALL, FOUR):
             name = of_dtype(system, dtype)
-            padding = _percent(found.spread(section, name, callers, lambda one: one.figures["padding"]))
+            padding = found.spread(section, name, callers, figure("padding", 100))
             yield Target(f"{name}, {callers} callers: padding", 10.0, False, padding, " %")
 
 
@@ -66,16 +66,16 @@ def _peers(found: Measurements) -> Iterator[Target]:
     best = best_peer(found, 1, p50, is_high=False)
     for dtype in DTYPES:
         ratio = found.ratio(section, of_dtype(ALL, dtype), best, 1, p50) if best else None
-        yield Target(f"{of_dtype(ALL, dtype)}, 1 caller: p50 to the best peer's ({best or 'not measured'})", 1 / 3, False, ratio)
+        yield Target(f"{of_dtype(ALL, dtype)}, 1 caller: p50 to {_named(best)}", 1 / 3, False, ratio)
 
 
 def _overload(found: Measurements) -> Iterator[Target]:
     for system in (ALL, FOUR):
-        for name, figure, limit in (
+        for name, share, limit in (
             ("goodput, of capacity", "goodput_of_capacity", 90.0),
             ("computed sequences that were answered in time", "wanted", 98.0),
         ):
-            spread = _percent(found.spread(overload.SECTION, system, overload.CALLERS, lambda one, figure=figure: one.figures[figure]))
+            spread = found.spread(overload.SECTION, system, overload.CALLERS, figure(share, 100))
             yield Target(f"{system}, {overload.FACTOR:g} x capacity: {name}", limit, True, spread, " %")
 
 
@@ -88,6 +88,10 @@ def best_peer(found: Measurements, callers: int, value: Value, *, is_high: bool)
         if system not in ours and (spread := found.spread(against_peers.SECTION, system, callers, value))
     }
     return (max if is_high else min)(medians, key=lambda system: medians[system]) if medians else None
+
+
+def _named(best: str | None) -> str:
+    return f"the best peer's ({best})" if best else "the best peer's"
 
 
 def _percent(spread: Spread | None) -> Spread | None:
