@@ -43,6 +43,7 @@ def main() -> None:
     }
     page = ""
     for section in options.only:
+        print(f"{section}: after {time.monotonic() - began_s:.0f} s", file=sys.stderr)
         if section == "start":
             run.starts.extend(measure_starts(options.rounds))
         else:
