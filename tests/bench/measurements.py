@@ -82,6 +82,8 @@ class Measurements:
         self, section: str, system: str, reference: str, callers: int, value: Value, reference_callers: int | None = None
     ) -> Spread | None:
         """Of a system's value to the reference's of the same round."""
-        references = {one.round: value(one) for one in self.of(section, reference, reference_callers or callers)}
+        references = {
+            one.round: value(one) for one in self.of(section, reference, callers if reference_callers is None else reference_callers)
+        }
         pairs = [(value(one), references[one.round]) for one in self.of(section, system, callers) if one.round in references]
         return Spread.of([mine / other for mine, other in pairs if other])
