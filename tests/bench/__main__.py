@@ -23,7 +23,7 @@ from tests.bench.systems import read_texts
 
 _SECTIONS = ("start", "overhead", "models", "peers", "overload")
 # The queue has to fill before an open loop says anything.
-_OVERLOAD_FACTOR = 2
+_OVERLOAD_FACTOR = 3
 
 
 def main() -> None:
