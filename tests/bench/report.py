@@ -58,7 +58,7 @@ def _page(run: Run, found: Measurements, targets: Sequence[Target]) -> Iterator[
         if found.systems(section):
             yield from lines(found)
     if run.unavailable:
-        yield "Not measured:"
+        yield "## Peers that could not be measured"
         yield ""
         for peer, reason in run.unavailable.items():
             yield f"- {peer}: `{' '.join(reason.split())[-400:].replace('`', '')}`"
