@@ -1,5 +1,6 @@
 """gateway/admission.py: who is let in, who is turned away with what advice, and who has to make room."""
 
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -42,39 +43,59 @@ class _Crowd:
     def leave(self, name: str) -> None:
         self._inside.pop(name).close()
 
+    def leave_all(self) -> None:
+        for name in list(self._inside):
+            self.leave(name)
 
-def test_as_many_requests_as_the_limit_are_let_in() -> None:
-    crowd = _Crowd(Gate(max_requests=2, max_tokens=100))
+
+CrowdOf = Callable[[Gate], _Crowd]
+
+
+@pytest.fixture
+def crowd_of() -> Iterator[CrowdOf]:
+    crowds: list[_Crowd] = []
+
+    def make(gate: Gate) -> _Crowd:
+        crowds.append(_Crowd(gate))
+        return crowds[-1]
+
+    yield make
+    for crowd in crowds:
+        crowd.leave_all()
+
+
+def test_as_many_requests_as_the_limit_are_let_in(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=2, max_tokens=100))
     crowd.enter("a")
     crowd.enter("b")
     with pytest.raises(Overloaded, match="2 requests with about 2 tokens in flight, the limits are 2 and 100"):
         crowd.enter("c")
 
 
-def test_as_many_tokens_as_the_limit_are_let_in() -> None:
-    crowd = _Crowd(Gate(max_requests=100, max_tokens=10))
+def test_as_many_tokens_as_the_limit_are_let_in(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=100, max_tokens=10))
     crowd.enter("a", tokens=6)
     crowd.enter("b", tokens=4)
     with pytest.raises(Overloaded):
         crowd.enter("c", tokens=1)
 
 
-def test_whoever_leaves_makes_room() -> None:
-    crowd = _Crowd(Gate(max_requests=1, max_tokens=100))
+def test_whoever_leaves_makes_room(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=1, max_tokens=100))
     crowd.enter("a")
     crowd.leave("a")
     crowd.enter("b")
 
 
-def test_a_request_larger_than_the_gate_is_let_into_an_empty_one() -> None:
-    crowd = _Crowd(Gate(max_requests=10, max_tokens=10))
+def test_a_request_larger_than_the_gate_is_let_into_an_empty_one(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=10, max_tokens=10))
     crowd.enter("giant", tokens=50)
     with pytest.raises(Overloaded):
         crowd.enter("b")
 
 
-def test_a_requests_real_tokens_replace_the_estimate() -> None:
-    crowd = _Crowd(Gate(max_requests=100, max_tokens=10))
+def test_a_requests_real_tokens_replace_the_estimate(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=100, max_tokens=10))
     crowd.enter("a", tokens=2).count(10)
     with pytest.raises(Overloaded, match="about 10 tokens"):
         crowd.enter("b", tokens=1)
@@ -82,16 +103,16 @@ def test_a_requests_real_tokens_replace_the_estimate() -> None:
     crowd.enter("c", tokens=5)
 
 
-def test_the_estimate_follows_what_requests_turn_out_to_have() -> None:
-    crowd = _Crowd(Gate(max_requests=10_000, max_tokens=1_000_000))
+def test_the_estimate_follows_what_requests_turn_out_to_have(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=10_000, max_tokens=1_000_000))
     for number in range(200):
         crowd.enter(f"{number}", tokens=100).count(400)  # a token a byte
     # 0.95 to the power of 200 of the way from 0.25 to 1 is left, which rounds to nothing.
     assert crowd.enter("next", tokens=100).tokens == 400
 
 
-def test_bulk_requests_leave_a_quarter_of_the_gate_to_interactive_ones() -> None:
-    crowd = _Crowd(Gate(max_requests=4, max_tokens=100))
+def test_bulk_requests_leave_a_quarter_of_the_gate_to_interactive_ones(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=4, max_tokens=100))
     for name in "abc":
         crowd.enter(name, is_bulk=True)
     with pytest.raises(Overloaded):
@@ -100,32 +121,32 @@ def test_bulk_requests_leave_a_quarter_of_the_gate_to_interactive_ones() -> None
     assert not crowd.shed
 
 
-def test_an_interactive_request_sheds_the_newest_bulk_requests_as_far_as_it_needs_the_room() -> None:
-    crowd = _Crowd(Gate(max_requests=100, max_tokens=8))
+def test_an_interactive_request_sheds_the_newest_bulk_requests_as_far_as_it_needs_the_room(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=100, max_tokens=8))
     for name in "abc":
         crowd.enter(name, tokens=2, is_bulk=True)
     crowd.enter("d", tokens=5)
     assert crowd.shed == ["c", "b"]
 
 
-def test_a_bulk_request_sheds_nobody() -> None:
-    crowd = _Crowd(Gate(max_requests=1, max_tokens=100))
+def test_a_bulk_request_sheds_nobody(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=1, max_tokens=100))
     crowd.enter("a", is_bulk=True)
     with pytest.raises(Overloaded):
         crowd.enter("b", is_bulk=True)
     assert not crowd.shed
 
 
-def test_an_interactive_request_is_never_shed() -> None:
-    crowd = _Crowd(Gate(max_requests=1, max_tokens=100))
+def test_an_interactive_request_is_never_shed(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=1, max_tokens=100))
     crowd.enter("a")
     with pytest.raises(Overloaded):
         crowd.enter("b")
     assert not crowd.shed
 
 
-def test_a_shed_request_counts_no_more_when_it_leaves() -> None:
-    crowd = _Crowd(Gate(max_requests=1, max_tokens=100))
+def test_a_shed_request_counts_no_more_when_it_leaves(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=1, max_tokens=100))
     place = crowd.enter("a", is_bulk=True)
     crowd.enter("b")
     place.count(50)
@@ -135,8 +156,8 @@ def test_a_shed_request_counts_no_more_when_it_leaves() -> None:
         crowd.enter("c")
 
 
-def test_the_advice_is_how_long_what_is_too_much_takes_to_drain(clock: _Clock) -> None:
-    crowd = _Crowd(Gate(max_requests=100, max_tokens=10))
+def test_the_advice_is_how_long_what_is_too_much_takes_to_drain(clock: _Clock, crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=100, max_tokens=10))
     # 20 tokens drain within the window of two seconds: 10 a second, counted as they leave.
     for number in range(4):
         crowd.enter(f"{number}", tokens=5)
@@ -147,8 +168,8 @@ def test_the_advice_is_how_long_what_is_too_much_takes_to_drain(clock: _Clock) -
     assert refused.value.retry_after_s == pytest.approx(0.7)
 
 
-def test_the_advice_grows_as_nothing_drains_and_has_an_end(clock: _Clock) -> None:
-    crowd = _Crowd(Gate(max_requests=1, max_tokens=100))
+def test_the_advice_grows_as_nothing_drains_and_has_an_end(clock: _Clock, crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=1, max_tokens=100))
     crowd.enter("a")
     crowd.leave("a")
     crowd.enter("b")
@@ -162,8 +183,8 @@ def test_the_advice_grows_as_nothing_drains_and_has_an_end(clock: _Clock) -> Non
     assert waits_s == [pytest.approx(2), pytest.approx(2 * 2.718281828), pytest.approx(10)]
 
 
-def test_the_advice_is_never_to_come_back_at_once(clock: _Clock) -> None:
-    crowd = _Crowd(Gate(max_requests=1, max_tokens=1_000_000))
+def test_the_advice_is_never_to_come_back_at_once(clock: _Clock, crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=1, max_tokens=1_000_000))
     for number in range(1000):
         crowd.enter(f"{number}")
         crowd.leave(f"{number}")
