@@ -1,5 +1,6 @@
 """gateway/admission.py: who is let in, who is turned away with what advice, and who has to make room."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import pytest
 
 from neuronpipe.core.errors import Overloaded
-from neuronpipe.gateway import admission
 from neuronpipe.gateway.admission import Gate, Place
 
 
@@ -16,7 +16,7 @@ class _Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0
-        monkeypatch.setattr(admission.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
 
 
 @pytest.fixture
