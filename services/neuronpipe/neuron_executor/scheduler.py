@@ -155,15 +155,19 @@ class Scheduler:
         """Adds waiting sequences of a padded length while that pays. Returns whether the batch can still grow."""
         overhead_tokens = self._batch_time.overhead_tokens
         # A share for every idle core, or one would work and the others watch.
-        share = (self._queue.tokens_before(is_bulk=True) + sum(one.padded_tokens for one in batch)) / self._idle_cores
-        enough_tokens = min(share, overhead_tokens / _ENOUGH_OVERHEAD, self._limits.max_batch_tokens)
+        own_tokens = sum(one.padded_tokens for one in batch)
+        share = (self._queue.tokens_before(is_bulk=True) + own_tokens) / self._idle_cores
+        enough_tokens = min(overhead_tokens / _ENOUGH_OVERHEAD, self._limits.max_batch_tokens)
         padded = max(one.padded_tokens for one in batch)
         earliest_s = min(one.deadline_s for one in batch)
         padding = 0
         while one := self._queue.first(length, is_bulk=batch[0].is_bulk):
+            if not one.is_wanted(self._batch_time.seconds(length)):  # or it would keep those behind it out of the batch
+                self._queue.pop(one)
+                continue
             new_padded = max(padded, length)
             tokens = new_padded * (len(batch) + 1)
-            if len(batch) == self._limits.max_batch_size or padded * len(batch) >= enough_tokens:
+            if len(batch) == self._limits.max_batch_size or own_tokens >= share or padded * len(batch) >= enough_tokens:
                 return False
             # Running these lengths in a batch of their own costs its overhead; running them here costs the padding.
             padding += tokens - padded * len(batch) - length
@@ -171,9 +175,9 @@ class Scheduler:
             if tokens > self._limits.max_batch_tokens or padding > overhead_tokens or finish_s >= min(earliest_s, one.deadline_s):
                 return True
             self._queue.pop(one)
-            if not one.future.done():
-                batch.append(one)
-                padded, earliest_s = new_padded, min(earliest_s, one.deadline_s)
+            batch.append(one)
+            own_tokens += length
+            padded, earliest_s = new_padded, min(earliest_s, one.deadline_s)
         return True
 
     async def _run_batch(self, core: int, batch: list[_Waiting]) -> None:
