@@ -31,6 +31,9 @@ _MIN_RETRY_AFTER_S = 0.05
 # How often at most the queue is searched for what nobody waits for any more, so that refusing stays cheap: 4096 sequences take 2.7 ms
 # (measured 2026-11-21 on a CPU with two cores).
 _SWEEP_INTERVAL_S = 0.05
+# Where no batch runs or has run for so long, how long one takes is to be found out again: or a machine that was slow for a while would
+# refuse every deadline for ever.
+_ESTIMATE_LIFE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Scheduler:
         self._arrived = asyncio.Event()
         self._idle_cores = 0
         self._next_sweep_s = 0.0
+        self._last_batch_s = time.monotonic()
         self._is_closed = False
 
     async def run(self, sequences: Sequence[Arrays], deadline_s: float | None, *, is_bulk: bool = False) -> list[Computed]:
@@ -107,7 +111,7 @@ class Scheduler:
             tokens = len(arrays["input_ids"])
             padded = self._backend.round_tokens(tokens)
             waiting.append(_Waiting(now_s, deadline_s, next(self._numbers), is_bulk, arrays, tokens, padded, loop.create_future()))
-        longest_s = self._batch_time.seconds(max(one.padded_tokens for one in waiting))
+        longest_s = self._alone_s(max(one.padded_tokens for one in waiting))
         if not self._is_in_time(deadline_s - longest_s, is_bulk=is_bulk):
             raise DeadlineExceeded("the deadline would pass in the executor's queue")
         for one in waiting:
@@ -121,6 +125,11 @@ class Scheduler:
             return True
         self._sweep()  # it must not be refused for the sake of those who left
         return time.monotonic() + self._queue_time_s(is_bulk=is_bulk) < start_s
+
+    def _alone_s(self, padded_tokens: int) -> float:
+        """How long a sequence takes in a batch of its own, as far as is known."""
+        is_known = self._idle_cores < self._backend.cores or time.monotonic() < self._last_batch_s + _ESTIMATE_LIFE_S
+        return self._batch_time.seconds(padded_tokens) if is_known else 0.0
 
     def _sweep(self) -> None:
         """Makes room of what nobody waits for any more."""
@@ -160,7 +169,7 @@ class Scheduler:
         """The oldest sequence that is still wanted, and others like it."""
         while oldest := self._queue.oldest():
             self._queue.pop(oldest)
-            if oldest.is_wanted(self._batch_time.seconds(oldest.padded_tokens)):
+            if oldest.is_wanted(self._alone_s(oldest.padded_tokens)):
                 batch = [oldest]
                 for length in self._queue.near(oldest.padded_tokens, is_bulk=oldest.is_bulk):
                     if not self._fill(batch, length):
@@ -179,7 +188,7 @@ class Scheduler:
         earliest_s = min(one.deadline_s for one in batch)
         padding = 0
         while one := self._queue.first(length, is_bulk=batch[0].is_bulk):
-            if not one.is_wanted(self._batch_time.seconds(length)):  # or it would keep those behind it out of the batch
+            if not one.is_wanted(self._alone_s(length)):  # or it would keep those behind it out of the batch
                 self._queue.pop(one)
                 continue
             new_padded = max(padded, length)
@@ -205,6 +214,7 @@ class Scheduler:
         try:
             outputs = await self._backend.run(core, inputs)
             finished_ns = time.monotonic_ns()
+            self._last_batch_s = time.monotonic()
             rows = [cut(outputs, row, tokens, self._spec) for row, tokens in enumerate(lengths)]
         except Exception as fault:  # whatever a back end raises must not end the core
             await self._run_alone(core, batch, fault)

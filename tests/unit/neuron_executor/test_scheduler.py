@@ -198,6 +198,25 @@ async def test_a_sequence_whose_deadline_leaves_time_for_the_queue_is_let_in(clo
         await asyncio.gather(*callers)
 
 
+async def test_an_estimate_that_refuses_all_is_tried_again_after_a_while(clock: _Clock) -> None:
+    batch_time = BatchTime()
+    batch_time.anchor(2, 1000)  # a warm-up on a machine that stood still
+    async with _running(is_held=False, batch_time=batch_time) as system:
+        with pytest.raises(DeadlineExceeded):
+            await system.submit([11], deadline_s=clock.now_s + 1)
+        clock.now_s += 1
+        (computed,) = await system.submit([11], deadline_s=clock.now_s + 1)
+        assert computed.outputs["start_logits"].tolist() == _start_logits(11)
+
+
+async def test_an_estimate_stays_good_while_a_batch_runs_however_long_it_takes(clock: _Clock) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
+        await system.occupy()
+        clock.now_s += 3600
+        with pytest.raises(DeadlineExceeded):
+            await system.submit([11], deadline_s=clock.now_s + 2)
+
+
 async def test_the_queue_is_shared_by_the_cores(clock: _Clock) -> None:
     async with _running(cores=2, batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
         for _ in range(2):
