@@ -1,17 +1,17 @@
 """neuron_executor/stage.py: items fail alone, bundles that cannot run are refused at start, and times are not counted twice."""
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from neuronpipe.api.v1.stages_pb2 import ExecuteItem, ExecuteRequest, ItemContext
+from neuronpipe.api.v1.stages_pb2 import ExecuteItem, ItemContext, Prediction
 from neuronpipe.api.v1.tensors_pb2 import TensorSet
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.config import EngineSettings
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, ModelNotFound, SetupError
-from neuronpipe.core.status import from_status
 from neuronpipe.core.tensors import to_arrays, to_tensor_set
 from neuronpipe.neuron_executor.stage import _covered_ns, running_executor
 from tests.unit.bundles.written import write_bundle
@@ -39,9 +39,8 @@ def _item(*sequences: list[int], model: str = "m", remaining_ns: int = 0) -> Exe
 
 async def test_every_sequence_of_an_item_has_its_outputs_in_order(repository: Path) -> None:
     async with running_executor(read_repository(repository), EngineSettings()) as stage:
-        response = await stage.execute(ExecuteRequest(items=[_item([11, 12, 13], [21])]))
-    (outcome,) = response.outcomes
-    outputs = [to_arrays(one) for one in outcome.prediction.outputs]
+        prediction = await stage.execute(_item([11, 12, 13], [21]))
+    outputs = [to_arrays(one) for one in prediction.outputs]
     # FakeBackend's formula, by hand; float32 has 7 digits.
     assert outputs[0]["start_logits"].tolist() == pytest.approx([np.sin(11), np.sin(24), np.sin(39)], abs=1e-6)
     assert outputs[1]["start_logits"].tolist() == pytest.approx([np.sin(21)], abs=1e-6)
@@ -49,8 +48,7 @@ async def test_every_sequence_of_an_item_has_its_outputs_in_order(repository: Pa
 
 async def test_a_prediction_tells_of_its_batch_and_its_times(repository: Path) -> None:
     async with running_executor(read_repository(repository), EngineSettings()) as stage:
-        (outcome,) = (await stage.execute(ExecuteRequest(items=[_item([11, 12, 13], [21])]))).outcomes
-    prediction = outcome.prediction
+        prediction = await stage.execute(_item([11, 12, 13], [21]))
     # Three tokens, and the one more that FakeBackend asks for.
     assert (prediction.batch_size, prediction.bucket_tokens) == (2, 4)
     assert prediction.compute_ns > 0
@@ -70,9 +68,10 @@ async def test_a_prediction_tells_of_its_batch_and_its_times(repository: Path) -
 )
 async def test_a_bad_item_fails_alone(repository: Path, bad: ExecuteItem, kind: type[Exception]) -> None:
     async with running_executor(read_repository(repository), EngineSettings()) as stage:
-        good, failed, better = (await stage.execute(ExecuteRequest(items=[_item([11]), bad, _item([21])]))).outcomes
-    assert (good.WhichOneof("outcome"), better.WhichOneof("outcome")) == ("prediction", "prediction")
-    assert isinstance(from_status(failed.error), kind)
+        items = (_item([11]), bad, _item([21]))
+        good, failed, better = await asyncio.gather(*(stage.execute(item) for item in items), return_exceptions=True)
+    assert (type(good), type(better)) == (Prediction, Prediction)
+    assert isinstance(failed, kind)
 
 
 async def test_a_bundle_without_an_artefact_for_the_back_end_asked_for_is_refused(repository: Path) -> None:
