@@ -100,7 +100,7 @@ class Coalescer:
             yield
         finally:
             self._endpoints.remove(endpoint)
-            for waiting in endpoint.in_flight.values():
+            for waiting in reversed(endpoint.in_flight.values()):  # each goes to the front
                 self._lose(waiting)
             if not self._endpoints:
                 for waiting in (*self._interactive, *self._bulk):
