@@ -205,9 +205,10 @@ class _Endpoint:
                 waiting.endpoint = self
                 self.in_flight[waiting.item.context.item_id] = waiting
             self._is_answered.clear()
-            await self._stream.send([waiting.item for waiting in taken], abandoned)
-            if taken:
-                await asyncio.wait_for(self._is_answered.wait(), _STUCK_AFTER_S)
+            async with asyncio.timeout(_STUCK_AFTER_S):  # sending, too, waits once the endpoint reads no more
+                await self._stream.send([waiting.item for waiting in taken], abandoned)
+                if taken:
+                    await self._is_answered.wait()
 
     async def _receive(self) -> None:
         while True:
