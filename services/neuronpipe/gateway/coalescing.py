@@ -86,12 +86,14 @@ class Coalescer:
     async def serve(self, stream: Stream) -> None:
         """Sends items over the stream until it is lost. Then whoever waits for one of its outcomes is served by another."""
         endpoint = _Endpoint(self, stream)
-        with self._serving(endpoint):
-            if len(self._endpoints) == 1:
-                await self._report(True)
-            await endpoint.run()
-        if not self._endpoints:
-            await self._report(False)
+        try:
+            with self._serving(endpoint):
+                if len(self._endpoints) == 1:
+                    await self._report(True)
+                await endpoint.run()
+        finally:
+            if not self._endpoints:
+                await self._report(False)
 
     @contextmanager
     def _serving(self, endpoint: "_Endpoint") -> Iterator[None]:
