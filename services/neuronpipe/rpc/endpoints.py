@@ -88,11 +88,11 @@ async def _resolve(target: str) -> set[str]:
     """The gRPC addresses of a target; none of a name that cannot be resolved now."""
     loop = asyncio.get_running_loop()
     addresses: set[str] = set()
-    for one in target.split(","):
+    for one in map(str.strip, target.split(",")):
         if one.startswith("unix:"):
             addresses.add(one)
             continue
-        host, _, port = one.strip().removeprefix("dns:///").rpartition(":")
+        host, _, port = one.removeprefix("dns:///").rpartition(":")
         try:
             found: Sequence[Any] = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         except OSError as error:
