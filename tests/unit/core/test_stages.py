@@ -1,99 +1,30 @@
-"""core/stages.py: items fail alone, and deadlines travel."""
+"""core/stages.py: deadlines travel, and faults keep their text to themselves."""
 
-import asyncio
 import logging
 import time
 
 import pytest
-from google.rpc.status_pb2 import Status
 
-from neuronpipe.api.v1.stages_pb2 import ItemContext, TokenizeItem
-from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput
-from neuronpipe.core.stages import Call, each_alone
-from neuronpipe.core.status import from_status, to_status
+from neuronpipe.api.v1.stages_pb2 import ItemContext
+from neuronpipe.core.errors import DeadlineExceeded, InternalError
+from neuronpipe.core.stages import Call, internal_error
 
 
-def _items(*names: str) -> list[TokenizeItem]:
-    return [TokenizeItem(context=ItemContext(request_id=f"id-{name}"), model=name) for name in names]
-
-
-def _failed(status: Status) -> str:
-    return f"failed: {status.code}"
-
-
-async def test_outcomes_come_in_the_order_of_the_items() -> None:
-    last_is_done = asyncio.Event()
-
-    async def work(item: TokenizeItem) -> str:
-        if item.model == "last":
-            last_is_done.set()
-        await last_is_done.wait()
-        return item.model
-
-    assert await each_alone(_items("first", "middle", "last"), work, _failed) == ["first", "middle", "last"]
-
-
-@pytest.mark.parametrize("fault", [InvalidInput("text", "is empty"), RuntimeError("boom")], ids=["an error", "a fault"])
-async def test_an_item_that_fails_leaves_the_others_alone(fault: Exception) -> None:
-    async def work(item: TokenizeItem) -> str:
-        if item.model == "bad":
-            raise fault
-        return item.model
-
-    outcomes = await each_alone(_items("good", "bad", "better"), work, lambda status: "failed")
-    assert outcomes == ["good", "failed", "better"]
-
-
-@pytest.mark.parametrize("names", [("bad",), ("bad", "bad")], ids=["alone", "with others"])
-async def test_an_error_comes_out_as_its_status(names: tuple[str, ...]) -> None:
-    async def work(item: TokenizeItem) -> Status:
-        raise InvalidInput("text", "is empty")
-
-    outcomes = await each_alone(_items(*names), work, lambda status: status)
-    assert outcomes == [to_status(InvalidInput("text", "is empty"))] * len(names)
-
-
-@pytest.mark.parametrize("names", [("bad",), ("bad", "bad")], ids=["alone", "with others"])
-async def test_a_fault_comes_out_as_internal_with_the_request_id_and_nothing_of_its_text(names: tuple[str, ...]) -> None:
-    async def work(item: TokenizeItem) -> Status:
-        raise RuntimeError("the secret")
-
-    error = from_status((await each_alone(_items(*names), work, lambda status: status))[0])
+def test_a_fault_comes_out_as_internal_with_the_request_id_and_nothing_of_its_text() -> None:
+    error = internal_error(RuntimeError("the secret"), "id-bad")
     assert isinstance(error, InternalError)
     assert "id-bad" in error.message
     assert "secret" not in error.message
 
 
-async def test_a_fault_goes_to_the_log_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_goes_to_the_log_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     fault = RuntimeError("the secret")
-
-    async def work(item: TokenizeItem) -> Status:
-        raise fault
-
     with caplog.at_level(logging.ERROR, logger="neuronpipe"):
-        await each_alone(_items("bad"), work, lambda status: status)
+        internal_error(fault, "id-bad")
     (record,) = caplog.records
     assert record.exc_info is not None
     assert record.exc_info[1] is fault
-
-
-async def test_whoever_leaves_takes_the_items_along() -> None:
-    running, ended = asyncio.Event(), []
-
-    async def work(item: TokenizeItem) -> str:
-        running.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append(item.model)
-        return ""
-
-    task = asyncio.create_task(each_alone(_items("one", "two"), work, _failed))
-    await running.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert ended == ["one", "two"]
+    assert record.__dict__["fields"] == {"request_id": "id-bad"}
 
 
 def test_what_is_left_of_a_deadline_is_put_on_this_processs_clock() -> None:
