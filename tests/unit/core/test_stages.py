@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.stages_pb2 import ItemContext
 from neuronpipe.core.errors import DeadlineExceeded, InternalError
 from neuronpipe.core.stages import Call, internal_error
@@ -40,17 +41,17 @@ def test_an_item_without_a_deadline_has_none() -> None:
 
 def test_an_item_sent_on_carries_what_is_left_of_the_deadline() -> None:
     # A minute's deadline, of which this test uses up less than a second.
-    remaining_ns = Call(time.monotonic() + 60).item_context("id").remaining_ns
+    remaining_ns = Call(time.monotonic() + 60).item_context().remaining_ns
     assert 59_000_000_000 < remaining_ns <= 60_000_000_000
 
 
 def test_an_item_sent_on_without_a_deadline_carries_none() -> None:
-    assert Call().item_context("id").remaining_ns == 0
+    assert Call().item_context().remaining_ns == 0
 
 
 def test_nothing_is_sent_on_past_the_deadline() -> None:
     with pytest.raises(DeadlineExceeded):
-        Call(time.monotonic() - 0.001).item_context("id")
+        Call(time.monotonic() - 0.001).item_context()
 
 
 def test_work_does_not_begin_past_the_deadline() -> None:
@@ -63,7 +64,6 @@ def test_work_begins_before_the_deadline(call: Call) -> None:
     call.check_deadline()
 
 
-def test_the_trace_context_and_the_request_id_travel_with_an_item() -> None:
-    context = Call(traceparent="00-aa-bb-01", tracestate="v=1").item_context("id")
-    assert (context.request_id, context.traceparent, context.tracestate) == ("id", "00-aa-bb-01", "v=1")
-    assert Call.of_item(context) == Call(traceparent="00-aa-bb-01", tracestate="v=1")
+def test_the_trace_context_the_priority_and_the_request_id_travel_with_an_item() -> None:
+    call = Call(request_id="id", priority=Priority.PRIORITY_BULK, traceparent="00-aa-bb-01", tracestate="v=1")
+    assert Call.of_item(call.item_context()) == call

@@ -17,6 +17,7 @@ from neuronpipe.api.v1.inference_pb2 import (
     InferRequest,
     InferStreamRequest,
     InferStreamResponse,
+    Priority,
 )
 from neuronpipe.api.v1.tasks_pb2 import (
     LabelScore,
@@ -261,10 +262,54 @@ async def test_a_request_beyond_the_limit_is_refused_at_once() -> None:
     pipeline = _pipeline(tokenize=gate.tokenize, max_requests_in_flight=2)
     admitted = [asyncio.create_task(pipeline.infer(_request(), Call())) for _ in range(2)]
     await _settled()
-    with pytest.raises(Overloaded, match=r"^2 requests in flight, the limit is 2$"):
+    with pytest.raises(Overloaded, match="^2 requests with about 4 tokens in flight, the limits are 2 and 1048576$"):
         await pipeline.infer(_request(), Call())
     gate.opened.set()
     await asyncio.gather(*admitted)
+
+
+async def test_a_request_beyond_the_limit_of_tokens_is_refused_at_once() -> None:
+    gate = _Gate()
+    pipeline = _pipeline(tokenize=gate.tokenize, max_tokens_in_flight=3)
+    # Nine bytes with what protobuf puts around the text: two tokens, until they are counted.
+    admitted = asyncio.create_task(pipeline.infer(_request(), Call()))
+    await _settled()
+    with pytest.raises(Overloaded):
+        await pipeline.infer(_request(), Call())
+    gate.opened.set()
+    await admitted
+
+
+async def test_bulk_work_makes_room_for_an_interactive_request_and_is_told_to_come_again() -> None:
+    gate = _Gate()
+    pipeline = _pipeline(tokenize=gate.tokenize, max_requests_in_flight=2)
+    bulk = asyncio.create_task(pipeline.infer(_request(priority=Priority.PRIORITY_BULK), Call()))
+    await _settled()
+    interactive = [asyncio.create_task(pipeline.infer(_request(), Call())) for _ in range(2)]
+    with pytest.raises(Overloaded):
+        await bulk
+    gate.opened.set()
+    assert len(await asyncio.gather(*interactive)) == 2
+
+
+async def test_a_requests_priority_travels_to_every_stage() -> None:
+    seen: list[int] = []
+
+    def watched(stage: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        async def watching(item: Any) -> Any:
+            seen.append(item.context.priority)
+            return await stage(item)
+
+        return watching
+
+    pipeline = _pipeline(tokenize=watched(_tokenize), execute=watched(_execute), postprocess=watched(_postprocess))
+    await pipeline.infer(_request(priority=Priority.PRIORITY_BULK), Call())
+    assert seen == [Priority.PRIORITY_BULK] * 3
+
+
+async def test_a_priority_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="^priority: 9 is none of PRIORITY_UNSPECIFIED, PRIORITY_INTERACTIVE, PRIORITY_BULK$"):
+        await _pipeline().infer(_request(priority=9), Call())
 
 
 @pytest.mark.parametrize("ending", ["answered", "failed", "cancelled", "refused for its input"])

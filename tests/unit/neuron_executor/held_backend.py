@@ -26,7 +26,7 @@ class HeldBackend(FakeBackend):
         self._permits = asyncio.Semaphore(0)
         self._is_held = is_held
 
-    async def run(self, core: int, inputs: Arrays) -> dict[str, Array]:
+    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         """See Backend."""
         tokens, mask = inputs["input_ids"], inputs["attention_mask"]
         batch = [row[kept == 1].tolist() for row, kept in zip(tokens, mask, strict=True)]
@@ -35,7 +35,7 @@ class HeldBackend(FakeBackend):
         if self._is_held:
             async with asyncio.timeout(_PATIENCE_S):
                 await self._permits.acquire()
-        return await super().run(core, inputs)
+        return await super().run(core, inputs, is_alone=is_alone)
 
     async def begun(self) -> list[list[int]]:
         """Waits until the next batch has begun."""

@@ -49,14 +49,14 @@ class _MoodyBackend(FakeBackend):
         """Steps of four, and always something to cut, so that lengths share a batch."""
         return min(tokens // 4 * 4 + 4, _SPEC.max_tokens)
 
-    async def run(self, core: int, inputs: Arrays) -> dict[str, Array]:
+    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         for _ in range(self._generator.randrange(8)):
             await asyncio.sleep(0)
         if self._generator.random() < 0.01:
             if len(inputs["input_ids"]) == 1:
                 self.unlucky.add(tuple(inputs["input_ids"][inputs["attention_mask"] == 1].tolist()))
             raise self._generator.choice([ZeroDivisionError, KeyError, RuntimeError, TimeoutError])
-        return await super().run(core, inputs)
+        return await super().run(core, inputs, is_alone=is_alone)
 
 
 @dataclass

@@ -62,7 +62,7 @@ class OpenVinoBackend:
         """See Backend."""
         return min(-(-tokens // _TOKEN_STEP) * _TOKEN_STEP, self._max_tokens)
 
-    async def run(self, core: int, inputs: Arrays, *, is_alone: bool) -> dict[str, Array]:
+    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         """See Backend."""
         request = self._wide_request if is_alone else self._requests[core]
         loop = asyncio.get_running_loop()
