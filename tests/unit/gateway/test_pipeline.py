@@ -262,7 +262,7 @@ async def test_a_request_beyond_the_limit_is_refused_at_once() -> None:
     pipeline = _pipeline(tokenize=gate.tokenize, max_requests_in_flight=2)
     admitted = [asyncio.create_task(pipeline.infer(_request(), Call())) for _ in range(2)]
     await _settled()
-    with pytest.raises(Overloaded, match="^2 requests with about 4 tokens in flight, the limits are 2 and 1048576$"):
+    with pytest.raises(Overloaded, match=r"^2 requests with about 4 tokens in flight, the limits are 2 and 1048576$"):
         await pipeline.infer(_request(), Call())
     gate.opened.set()
     await asyncio.gather(*admitted)
@@ -308,7 +308,7 @@ async def test_a_requests_priority_travels_to_every_stage() -> None:
 
 
 async def test_a_priority_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="^priority: 9 is none of PRIORITY_UNSPECIFIED, PRIORITY_INTERACTIVE, PRIORITY_BULK$"):
+    with pytest.raises(InvalidInput, match=r"^priority: 9 is none of PRIORITY_UNSPECIFIED, PRIORITY_INTERACTIVE, PRIORITY_BULK$"):
         await _pipeline().infer(_request(priority=9), Call())
 
 
