@@ -431,6 +431,17 @@ async def test_an_endpoint_that_dies_loses_only_its_own_items_and_these_are_answ
     assert await _values([a, b, c]) == [_value("a"), _value("b"), _value("c")]
 
 
+async def test_items_of_an_endpoint_that_dies_are_shared_by_all_that_are_left(system: _System) -> None:
+    dying = await system.connect()
+    await system.ask("a")
+    await system.ask("b", "c", "d")
+    await dying.say()
+    others = [await system.connect() for _ in range(2)]
+    await dying.die()
+    # Half of the four for whoever comes first, half of the two that are left for the other; the last is for who answers first.
+    assert sorted(wire.names for wire in others) == [[["a", "b"]], [["c"]]]
+
+
 async def test_items_sent_again_go_in_their_order_and_before_those_that_came_later(system: _System) -> None:
     first = await system.connect()
     await system.ask("a", "b")
@@ -503,6 +514,17 @@ async def test_when_the_last_endpoint_goes_whoever_waits_fails_at_once(system: _
             await asyncio.wait_for(task, _LIMIT_S)
     with pytest.raises(Unavailable, match=_UNREACHABLE):
         await asyncio.wait_for(system.coalescer(_item("later")), _LIMIT_S)
+
+
+async def test_a_caller_who_left_does_not_keep_the_others_from_failing_with_the_last_endpoint(system: _System) -> None:
+    wire = await system.connect()
+    await system.ask("sent")
+    left, stays = await system.ask("left", "stays")
+    left.cancel()
+    await _settled()
+    await wire.die()
+    with pytest.raises(Unavailable, match=_UNREACHABLE):
+        await asyncio.wait_for(stays, _LIMIT_S)
 
 
 async def test_items_that_failed_with_the_last_endpoint_are_not_sent_to_the_next(system: _System) -> None:

@@ -151,8 +151,9 @@ async def test_items_abandoned_items_and_outcomes_travel_over_a_stream() -> None
         assert [await asyncio.wait_for(outcomes.get(), _LIMIT_S) for _ in range(2)] == [[], [TokenizeOutcome(item_id=5)]]
 
 
-async def test_a_process_that_is_starting_is_asked_again_without_a_word_until_it_serves(
-    served: _Served, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED], ids=lambda code: code.name)
+async def test_a_process_that_is_starting_or_stopping_is_asked_again_without_a_word_until_it_serves(
+    served: _Served, caplog: pytest.LogCaptureFixture, code: grpc.StatusCode
 ) -> None:
     refusals = 0
 
@@ -160,7 +161,7 @@ async def test_a_process_that_is_starting_is_asked_again_without_a_word_until_it
         nonlocal refusals
         if refusals < 3:
             refusals += 1
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the tokenizer service is starting")
+            await context.abort(code, "the tokenizer service is starting")
         yield _READY
         yield _outcome(1)
 
