@@ -1,8 +1,8 @@
 """Whatever callers and devices do, every request ends once, with its own answer or the error that it has earned, and leaves nothing behind.
 
 Requests of random lengths, priorities and deadlines, some poisoned, come in bursts and leave when they like; the back end raises when it
-likes. `make fuzz` sends ten times as much. NEURONPIPE_FUZZ_SEED repeats a run that failed,
-but for what depends on the time; NEURONPIPE_FUZZ_SEQUENCES is how many to send.
+likes. `make fuzz` sends ten times as much; NEURONPIPE_FUZZ_SEQUENCES is how many to send. NEURONPIPE_FUZZ_SEED repeats a run that failed,
+but for what depends on the time.
 """
 
 import asyncio

@@ -277,6 +277,37 @@ async def test_an_urgent_sequence_that_joined_a_batch_keeps_it_from_growing(cloc
         assert system.backend.batches[1:] == [[[11], [21]], [[31]]]
 
 
+async def test_after_one_came_too_late_those_that_cannot_wait_for_a_full_batch_are_dropped_as_well(clock: _Clock) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
+        await system.occupy()
+        late, urgent = system.submit([11], deadline_s=clock.now_s + 5), system.submit([21], deadline_s=clock.now_s + 8)
+        others = system.submit([31], [41])
+        await _queued()
+        clock.now_s += 3.5
+        # 1.5 seconds are left for the first, which takes two; 4.5 for the second, which takes two alone and six with the others.
+        system.backend.let_run()
+        await asyncio.wait([late, urgent, others])
+        assert isinstance(urgent.exception(), DeadlineExceeded)
+        assert system.backend.batches[1:] == [[[31], [41]]]
+
+
+async def test_a_second_after_one_came_too_late_urgent_sequences_are_computed_again(clock: _Clock) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
+        await system.occupy()
+        late, other = system.submit([11], deadline_s=clock.now_s + 3), system.submit([12])
+        await _queued()
+        clock.now_s += 3
+        system.backend.let_run(1)
+        assert await system.backend.begun() == [[12]]
+        # Two sequences take four seconds, three six.
+        callers = [system.submit([21], deadline_s=clock.now_s + 5.5), system.submit([31]), system.submit([41])]
+        await _queued()
+        clock.now_s += 1
+        system.backend.let_run()
+        await asyncio.wait([late, other, *callers])
+        assert system.backend.batches[2:] == [[[21], [31]], [[41]]]
+
+
 async def test_a_sequence_that_a_growing_batch_would_make_late_is_not_failed_but_runs_later(clock: _Clock) -> None:
     async with _running(batch_time=_KnownTime(overhead_s=10, token_s=1)) as system:
         await system.occupy()
