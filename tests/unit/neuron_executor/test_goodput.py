@@ -58,7 +58,7 @@ class _TimedBackend(FakeBackend):
         self._overhead_s, self._token_s, self._generator = overhead_s, token_s, generator
         self.computed = 0
 
-    async def run(self, core: int, inputs: Arrays) -> dict[str, Array]:
+    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         self.computed += len(inputs["input_ids"])
         await asyncio.sleep((self._overhead_s + self._token_s * inputs["input_ids"].size) * self._generator.uniform(0.9, 1.1))
         return await super().run(core, inputs)
