@@ -3,6 +3,8 @@
 # test      every test but the containers and the benchmarks
 # verify    format, lint, types, imports, protos
 # check     verify and test: what .ci/run runs
+# fuzz      a million random sequences through the scheduler: a minute
+# soak      ten minutes of twice the load that can be borne
 # bench     every measurement, written to docs/benchmarks; bench-quick: a short look, written to .cache/bench/quick
 
 SHELL := bash
@@ -66,6 +68,14 @@ demo: .venv/.demo
 test: setup
 	$(BIN)/python -m pytest
 	.venv-transformers4/bin/python -m pytest tests/contract/test_compile.py tests/contract/test_golden_question_answering.py
+
+.PHONY: fuzz
+fuzz: .venv/.dev
+	NEURONPIPE_FUZZ_SEQUENCES=1000000 $(BIN)/python -m pytest tests/unit/neuron_executor/test_fuzz.py --timeout 1200
+
+.PHONY: soak
+soak: .venv/.dev
+	NEURONPIPE_SOAK_S=600 $(BIN)/python -m pytest tests/integration/test_overload.py --timeout 1200
 
 .PHONY: bench bench-quick
 bench: .venv/.dev

@@ -117,13 +117,13 @@ def test_manifest_says_how_the_artefact_was_made(bundle: Bundle, calibration_fil
     assert artifact.accuracy.agreement > 0.6
 
 
-def test_served_outputs_are_as_close_to_pytorch_as_the_manifest_says(bundle: Bundle) -> None:
+async def test_served_outputs_are_as_close_to_pytorch_as_the_manifest_says(bundle: Bundle) -> None:
     module = _source_module(bundle)
     batches = comparison_batches(module)[:5]  # of one to sixteen texts
     backend = _load(bundle)
     difference = 0.0
     for batch, expected in zip(batches, reference_outputs(module, batches), strict=True):
-        outputs = backend.run(0, {name: batch[name] for name in module.inputs})
+        outputs = await backend.run(0, {name: batch[name] for name in module.inputs})
         for name, array in expected.items():
             off = np.abs(outputs[name] - array)
             difference = max(difference, float((off[batch["attention_mask"] == 1] if "answering" in module.task else off).max()))
@@ -137,7 +137,7 @@ def test_served_outputs_are_as_close_to_pytorch_as_the_manifest_says(bundle: Bun
     assert difference > 0.1 * accuracy.largest_difference
 
 
-def test_batch_mates_and_padding_change_a_sequences_outputs_less_than_int8_does(bundle: Bundle) -> None:
+async def test_batch_mates_and_padding_change_a_sequences_outputs_less_than_int8_does(bundle: Bundle) -> None:
     backend = _load(bundle)
     generator = np.random.default_rng(20261121)
 
@@ -145,14 +145,14 @@ def test_batch_mates_and_padding_change_a_sequences_outputs_less_than_int8_does(
         arrays = {"input_ids": generator.integers(0, bundle.spec.vocabulary_size, tokens).astype(np.int32)}
         return arrays | ({"token_type_ids": np.zeros(tokens, np.int32)} if "token_type_ids" in bundle.spec.inputs else {})
 
-    def run(*sequences: Arrays) -> list[Arrays]:
+    async def run(*sequences: Arrays) -> list[Arrays]:
         lengths = [len(arrays["input_ids"]) for arrays in sequences]
-        outputs = backend.run(0, pad(sequences, backend.round_tokens(max(lengths)), bundle.spec))
+        outputs = await backend.run(0, pad(sequences, backend.round_tokens(max(lengths)), bundle.spec))
         return [cut(outputs, row, tokens, bundle.spec) for row, tokens in enumerate(lengths)]
 
     sequences = [sequence(tokens) for tokens in (5, 17, 3, 40, 8)]
-    together = run(*sequences)
-    alone = [run(one)[0] for one in sequences]
+    together = await run(*sequences)
+    alone = [(await run(one))[0] for one in sequences]
     backend.close()
 
     accuracy = bundle.artifact("openvino").accuracy

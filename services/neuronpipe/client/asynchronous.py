@@ -16,6 +16,7 @@ from neuronpipe.api.v1.inference_pb2 import (
     InferResponse,
     InferStreamRequest,
     InferStreamResponse,
+    Priority,
 )
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Model
@@ -61,12 +62,16 @@ class AsyncClient:
     deadline. A method's `timeout_s` replaces it for one call; None leaves the client's. A deadline of 0 or less has passed already:
     gRPC ends the call at once, with DeadlineExceeded.
 
+    `is_bulk` marks what classify, embed and answer send as work for which time matters less: it waits while interactive work does, and
+    is refused first. A request given to infer, infer_batch or infer_stream has its own `priority`.
+
     Safe to share between tasks; use as `async with AsyncClient("host:50050") as client:` or call `close`.
     """
 
-    def __init__(self, target: str, *, timeout_s: float | None = 30.0, retries: bool = True) -> None:
+    def __init__(self, target: str, *, timeout_s: float | None = 30.0, retries: bool = True, is_bulk: bool = False) -> None:
         """`target`: a gRPC target such as "host:50050" or "dns:///gateway:50050"; calls go round all of its addresses."""
         self._timeout_s = timeout_s
+        self._priority = Priority.PRIORITY_BULK if is_bulk else Priority.PRIORITY_INTERACTIVE
         self._channel = open_channel(target, _RETRIES if retries else None)
         self._inference = InferenceServiceStub(self._channel)
         self._models = ModelServiceStub(self._channel)
@@ -84,7 +89,7 @@ class AsyncClient:
     ) -> Sequence[LabelScore]:
         """The `top_k` labels of a text or a pair, best first."""
         input = TextClassificationInput(text=text, text_pair=text_pair, top_k=top_k, function=function, truncation=truncation)
-        response = await self.infer(InferRequest(model=model, version=version, input=TaskInput(text_classification=input)))
+        response = await self._infer(model, version, TaskInput(text_classification=input))
         return response.result.text_classification.labels
 
     async def embed(
@@ -99,7 +104,7 @@ class AsyncClient:
     ) -> NDArray[np.float32]:
         """The vector of a text: float32 [dimensions, or the model's width]."""
         input = SentenceEmbeddingInput(text=text, skip_normalize=not normalize, dimensions=dimensions, truncation=truncation)
-        response = await self.infer(InferRequest(model=model, version=version, input=TaskInput(sentence_embedding=input)))
+        response = await self._infer(model, version, TaskInput(sentence_embedding=input))
         return np.array(response.result.sentence_embedding.embedding, np.float32)
 
     async def answer(
@@ -123,8 +128,11 @@ class AsyncClient:
             window_stride_tokens=window_stride_tokens,
             allow_no_answer=allow_no_answer,
         )
-        response = await self.infer(InferRequest(model=model, version=version, input=TaskInput(question_answering=input)))
+        response = await self._infer(model, version, TaskInput(question_answering=input))
         return response.result.question_answering.answers
+
+    async def _infer(self, model: str, version: str, input: TaskInput) -> InferResponse:
+        return await self.infer(InferRequest(model=model, version=version, input=input, priority=self._priority))
 
     async def infer(self, request: InferRequest, *, timeout_s: float | None = None) -> InferResponse:
         """Runs one input of any task; the response also has the stage timings and the usage."""

@@ -3,7 +3,8 @@
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -27,15 +28,14 @@ class Client:
     A call that `close` cuts off raises Cancelled; a call made after it raises RuntimeError.
     """
 
-    def __init__(self, target: str, *, timeout_s: float | None = 30.0, retries: bool = True) -> None:
+    def __init__(self, target: str, *, timeout_s: float | None = 30.0, retries: bool = True, is_bulk: bool = False) -> None:
         """See AsyncClient."""
         # Reentrant: the garbage collector may end a stream, which takes the lock, in a thread that has it.
         self._lock = threading.RLock()
         self._is_closed = False
         is_made: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._hold(target, timeout_s, retries, is_made)), name="neuronpipe-client", daemon=True
-        )
+        hold = partial(self._hold, partial(AsyncClient, target, timeout_s=timeout_s, retries=retries, is_bulk=is_bulk), is_made)
+        self._thread = threading.Thread(target=lambda: asyncio.run(hold()), name="neuronpipe-client", daemon=True)
         self._thread.start()
         try:
             is_made.result()
@@ -98,12 +98,12 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    async def _hold(self, target: str, timeout_s: float | None, retries: bool, is_made: "concurrent.futures.Future[None]") -> None:
+    async def _hold(self, make: Callable[[], AsyncClient], is_made: "concurrent.futures.Future[None]") -> None:
         """Holds the asynchronous client, which belongs to the loop that it is made on, until `close`; then ends what still runs."""
         try:
             self._loop = asyncio.get_running_loop()
             self._closing = asyncio.Event()
-            self._client = AsyncClient(target, timeout_s=timeout_s, retries=retries)
+            self._client = make()
         except BaseException as fault:
             is_made.set_exception(fault)
             return

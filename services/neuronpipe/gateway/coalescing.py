@@ -88,12 +88,14 @@ class Coalescer:
     async def serve(self, stream: Stream) -> None:
         """Sends items over the stream until it is lost. Then whoever waits for one of its outcomes is served by another."""
         endpoint = _Endpoint(self, stream)
-        with self._serving(endpoint):
-            if len(self._endpoints) == 1:
-                await self._report(True)
-            await endpoint.run()
-        if not self._endpoints:
-            await self._report(False)
+        try:
+            with self._serving(endpoint):
+                if len(self._endpoints) == 1:
+                    await self._report(True)
+                await endpoint.run()
+        finally:
+            if not self._endpoints:
+                await self._report(False)
 
     @contextmanager
     def _serving(self, endpoint: "_Endpoint") -> Iterator[None]:
@@ -102,7 +104,7 @@ class Coalescer:
             yield
         finally:
             self._endpoints.remove(endpoint)
-            for waiting in endpoint.in_flight.values():
+            for waiting in reversed(endpoint.in_flight.values()):  # each goes to the front
                 self._lose(waiting)
             if not self._endpoints:
                 for waiting in (*self._interactive, *self._bulk):
@@ -207,9 +209,10 @@ class _Endpoint:
                 waiting.endpoint = self
                 self.in_flight[waiting.item.context.item_id] = waiting
             self._is_answered.clear()
-            await self._stream.send([waiting.item for waiting in taken], abandoned)
-            if taken:
-                await asyncio.wait_for(self._is_answered.wait(), _STUCK_AFTER_S)
+            async with asyncio.timeout(_STUCK_AFTER_S):  # sending, too, waits once the endpoint reads no more
+                await self._stream.send([waiting.item for waiting in taken], abandoned)
+                if taken:
+                    await self._is_answered.wait()
 
     async def _receive(self) -> None:
         while True:

@@ -62,7 +62,7 @@ async def run(settings: GatewaySettings) -> None:
     async def assemble(set_serving: SetServing) -> AsyncIterator[Mapping[str, Method]]:
         bundles = read_repository(settings.repository)
         healthy: set[str] = set()
-        complete = asyncio.Event()
+        complete, ending = asyncio.Event(), asyncio.Event()
 
         async def report(service: str, is_serving: bool) -> None:
             (healthy.add if is_serving else healthy.discard)(service)
@@ -71,7 +71,7 @@ async def run(settings: GatewaySettings) -> None:
             if is_complete:
                 complete.set()
                 log("all stages reached")
-            elif not is_serving:
+            elif not is_serving and not ending.is_set():
                 log_warning("stage lost", stage=service)
 
         coalescers = {
@@ -87,5 +87,6 @@ async def run(settings: GatewaySettings) -> None:
             with contextlib.suppress(TimeoutError):  # a stage that is down must not keep the others' models from being listed
                 await asyncio.wait_for(complete.wait(), _CONNECT_LIMIT_S)
             yield gateway_methods(Pipeline(models, Stages(tokenize, execute, postprocess), settings), Catalog(bundles))
+            ending.set()
 
     await serve("gateway", settings, [INFERENCE_SERVICE, MODEL_SERVICE], assemble, follow=[INFERENCE_SERVICE.full_name])

@@ -10,6 +10,9 @@ _ANCHOR_WEIGHT = 2.0
 _MIN_OVERHEAD_TOKENS = 4.0
 # The least that estimates are thought to be off by.
 _MIN_DEVIATION = 0.05
+# A batch counts as this many times what was expected at most, so that one in a stall (a paused machine, a new kernel) is soon forgotten;
+# a machine that has become slower still is followed, as the expectation grows with every batch.
+_MAX_SURPRISE = 3.0
 
 
 class BatchTime:
@@ -33,6 +36,7 @@ class BatchTime:
     def observe(self, tokens: int, seconds: float) -> None:
         """Takes a batch of `tokens` padded tokens that took `seconds`."""
         if expected := self._overhead_s + self._token_s * tokens:
+            seconds = min(seconds, _MAX_SURPRISE * expected)
             error = min(1.0, abs(seconds - expected) / expected)
             self._deviation += (1 - _DECAY) * (error - self._deviation)
         self._recent.fade()

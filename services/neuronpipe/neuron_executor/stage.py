@@ -103,5 +103,5 @@ async def _run_one(backend: Backend, core: int, spec: ModelSpec, padded_tokens: 
     """Runs one sequence of a token; returns the seconds it took."""
     inputs = pad([{"input_ids": np.full(1, spec.pad_token_id, np.int32)}], padded_tokens, spec)
     began_s = time.monotonic()
-    await backend.run(core, inputs, is_alone=False)
+    await backend.run(core, inputs)
     return time.monotonic() - began_s

@@ -26,7 +26,7 @@ class StageStream:
     """A stream to one process of a stage; see gateway/coalescing.py."""
 
     def __init__(self, rpc: StageRpc, call: _StreamCall) -> None:
-        self._request_class = rpc.request_class
+        self._request_class, self._response_class = rpc.request_class, rpc.response_class
         self._call = call
 
     async def send(self, items: Sequence[Any], abandoned_item_ids: Sequence[int]) -> None:
@@ -42,7 +42,7 @@ class StageStream:
             response: Any = await self._call.read()
         except grpc.aio.AioRpcError as failure:
             raise Unavailable("the stream has ended") from failure
-        if response is grpc.aio.EOF:
+        if not isinstance(response, self._response_class):  # gRPC's EOF, or None for a message that cannot be read
             raise Unavailable("the stream has ended")
         outcomes: Sequence[Any] = response.outcomes
         return outcomes
@@ -73,7 +73,7 @@ async def _follow(rpc: StageRpc, address: str, serve: Callable[[StageStream], Aw
         while True:
             call = open_stream(wait_for_ready=True)
             try:
-                if await call.read() is not grpc.aio.EOF:  # the service's sign that it takes items
+                if isinstance(await call.read(), response_class):  # the service's sign that it takes items
                     await serve(StageStream(rpc, call))
             except grpc.aio.AioRpcError as failure:
                 if failure.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
@@ -88,11 +88,11 @@ async def _resolve(target: str) -> set[str]:
     """The gRPC addresses of a target; none of a name that cannot be resolved now."""
     loop = asyncio.get_running_loop()
     addresses: set[str] = set()
-    for one in target.split(","):
+    for one in map(str.strip, target.split(",")):
         if one.startswith("unix:"):
             addresses.add(one)
             continue
-        host, _, port = one.strip().removeprefix("dns:///").rpartition(":")
+        host, _, port = one.removeprefix("dns:///").rpartition(":")
         try:
             found: Sequence[Any] = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         except OSError as error:

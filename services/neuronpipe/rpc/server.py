@@ -228,7 +228,10 @@ async def _abort(context: Context, error: Exception) -> NoReturn:
     trailer: list[tuple[str, str | bytes]] = [(STATUS_DETAILS, status.SerializeToString())]
     if isinstance(error, Overloaded):
         trailer.append((RETRY_PUSHBACK, str(max(1, round(error.retry_after_s * 1000)))))
-    await context.abort(_CODES[status.code], status.message, tuple(trailer))
+    try:
+        await context.abort(_CODES[status.code], status.message, tuple(trailer))
+    except grpc.aio.InternalError:  # the call has ended meanwhile; as gRPC would have said, had it noticed in time
+        raise asyncio.CancelledError from None
     raise AssertionError("abort always raises")
 
 

@@ -26,8 +26,10 @@ class FakeGateway(InferenceServiceServicer):
         self.answering = threading.Event()
         self.has_begun = threading.Event()
         self.has_ended = threading.Event()
+        self.requests: list[InferRequest] = []
 
     def Infer(self, request: InferRequest, context: grpc.ServicerContext) -> InferResponse:
+        self.requests.append(request)
         self.has_begun.set()
         self.answering.wait(30)
         return InferResponse(model=request.model)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import DeadlineExceeded
 from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
@@ -90,3 +90,13 @@ async def test_requests_are_read_no_more_when_their_call_has_ended(gateway: Fake
         with pytest.raises(DeadlineExceeded):
             await anext(client.infer_stream(_never(), timeout_s=0.2))
     assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize(("is_bulk", "priority"), [(False, Priority.PRIORITY_INTERACTIVE), (True, Priority.PRIORITY_BULK)])
+async def test_typed_calls_have_the_clients_priority(gateway: FakeGateway, is_bulk: bool, priority: "Priority.ValueType") -> None:
+    gateway.answering.set()
+    async with AsyncClient(gateway.target, is_bulk=is_bulk) as client:
+        await client.classify("m", "a")
+        await client.embed("m", "a")
+        await client.answer("m", "a", "b")
+    assert [request.priority for request in gateway.requests] == [priority] * 3

@@ -40,3 +40,16 @@ async def test_error_of_a_coroutine_cancels_the_block_and_takes_its_place() -> N
     with pytest.raises(ValueError, match="of the coroutine"):
         async with beside(crash()):
             await asyncio.Event().wait()
+
+
+async def test_error_of_a_task_that_a_coroutine_started_comes_out_as_it_is() -> None:
+    async def crash() -> None:
+        raise ValueError("of the task")
+
+    async def start() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(crash())
+
+    with pytest.raises(ValueError, match="of the task"):
+        async with beside(start()):
+            await asyncio.Event().wait()

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-from google.rpc.status_pb2 import Status
 
 from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.api.v1.inference_pb2 import (
@@ -18,6 +17,7 @@ from neuronpipe.api.v1.inference_pb2 import (
     InferRequest,
     InferStreamRequest,
     InferStreamResponse,
+    Priority,
 )
 from neuronpipe.api.v1.tasks_pb2 import (
     LabelScore,
@@ -41,7 +41,7 @@ from neuronpipe.core.errors import (
 )
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.stages import Call, Execute, Postprocess, Stages, Tokenize
-from neuronpipe.core.status import from_status, to_status
+from neuronpipe.core.status import from_status
 from neuronpipe.gateway.pipeline import Pipeline
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.model_specs import model_spec
@@ -49,29 +49,25 @@ from tests.unit.model_specs import model_spec
 STAGES = ("tokenize", "execute", "postprocess")
 
 
-async def _tokenize(request: stages_pb2.TokenizeRequest) -> stages_pb2.TokenizeResponse:
-    text = request.items[0].input.text_classification.text.encode()
-    encoded = stages_pb2.EncodedInput(
+async def _tokenize(item: stages_pb2.TokenizeItem) -> stages_pb2.EncodedInput:
+    text = item.input.text_classification.text.encode()
+    return stages_pb2.EncodedInput(
         sequences=[TensorSet(tensors=[Tensor(name="text", data=text)])],
         annotations=[TensorSet(tensors=[Tensor(name="note", data=text)])],
         tokens=7,
         truncated_tokens=3,
         token_cache=CacheOutcome.CACHE_OUTCOME_MISS,
     )
-    return stages_pb2.TokenizeResponse(outcomes=[stages_pb2.TokenizeOutcome(encoded=encoded)])
 
 
-async def _execute(request: stages_pb2.ExecuteRequest) -> stages_pb2.ExecuteResponse:
-    prediction = stages_pb2.Prediction(outputs=request.items[0].sequences, queue_ns=11, compute_ns=22, batch_size=4, bucket_tokens=8)
-    return stages_pb2.ExecuteResponse(outcomes=[stages_pb2.ExecuteOutcome(prediction=prediction)])
+async def _execute(item: stages_pb2.ExecuteItem) -> stages_pb2.Prediction:
+    return stages_pb2.Prediction(outputs=item.sequences, queue_ns=11, compute_ns=22, batch_size=4, bucket_tokens=8, padded_tokens=16)
 
 
-async def _postprocess(request: stages_pb2.PostprocessRequest) -> stages_pb2.PostprocessResponse:
-    (item,) = request.items
+async def _postprocess(item: stages_pb2.PostprocessItem) -> TaskResult:
     seen = [item.input.text_classification.text, *(one.tensors[0].data.decode() for one in (*item.annotations, *item.outputs))]
     label = LabelScore(label=" ".join(seen), score=1)
-    result = TaskResult(text_classification=TextClassificationResult(labels=[label]))
-    return stages_pb2.PostprocessResponse(outcomes=[stages_pb2.PostprocessOutcome(result=result)])
+    return TaskResult(text_classification=TextClassificationResult(labels=[label]))
 
 
 def _pipeline(
@@ -125,7 +121,7 @@ async def test_a_request_without_an_id_gets_one_of_its_own() -> None:
 async def test_usage_is_what_the_stages_counted() -> None:
     usage = (await _pipeline().infer(_request(), Call())).usage
     assert (usage.tokens, usage.truncated_tokens, usage.token_cache) == (7, 3, CacheOutcome.CACHE_OUTCOME_MISS)
-    assert (usage.batch_size, usage.bucket_tokens) == (4, 8)
+    assert (usage.batch_size, usage.bucket_tokens, usage.padded_tokens) == (4, 8, 16)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -133,9 +129,9 @@ async def test_every_stage_gets_the_model_the_version_and_the_items_context(stag
     seen = []
     stages: dict[str, Any] = {"tokenize": _tokenize, "execute": _execute, "postprocess": _postprocess}
 
-    async def watched(request: Any) -> Any:
-        seen.extend(request.items)
-        return await stages[stage](request)
+    async def watched(item: Any) -> Any:
+        seen.append(item)
+        return await stages[stage](item)
 
     call = Call(time.monotonic() + 60, "00-aa-bb-01", "v=1")
     await _pipeline(**_at(stage, watched)).infer(_request(request_id="mine"), call)
@@ -149,10 +145,10 @@ async def test_timings_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = 1_000
 
     def taking(duration_ns: int, stage: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        async def slow(request: Any) -> Any:
+        async def slow(item: Any) -> Any:
             nonlocal now_ns
             now_ns += duration_ns
-            return await stage(request)
+            return await stage(item)
 
         return slow
 
@@ -167,33 +163,20 @@ async def test_queue_and_compute_times_are_the_executors_own() -> None:
     assert (timings.predict_queue_ns, timings.predict_compute_ns) == (11, 22)
 
 
-def _failing_outcome(stage: str, status: Status) -> Callable[[Any], Any]:
-    responses: dict[str, Callable[[], Any]] = {
-        "tokenize": lambda: stages_pb2.TokenizeResponse(outcomes=[stages_pb2.TokenizeOutcome(error=status)]),
-        "execute": lambda: stages_pb2.ExecuteResponse(outcomes=[stages_pb2.ExecuteOutcome(error=status)]),
-        "postprocess": lambda: stages_pb2.PostprocessResponse(outcomes=[stages_pb2.PostprocessOutcome(error=status)]),
-    }
+def _raising(fault: Exception) -> Callable[[Any], Any]:
+    async def raising(item: Any) -> Any:
+        raise fault
 
-    async def failing(request: Any) -> Any:
-        return responses[stage]()
-
-    return failing
+    return raising
 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
 async def test_a_stages_error_is_the_callers(stage: str, error: NeuronpipeError) -> None:
-    pipeline = _pipeline(**_at(stage, _failing_outcome(stage, to_status(error))))
+    pipeline = _pipeline(**_at(stage, _raising(error)))
     with pytest.raises(type(error)) as caught:
         await pipeline.infer(_request(), Call())
     assert vars(caught.value) == vars(error)
-
-
-def _raising(fault: Exception) -> Callable[[Any], Any]:
-    async def raising(request: Any) -> Any:
-        raise fault
-
-    return raising
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -214,11 +197,11 @@ async def test_a_fault_is_internal_with_the_request_id_and_nothing_of_its_text(s
 async def test_after_a_stage_failed_the_next_is_not_called() -> None:
     called = []
 
-    async def execute(request: stages_pb2.ExecuteRequest) -> stages_pb2.ExecuteResponse:
-        called.append(request)
-        return await _execute(request)
+    async def execute(item: stages_pb2.ExecuteItem) -> stages_pb2.Prediction:
+        called.append(item)
+        return await _execute(item)
 
-    failing = _failing_outcome("tokenize", to_status(InvalidInput("text", "is empty")))
+    failing = _raising(InvalidInput("text", "is empty"))
     with pytest.raises(InvalidInput):
         await _pipeline(tokenize=failing, execute=execute).infer(_request(), Call())
     assert called == []
@@ -265,13 +248,13 @@ class _Gate:
         self.left = 0
         self.opened = asyncio.Event()
 
-    async def tokenize(self, request: stages_pb2.TokenizeRequest) -> stages_pb2.TokenizeResponse:
+    async def tokenize(self, item: stages_pb2.TokenizeItem) -> stages_pb2.EncodedInput:
         self.entered += 1
         try:
             await self.opened.wait()
         finally:
             self.left += 1
-        return await _tokenize(request)
+        return await _tokenize(item)
 
 
 async def test_a_request_beyond_the_limit_is_refused_at_once() -> None:
@@ -279,10 +262,54 @@ async def test_a_request_beyond_the_limit_is_refused_at_once() -> None:
     pipeline = _pipeline(tokenize=gate.tokenize, max_requests_in_flight=2)
     admitted = [asyncio.create_task(pipeline.infer(_request(), Call())) for _ in range(2)]
     await _settled()
-    with pytest.raises(Overloaded, match=r"^2 requests in flight, the limit is 2$"):
+    with pytest.raises(Overloaded, match=r"^2 requests with about 4 tokens in flight, the limits are 2 and 1048576$"):
         await pipeline.infer(_request(), Call())
     gate.opened.set()
     await asyncio.gather(*admitted)
+
+
+async def test_a_request_beyond_the_limit_of_tokens_is_refused_at_once() -> None:
+    gate = _Gate()
+    pipeline = _pipeline(tokenize=gate.tokenize, max_tokens_in_flight=3)
+    # Nine bytes with what protobuf puts around the text: two tokens, until they are counted.
+    admitted = asyncio.create_task(pipeline.infer(_request(), Call()))
+    await _settled()
+    with pytest.raises(Overloaded):
+        await pipeline.infer(_request(), Call())
+    gate.opened.set()
+    await admitted
+
+
+async def test_bulk_work_makes_room_for_an_interactive_request_and_is_told_to_come_again() -> None:
+    gate = _Gate()
+    pipeline = _pipeline(tokenize=gate.tokenize, max_requests_in_flight=2)
+    bulk = asyncio.create_task(pipeline.infer(_request(priority=Priority.PRIORITY_BULK), Call()))
+    await _settled()
+    interactive = [asyncio.create_task(pipeline.infer(_request(), Call())) for _ in range(2)]
+    with pytest.raises(Overloaded):
+        await bulk
+    gate.opened.set()
+    assert len(await asyncio.gather(*interactive)) == 2
+
+
+async def test_a_requests_priority_travels_to_every_stage() -> None:
+    seen: list[int] = []
+
+    def watched(stage: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        async def watching(item: Any) -> Any:
+            seen.append(item.context.priority)
+            return await stage(item)
+
+        return watching
+
+    pipeline = _pipeline(tokenize=watched(_tokenize), execute=watched(_execute), postprocess=watched(_postprocess))
+    await pipeline.infer(_request(priority=Priority.PRIORITY_BULK), Call())
+    assert seen == [Priority.PRIORITY_BULK] * 3
+
+
+async def test_a_priority_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"^priority: 9 is none of PRIORITY_UNSPECIFIED, PRIORITY_INTERACTIVE, PRIORITY_BULK$"):
+        await _pipeline().infer(_request(priority=9), Call())
 
 
 @pytest.mark.parametrize("ending", ["answered", "failed", "cancelled", "refused for its input"])
@@ -332,10 +359,10 @@ async def test_past_the_deadline_no_stage_is_called() -> None:
 async def test_a_deadline_that_passes_between_two_stages_spares_the_next() -> None:
     deadline_s = time.monotonic() + 0.02
 
-    async def tokenize(request: stages_pb2.TokenizeRequest) -> stages_pb2.TokenizeResponse:
+    async def tokenize(item: stages_pb2.TokenizeItem) -> stages_pb2.EncodedInput:
         while time.monotonic() < deadline_s:  # as long as it takes, without giving the event loop a chance to step in
             pass
-        return await _tokenize(request)
+        return await _tokenize(item)
 
     with pytest.raises(DeadlineExceeded):
         await _pipeline(tokenize=tokenize, execute=_raising(AssertionError("called"))).infer(_request(), Call(deadline_s))
@@ -351,16 +378,16 @@ async def test_a_caller_who_leaves_cancels_the_stage() -> None:
     assert (gate.entered, gate.left) == (1, 1)
 
 
-async def _last_comes_first(request: stages_pb2.TokenizeRequest, others: asyncio.Event) -> stages_pb2.TokenizeResponse:
-    if request.items[0].input.text_classification.text == "last":
+async def _last_comes_first(item: stages_pb2.TokenizeItem, others: asyncio.Event) -> stages_pb2.EncodedInput:
+    if item.input.text_classification.text == "last":
         others.set()
     await others.wait()
-    return await _tokenize(request)
+    return await _tokenize(item)
 
 
 async def test_outcomes_of_a_batch_come_in_the_order_of_its_requests() -> None:
     others = asyncio.Event()
-    pipeline = _pipeline(tokenize=lambda request: _last_comes_first(request, others))
+    pipeline = _pipeline(tokenize=lambda item: _last_comes_first(item, others))
     requests = [_request(text, request_id=text) for text in ("first", "middle", "last")]
     outcomes = (await pipeline.infer_batch(InferBatchRequest(requests=requests), Call())).outcomes
     assert [outcome.response.request_id for outcome in outcomes] == ["first", "middle", "last"]
@@ -375,14 +402,13 @@ _BAD: dict[str, InferRequest] = {
 }
 
 
-async def _picky(request: stages_pb2.TokenizeRequest) -> stages_pb2.TokenizeResponse:
-    text = request.items[0].input.text_classification.text
+async def _picky(item: stages_pb2.TokenizeItem) -> stages_pb2.EncodedInput:
+    text = item.input.text_classification.text
     if text == "fault":
         raise RuntimeError("boom")
     if text == "refuse":
-        error = to_status(InvalidInput("text", "refused"))
-        return stages_pb2.TokenizeResponse(outcomes=[stages_pb2.TokenizeOutcome(error=error)])
-    return await _tokenize(request)
+        raise InvalidInput("text", "refused")
+    return await _tokenize(item)
 
 
 @pytest.mark.parametrize("bad", _BAD.values(), ids=_BAD)
@@ -441,7 +467,7 @@ async def test_a_stream_answers_every_request_by_its_id() -> None:
 
 async def test_a_stream_answers_what_is_ready_first() -> None:
     others = asyncio.Event()
-    pipeline = _pipeline(tokenize=lambda request: _last_comes_first(request, others))
+    pipeline = _pipeline(tokenize=lambda item: _last_comes_first(item, others))
     answers = pipeline.infer_stream(_stream("first", "last"), Call())
     assert {answer.request_id for answer in await _all(answers)} == {"first", "last"}
 

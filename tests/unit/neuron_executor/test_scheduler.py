@@ -1,11 +1,11 @@
 """neuron_executor/scheduler.py: who is computed with whom, who is not computed at all, and who learns what.
 
 Most tests hold one sequence on the core, let others queue behind it, do something to them, and look at the batches that follow.
+FakeBackend pads to one token more than asked for: a sequence of three tokens counts as four.
 """
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ import pytest
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.neuron_executor.batch_time import BatchTime
 from neuronpipe.neuron_executor.scheduler import Computed, Limits, Scheduler, running_scheduler
 from tests.unit.model_specs import model_spec
 from tests.unit.neuron_executor.held_backend import FAILING, NAN, HeldBackend
@@ -33,14 +34,52 @@ def _start_logits(*ids: int) -> list[object]:
     return [pytest.approx(float(np.sin(token * position)), abs=1e-6) for position, token in enumerate(ids, 1)]
 
 
+class _Clock:
+    """The time that the scheduler and its queue see. It stands still until the test moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def monotonic_ns(self) -> int:
+        return int(self.now_s * 1e9)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    clock = _Clock()
+    monkeypatch.setattr("neuronpipe.neuron_executor.scheduler.time", clock)
+    monkeypatch.setattr("neuronpipe.neuron_executor.queue.time", clock)
+    return clock
+
+
+class _KnownTime(BatchTime):
+    """Batches take exactly this long, whatever is observed."""
+
+    def __init__(self, overhead_s: float, token_s: float) -> None:
+        super().__init__()
+        self._known = overhead_s, token_s
+        for tokens in (1, 101):
+            self.anchor(tokens, self.seconds(tokens))
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        pass
+
+    def seconds(self, tokens: int) -> float:
+        overhead_s, token_s = self._known
+        return overhead_s + token_s * tokens
+
+
 @dataclass
 class _System:
     scheduler: Scheduler
     backend: HeldBackend
 
-    def submit(self, *sequences: Sequence[int], deadline_s: float | None = None) -> asyncio.Task[list[Computed]]:
+    def submit(self, *sequences: Sequence[int], deadline_s: float | None = None, is_bulk: bool = False) -> asyncio.Task[list[Computed]]:
         """One caller with the sequences of one input."""
-        return asyncio.create_task(self.scheduler.run([_sequence(*ids) for ids in sequences], deadline_s))
+        return asyncio.create_task(self.scheduler.run([_sequence(*ids) for ids in sequences], deadline_s, is_bulk=is_bulk))
 
     async def occupy(self) -> asyncio.Task[list[Computed]]:
         """A caller whose batch of its own holds the core until the test lets it run."""
@@ -50,13 +89,13 @@ class _System:
 
 
 @asynccontextmanager
-async def _running(*, cores: int = 1, limits: Limits = _LIMITS, spec: ModelSpec = _SPEC, is_held: bool = True) -> AsyncIterator[_System]:
+async def _running(
+    *, cores: int = 1, limits: Limits = _LIMITS, spec: ModelSpec = _SPEC, is_held: bool = True, batch_time: BatchTime | None = None
+) -> AsyncIterator[_System]:
+    """Without a `batch_time` nothing is known of it: lengths share a batch as if padding cost nothing, and no wait is foreseen."""
     backend = HeldBackend(spec, cores=cores, is_held=is_held)
-    async with running_scheduler(backend, spec, limits) as scheduler:
-        try:
-            yield _System(scheduler, backend)
-        finally:
-            backend.let_run()  # closing waits for the batches that run
+    async with running_scheduler(backend, spec, limits, batch_time or _KnownTime(0, 0)) as scheduler:
+        yield _System(scheduler, backend)
 
 
 async def _queued(*callers: asyncio.Task[list[Computed]]) -> None:
@@ -111,30 +150,184 @@ async def test_a_cancelled_sequence_is_never_computed() -> None:
         assert system.backend.batches == [[[500]], [[21]]]
 
 
-async def test_an_expired_sequence_is_never_computed() -> None:
+async def test_a_sequence_that_expires_in_the_queue_is_never_computed(clock: _Clock) -> None:
     async with _running() as system:
         await system.occupy()
-        expired, other = system.submit([11], deadline_s=time.monotonic()), system.submit([21])
+        expiring, other = system.submit([11], deadline_s=clock.now_s + 1), system.submit([21])
         await _queued()
+        clock.now_s += 1
         system.backend.let_run()
-        await asyncio.wait([expired, other])
+        await asyncio.wait([expiring, other])
         assert system.backend.batches == [[[500]], [[21]]]
 
 
-async def test_an_expired_callers_error_is_its_deadline() -> None:
+async def test_the_error_of_a_caller_whose_sequence_expires_is_its_deadline(clock: _Clock) -> None:
     async with _running() as system:
         await system.occupy()
-        expired = system.submit([11], deadline_s=time.monotonic())
+        expiring = system.submit([11], deadline_s=clock.now_s + 1)
         await _queued()
+        clock.now_s += 1
         system.backend.let_run()
         with pytest.raises(DeadlineExceeded):
-            await expired
+            await expiring
 
 
-async def test_a_sequence_before_its_deadline_is_computed() -> None:
+async def test_a_sequence_before_its_deadline_is_computed(clock: _Clock) -> None:
     async with _running(is_held=False) as system:
-        (computed,) = await system.submit([11], deadline_s=time.monotonic() + 3600)
+        (computed,) = await system.submit([11], deadline_s=clock.now_s + 0.001)
         assert computed.outputs["start_logits"].tolist() == _start_logits(11)
+
+
+async def test_a_sequence_whose_deadline_would_pass_in_the_queue_is_refused_at_once(clock: _Clock) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
+        await system.occupy()
+        system.submit([1, 1, 1])
+        await _queued()
+        # Four seconds for what waits, and two of its own.
+        with pytest.raises(DeadlineExceeded, match="in the executor's queue"):
+            await system.submit([21], deadline_s=clock.now_s + 6)
+        assert system.backend.batches == [[[500]]]
+
+
+async def test_a_sequence_whose_deadline_leaves_time_for_the_queue_is_let_in(clock: _Clock) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
+        await system.occupy()
+        callers = [system.submit([1, 1, 1]), system.submit([21], deadline_s=clock.now_s + 6.1)]
+        await _queued()
+        system.backend.let_run()
+        await asyncio.gather(*callers)
+
+
+async def test_an_estimate_that_refuses_all_is_tried_again_after_a_while(clock: _Clock) -> None:
+    batch_time = BatchTime()
+    batch_time.anchor(2, 1000)  # a warm-up on a machine that stood still
+    async with _running(is_held=False, batch_time=batch_time) as system:
+        with pytest.raises(DeadlineExceeded):
+            await system.submit([11], deadline_s=clock.now_s + 1)
+        clock.now_s += 1
+        (computed,) = await system.submit([11], deadline_s=clock.now_s + 1)
+        assert computed.outputs["start_logits"].tolist() == _start_logits(11)
+
+
+async def test_an_estimate_stays_good_while_a_batch_runs_however_long_it_takes(clock: _Clock) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
+        await system.occupy()
+        clock.now_s += 3600
+        with pytest.raises(DeadlineExceeded):
+            await system.submit([11], deadline_s=clock.now_s + 2)
+
+
+async def test_the_queue_is_shared_by_the_cores(clock: _Clock) -> None:
+    async with _running(cores=2, batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
+        for _ in range(2):
+            await system.occupy()
+        system.submit([1, 1, 1])
+        await _queued()
+        # Four seconds for what waits, on two cores, and two of its own.
+        with pytest.raises(DeadlineExceeded):
+            await system.submit([21], deadline_s=clock.now_s + 4)
+        in_time = system.submit([21], deadline_s=clock.now_s + 4.1)
+        await _queued()
+        assert not in_time.done()
+
+
+async def test_nobody_is_refused_for_the_sake_of_those_who_left(clock: _Clock) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
+        await system.occupy()
+        leaving = system.submit([1, 1, 1], [2, 2, 2])
+        await _queued()
+        leaving.cancel()
+        await _queued()
+        staying = system.submit([21], deadline_s=clock.now_s + 3)
+        await _queued()
+        system.backend.let_run()
+        await staying
+
+
+async def test_a_sequence_whose_deadline_cannot_be_met_is_dropped_when_its_batch_is_formed(clock: _Clock) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
+        await system.occupy()
+        late, other = system.submit([11], deadline_s=clock.now_s + 5), system.submit([21])
+        await _queued()
+        clock.now_s += 3  # two seconds are left, and it takes two
+        system.backend.let_run()
+        await asyncio.wait([late, other])
+        assert isinstance(late.exception(), DeadlineExceeded)
+        assert system.backend.batches == [[[500]], [[21]]]
+
+
+async def test_a_batch_does_not_grow_beyond_what_its_most_urgent_sequence_can_wait(clock: _Clock) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
+        await system.occupy()
+        # Two sequences take four seconds, three six.
+        callers = [system.submit([11], deadline_s=clock.now_s + 5), system.submit([21]), system.submit([31])]
+        await _queued()
+        system.backend.let_run()
+        await asyncio.gather(*callers)
+        assert system.backend.batches[1:] == [[[11], [21]], [[31]]]
+
+
+async def test_an_urgent_sequence_that_joined_a_batch_keeps_it_from_growing(clock: _Clock) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
+        await system.occupy()
+        callers = [system.submit([11]), system.submit([21], deadline_s=clock.now_s + 5), system.submit([31])]
+        await _queued()
+        system.backend.let_run()
+        await asyncio.gather(*callers)
+        assert system.backend.batches[1:] == [[[11], [21]], [[31]]]
+
+
+async def test_after_one_came_too_late_those_that_cannot_wait_for_a_full_batch_are_dropped_as_well(clock: _Clock) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
+        await system.occupy()
+        late, urgent = system.submit([11], deadline_s=clock.now_s + 5), system.submit([21], deadline_s=clock.now_s + 8)
+        others = system.submit([31], [41])
+        await _queued()
+        clock.now_s += 3.5
+        # 1.5 seconds are left for the first, which takes two; 4.5 for the second, which takes two alone and six with the others.
+        system.backend.let_run()
+        await asyncio.wait([late, urgent, others])
+        assert isinstance(urgent.exception(), DeadlineExceeded)
+        assert system.backend.batches[1:] == [[[31], [41]]]
+
+
+async def test_a_second_after_one_came_too_late_urgent_sequences_are_computed_again(clock: _Clock) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
+        await system.occupy()
+        late, other = system.submit([11], deadline_s=clock.now_s + 3), system.submit([12])
+        await _queued()
+        clock.now_s += 3
+        system.backend.let_run(1)
+        assert await system.backend.begun() == [[12]]
+        # Two sequences take four seconds, three six.
+        callers = [system.submit([21], deadline_s=clock.now_s + 5.5), system.submit([31]), system.submit([41])]
+        await _queued()
+        clock.now_s += 1
+        system.backend.let_run()
+        await asyncio.wait([late, other, *callers])
+        assert system.backend.batches[2:] == [[[21], [31]], [[41]]]
+
+
+async def test_a_sequence_that_a_growing_batch_would_make_late_is_not_failed_but_runs_later(clock: _Clock) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=10, token_s=1)) as system:
+        await system.occupy()
+        # Alone it takes 12 seconds, behind the nine tokens that wait 21; beside them, padded to nine, 10 + 18 = 28.
+        callers = [system.submit([1] * 8), system.submit([21], deadline_s=clock.now_s + 25)]
+        await _queued()
+        system.backend.let_run()
+        await asyncio.gather(*callers)
+        assert system.backend.batches[1:] == [[[1] * 8], [[21]]]
+
+
+async def test_a_sequence_that_is_too_late_does_not_keep_those_behind_it_out_of_a_batch(clock: _Clock) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
+        await system.occupy()
+        callers = [system.submit([11], [12]), system.submit([21], deadline_s=clock.now_s + 6.1), system.submit([31])]
+        await _queued()
+        clock.now_s += 5
+        system.backend.let_run()
+        await asyncio.wait(callers)
+        assert system.backend.batches[1:] == [[[11], [12], [31]]]
 
 
 async def test_one_bad_sequence_fails_alone() -> None:
@@ -174,8 +367,9 @@ async def test_the_other_sequences_of_an_input_that_failed_are_not_computed() ->
         await system.occupy()
         failing = system.submit([FAILING], [21], [22])
         await _queued()
-        system.backend.let_run()
+        system.backend.let_run(2)
         await asyncio.wait([failing])
+        system.backend.let_run()
         await system.submit([31])
         # The core takes the next one, 21, before the caller can hear of the failure.
         assert [[22]] not in system.backend.batches
@@ -213,8 +407,8 @@ async def test_a_row_that_is_not_a_number_fails_alone_and_is_not_computed_again(
 class _BrokenBackend(HeldBackend):
     """Breaks the contract of Backend: raises what it likes, or returns too little."""
 
-    def run(self, core: int, inputs: Arrays) -> dict[str, Array]:
-        outputs = super().run(core, inputs)
+    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+        outputs = await super().run(core, inputs, is_alone=is_alone)
         if (inputs["input_ids"] == 901).any():
             raise ZeroDivisionError
         if (inputs["input_ids"] == 902).any():
@@ -226,7 +420,7 @@ class _BrokenBackend(HeldBackend):
 
 @pytest.mark.parametrize("token", [901, 902, 903], ids=["any exception", "an output missing", "a row missing"])
 async def test_a_back_end_that_breaks_its_contract_does_not_end_the_core(token: int) -> None:
-    async with running_scheduler(_BrokenBackend(_SPEC, is_held=False), _SPEC, _LIMITS) as scheduler:
+    async with running_scheduler(_BrokenBackend(_SPEC, is_held=False), _SPEC, _LIMITS, BatchTime()) as scheduler:
         with pytest.raises(InternalError):
             await scheduler.run([_sequence(token)], None)
         (computed,) = await scheduler.run([_sequence(11)], None)
@@ -244,19 +438,16 @@ async def test_a_full_queue_refuses_at_once_and_names_the_limit() -> None:
 
 
 async def test_who_is_refused_is_told_to_wait_for_as_long_as_the_queue_takes() -> None:
-    async with _running(limits=Limits(1, 1000, 2)) as system:
-        first = await system.occupy()
-        system.backend.let_run(1)
-        await first
-        occupying = system.submit([501])
-        await system.backend.begun()
-        waiting = [system.submit([number]) for number in (1, 2)]
+    limits = Limits(max_batch_size=8, max_batch_tokens=1000, max_queue_sequences=2)
+    async with _running(cores=2, limits=limits, batch_time=_KnownTime(overhead_s=5, token_s=1)) as system:
+        for _ in range(2):
+            await system.occupy()
+        system.submit([1], [2, 2, 2])
         await _queued()
         with pytest.raises(Overloaded) as caught:
-            await system.scheduler.run([_sequence(21)], None)
-        assert caught.value.retry_after_s > 0
-        system.backend.let_run()
-        await asyncio.gather(occupying, *waiting)
+            await system.submit([21])
+        # Two and four tokens, on two cores.
+        assert caught.value.retry_after_s == pytest.approx(3)
 
 
 async def test_the_sequences_of_one_input_are_queued_together_or_not_at_all() -> None:
@@ -301,11 +492,12 @@ async def test_a_full_queue_of_abandoned_work_makes_room() -> None:
         assert computed.outputs["start_logits"].tolist() == _start_logits(21)
 
 
-async def test_a_full_queue_of_expired_work_makes_room() -> None:
+async def test_a_full_queue_of_expired_work_makes_room(clock: _Clock) -> None:
     async with _running() as system:
         await system.occupy()
-        expired = [system.submit([number], deadline_s=time.monotonic()) for number in range(1, 9)]
+        expired = [system.submit([number], deadline_s=clock.now_s + 1) for number in range(1, 9)]
         await _queued()
+        clock.now_s += 1
         staying = system.submit([21])
         await _queued()
         system.backend.let_run()
@@ -319,14 +511,177 @@ async def test_an_idle_core_takes_a_sequence_at_once() -> None:
         assert await system.backend.begun() == [[11]]
 
 
-async def test_what_waits_while_the_core_is_busy_runs_together_oldest_first() -> None:
+async def test_what_waits_while_the_core_is_busy_runs_together() -> None:
     async with _running() as system:
         await system.occupy()
-        callers = [system.submit([11]), system.submit([21, 22], [23]), system.submit([31])]
+        callers = [system.submit([11]), system.submit([21], [22]), system.submit([31])]
         await _queued()
         system.backend.let_run()
         await asyncio.gather(*callers)
-        assert system.backend.batches[1:] == [[[11], [21, 22], [23], [31]]]
+        assert system.backend.batches[1:] == [[[11], [21], [22], [31]]]
+
+
+async def test_the_oldest_sequence_goes_first_whatever_its_length() -> None:
+    async with _running(limits=Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=8)) as system:
+        await system.occupy()
+        callers = [system.submit([11, 12]), system.submit([21]), system.submit([31, 32, 33])]
+        await _queued()
+        system.backend.let_run()
+        await asyncio.gather(*callers)
+        assert system.backend.batches[1:] == [[[11, 12]], [[21]], [[31, 32, 33]]]
+
+
+async def test_a_batch_prefers_the_length_of_its_oldest_sequence() -> None:
+    async with _running(limits=Limits(max_batch_size=2, max_batch_tokens=1000, max_queue_sequences=8)) as system:
+        await system.occupy()
+        callers = [system.submit([11]), system.submit([21, 22]), system.submit([31])]
+        await _queued()
+        system.backend.let_run()
+        await asyncio.gather(*callers)
+        assert system.backend.batches[1:] == [[[11], [31]], [[21, 22]]]
+
+
+async def test_a_batch_is_filled_with_the_nearest_lengths_first() -> None:
+    async with _running(limits=Limits(max_batch_size=3, max_batch_tokens=1000, max_queue_sequences=8)) as system:
+        await system.occupy()
+        # Four tokens first; the others are four, one, three and two away from it.
+        callers = [system.submit([1] * 4), system.submit([2] * 8), system.submit([3] * 3), system.submit([4]), system.submit([5] * 6)]
+        await _queued()
+        system.backend.let_run()
+        await asyncio.gather(*callers)
+        assert system.backend.batches[1] == [[1] * 4, [3] * 3, [5] * 6]
+
+
+async def test_shorter_sequences_join_a_batch_while_their_padding_costs_far_less_than_a_batch_of_their_own() -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=25.5, token_s=1)) as system:
+        await system.occupy()
+        # Three tokens of padding each: two of them cost 6, a third would make it 9 of 8.5, which is a third of the overhead.
+        callers = [system.submit([1] * 9), system.submit([2] * 6, [3] * 6, [4] * 6)]
+        await _queued()
+        system.backend.let_run()
+        await asyncio.gather(*callers)
+        assert system.backend.batches[1:] == [[[1] * 9, [2] * 6, [3] * 6], [[4] * 6]]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batches"),
+    # The two that are there would be padded by 4 tokens each, which makes 8 of 8.5, a third of the overhead; or by 5, which makes 10.
+    [(7, [[[1] * 3, [2] * 3, [9] * 7]]), (8, [[[1] * 3, [2] * 3], [[9] * 8]])],
+    ids=["pays", "does not pay"],
+)
+async def test_a_longer_sequence_joins_a_batch_where_padding_the_others_costs_far_less_than_a_batch_of_its_own(
+    tokens: int, batches: list[list[list[int]]]
+) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=25.5, token_s=1)) as system:
+        await system.occupy()
+        callers = [system.submit([1] * 3, [2] * 3), system.submit([9] * tokens)]
+        await _queued()
+        system.backend.let_run()
+        await asyncio.gather(*callers)
+        assert system.backend.batches[1:] == batches
+
+
+async def test_sequences_given_up_cost_a_batch_no_padding() -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=25.5, token_s=1)) as system:
+        await system.occupy()
+        # Three tokens of padding each, as above, for those that are still wanted.
+        oldest, leaving, staying = system.submit([1] * 9), system.submit([2] * 6, [3] * 6), system.submit([4] * 6, [5] * 6)
+        await _queued()
+        leaving.cancel()
+        await _queued()
+        system.backend.let_run()
+        await asyncio.gather(oldest, staying)
+        assert system.backend.batches[1:] == [[[1] * 9, [4] * 6, [5] * 6]]
+
+
+async def test_a_batch_is_large_enough_once_its_overhead_is_a_small_share_of_its_time() -> None:
+    limits = Limits(max_batch_size=32, max_batch_tokens=1000, max_queue_sequences=32)
+    async with _running(limits=limits, batch_time=_KnownTime(overhead_s=4.2, token_s=1)) as system:
+        await system.occupy()
+        # 4.2 tokens are 4 % of 105: eleven sequences of nine tokens are not enough, twelve are.
+        callers = [system.submit([number] * 8) for number in range(1, 16)]
+        await _queued()
+        system.backend.let_run()
+        await asyncio.gather(*callers)
+        assert [len(batch) for batch in system.backend.batches[1:]] == [12, 3]
+
+
+async def test_idle_cores_share_what_waits() -> None:
+    async with _running(cores=2) as system:
+        await _queued()
+        system.submit([1], [2], [3], [4])
+        assert await system.backend.begun() == [[1], [2]]
+        assert await system.backend.begun() == [[3], [4]]
+
+
+async def test_a_core_leaves_no_share_to_cores_that_are_busy() -> None:
+    async with _running(cores=2) as system:
+        await system.occupy()
+        await _queued()
+        system.submit([1], [2], [3], [4])
+        assert await system.backend.begun() == [[1], [2], [3], [4]]
+
+
+async def test_the_only_idle_core_takes_all_however_much_padding_that_makes() -> None:
+    async with _running() as system:
+        await system.occupy()
+        # 4 x 11 = 44 padded tokens, of 11 + 3 x 2 = 17 of their own.
+        callers = [system.submit([1] * 10), system.submit([2], [3], [4])]
+        await _queued()
+        system.backend.let_run()
+        await asyncio.gather(*callers)
+        assert system.backend.batches[1:] == [[[1] * 10, [2], [3], [4]]]
+
+
+async def test_bulk_waits_while_interactive_work_waits() -> None:
+    async with _running(limits=Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=8)) as system:
+        await system.occupy()
+        callers = [system.submit([11], is_bulk=True), system.submit([21]), system.submit([31])]
+        await _queued()
+        system.backend.let_run()
+        await asyncio.gather(*callers)
+        assert system.backend.batches[1:] == [[[21]], [[31]], [[11]]]
+
+
+async def test_bulk_delays_interactive_work_by_one_batch_at_most() -> None:
+    async with _running(limits=Limits(max_batch_size=2, max_batch_tokens=1000, max_queue_sequences=8)) as system:
+        bulk = system.submit([1], [2], [3], [4], [5], is_bulk=True)
+        assert await system.backend.begun() == [[1], [2]]
+        interactive = system.submit([21])
+        await _queued()
+        system.backend.let_run()
+        await asyncio.gather(bulk, interactive)
+        assert system.backend.batches[1] == [[21]]
+
+
+async def test_a_batch_is_of_one_priority() -> None:
+    async with _running() as system:
+        await system.occupy()
+        callers = [system.submit([21]), system.submit([11], is_bulk=True), system.submit([31]), system.submit([12], is_bulk=True)]
+        await _queued()
+        system.backend.let_run()
+        await asyncio.gather(*callers)
+        assert system.backend.batches[1:] == [[[21], [31]], [[11], [12]]]
+
+
+async def test_interactive_work_is_not_refused_for_the_sake_of_bulk(clock: _Clock) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
+        await system.occupy()
+        system.submit([1, 1, 1], is_bulk=True)
+        await _queued()
+        interactive = system.submit([21], deadline_s=clock.now_s + 3)
+        await _queued()
+        system.backend.let_run()
+        await interactive
+
+
+async def test_bulk_is_refused_for_the_sake_of_interactive_work(clock: _Clock) -> None:
+    async with _running(batch_time=_KnownTime(overhead_s=0, token_s=1)) as system:
+        await system.occupy()
+        system.submit([1, 1, 1])
+        await _queued()
+        with pytest.raises(DeadlineExceeded):
+            await system.submit([21], deadline_s=clock.now_s + 3, is_bulk=True)
 
 
 async def test_a_batch_has_at_most_as_many_sequences_as_the_limit() -> None:
@@ -410,17 +765,31 @@ async def test_a_core_runs_one_batch_at_a_time() -> None:
         await waiting
 
 
-async def test_a_sequence_is_told_of_the_batch_that_it_ran_in() -> None:
+async def test_a_sequence_is_told_of_the_batch_that_it_ran_in(clock: _Clock) -> None:
     async with _running() as system:
         await system.occupy()
-        before_ns = time.monotonic_ns()
         caller = system.submit([1, 2, 3], [4])
         await _queued()
+        clock.now_s = 1001
+        system.backend.let_run(1)
+        await system.backend.begun()
+        clock.now_s = 1003
         system.backend.let_run()
         for computed in await caller:
             # Three tokens, and the one more that FakeBackend asks for.
             assert (computed.batch_size, computed.bucket_tokens) == (2, 4)
-            assert before_ns <= computed.started_ns <= computed.finished_ns <= time.monotonic_ns()
+            assert (computed.started_ns, computed.finished_ns) == (1001 * 10**9, 1003 * 10**9)
+
+
+async def test_what_batches_take_is_learned_from_them(clock: _Clock) -> None:
+    batch_time = BatchTime()
+    async with _running(batch_time=batch_time) as system:
+        occupying = await system.occupy()
+        clock.now_s += 2
+        system.backend.let_run()
+        await occupying
+    # Nothing but this batch is known; the margin of error is on top.
+    assert 2 <= batch_time.seconds(2) <= 4
 
 
 @pytest.mark.parametrize("bad", [[1000], [-1], list(range(1, 18)), []], ids=["outside", "negative", "too long", "empty"])
@@ -478,18 +847,9 @@ async def test_who_comes_after_closing_is_refused_as_unavailable() -> None:
     assert await _outcome(system.submit([11])) is Unavailable
 
 
-async def test_closing_waits_for_the_batches_that_run() -> None:
-    backend = HeldBackend(_SPEC, is_held=False, device_time_s=0.05)
-    async with running_scheduler(backend, _SPEC, _LIMITS) as scheduler:
-        running = asyncio.create_task(scheduler.run([_sequence(11)], None))
-        await backend.begun()
-    assert backend.finished == 1
-    await asyncio.wait([running])
-
-
 async def test_closing_twice_in_a_row_is_the_same_as_once() -> None:
     async with _running() as system:
-        await system.scheduler.close()
+        system.scheduler.close()
 
 
 async def test_an_error_in_the_block_passes_as_it_is() -> None:

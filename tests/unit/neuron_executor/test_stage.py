@@ -1,17 +1,19 @@
 """neuron_executor/stage.py: items fail alone, bundles that cannot run are refused at start, and times are not counted twice."""
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from neuronpipe.api.v1.stages_pb2 import ExecuteItem, ExecuteRequest, ItemContext
+from neuronpipe.api.v1.inference_pb2 import Priority
+from neuronpipe.api.v1.stages_pb2 import ExecuteItem, ItemContext, Prediction
 from neuronpipe.api.v1.tensors_pb2 import TensorSet
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.config import EngineSettings
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, ModelNotFound, SetupError
-from neuronpipe.core.status import from_status
 from neuronpipe.core.tensors import to_arrays, to_tensor_set
 from neuronpipe.neuron_executor.stage import _covered_ns, running_executor
 from tests.unit.bundles.written import write_bundle
@@ -32,28 +34,28 @@ def _write(repository: Path, properties: dict[str, str], backend: str = "fake") 
     write_bundle(repository, model=model_spec("question_answering", name="m"), artifacts=(artifact,))
 
 
-def _item(*sequences: list[int], model: str = "m", remaining_ns: int = 0) -> ExecuteItem:
+def _item(*sequences: list[int], model: str = "m", **context: Any) -> ExecuteItem:
     tensors = [to_tensor_set({"input_ids": np.array(ids, np.int32)}) for ids in sequences]
-    return ExecuteItem(context=ItemContext(remaining_ns=remaining_ns), model=model, version="1", sequences=tensors)
+    return ExecuteItem(context=ItemContext(**context), model=model, version="1", sequences=tensors)
 
 
 async def test_every_sequence_of_an_item_has_its_outputs_in_order(repository: Path) -> None:
     async with running_executor(read_repository(repository), EngineSettings()) as stage:
-        response = await stage.execute(ExecuteRequest(items=[_item([11, 12, 13], [21])]))
-    (outcome,) = response.outcomes
-    outputs = [to_arrays(one) for one in outcome.prediction.outputs]
+        prediction = await stage.execute(_item([11, 12, 13], [21]))
+    outputs = [to_arrays(one) for one in prediction.outputs]
     # FakeBackend's formula, by hand; float32 has 7 digits.
     assert outputs[0]["start_logits"].tolist() == pytest.approx([np.sin(11), np.sin(24), np.sin(39)], abs=1e-6)
     assert outputs[1]["start_logits"].tolist() == pytest.approx([np.sin(21)], abs=1e-6)
 
 
-async def test_a_prediction_tells_of_its_batch_and_its_times(repository: Path) -> None:
-    async with running_executor(read_repository(repository), EngineSettings()) as stage:
-        (outcome,) = (await stage.execute(ExecuteRequest(items=[_item([11, 12, 13], [21])]))).outcomes
-    prediction = outcome.prediction
-    # Three tokens, and the one more that FakeBackend asks for.
-    assert (prediction.batch_size, prediction.bucket_tokens) == (2, 4)
-    assert prediction.compute_ns > 0
+async def test_a_prediction_tells_of_its_batch_and_its_times(tmp_path: Path) -> None:
+    # Batches take so long that one more costs more than padding, and both sequences run together.
+    _write(tmp_path, {"device_time_s": "0.02"})
+    async with running_executor(read_repository(tmp_path), EngineSettings()) as stage:
+        prediction = await stage.execute(_item([11, 12, 13], [21]))
+    # Three tokens, and the one more that FakeBackend asks for, for both.
+    assert (prediction.batch_size, prediction.bucket_tokens, prediction.padded_tokens) == (2, 4, 8)
+    assert prediction.compute_ns >= 0.02e9
 
 
 @pytest.mark.parametrize(
@@ -70,9 +72,35 @@ async def test_a_prediction_tells_of_its_batch_and_its_times(repository: Path) -
 )
 async def test_a_bad_item_fails_alone(repository: Path, bad: ExecuteItem, kind: type[Exception]) -> None:
     async with running_executor(read_repository(repository), EngineSettings()) as stage:
-        good, failed, better = (await stage.execute(ExecuteRequest(items=[_item([11]), bad, _item([21])]))).outcomes
-    assert (good.WhichOneof("outcome"), better.WhichOneof("outcome")) == ("prediction", "prediction")
-    assert isinstance(from_status(failed.error), kind)
+        good, failed, better = await asyncio.gather(*map(stage.execute, (_item([11]), bad, _item([21]))), return_exceptions=True)
+    assert isinstance(failed, kind)
+    assert isinstance(good, Prediction)
+    assert isinstance(better, Prediction)
+
+
+async def test_bulk_waits_for_interactive_work(tmp_path: Path) -> None:
+    _write(tmp_path, {"device_time_s": "0.02"})
+    ended: list[str] = []
+
+    async def execute(name: str, item: ExecuteItem) -> None:
+        await stage.execute(item)
+        ended.append(name)
+
+    async with running_executor(read_repository(tmp_path), EngineSettings()) as stage, asyncio.TaskGroup() as callers:
+        callers.create_task(execute("running", _item([11])))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        callers.create_task(execute("bulk", _item([11], priority=Priority.PRIORITY_BULK)))
+        callers.create_task(execute("interactive", _item([21])))
+    assert ended == ["running", "interactive", "bulk"]
+
+
+async def test_the_warm_up_tells_how_long_a_batch_takes(tmp_path: Path) -> None:
+    _write(tmp_path, {"device_time_s": "0.2"})
+    async with running_executor(read_repository(tmp_path), EngineSettings()) as stage:
+        # Nothing runs or waits, and still a tenth of a second is known to be too little.
+        with pytest.raises(DeadlineExceeded, match="in the executor's queue"):
+            await stage.execute(_item([11], remaining_ns=int(0.1e9)))
 
 
 async def test_a_bundle_without_an_artefact_for_the_back_end_asked_for_is_refused(repository: Path) -> None:

@@ -1,57 +1,62 @@
-"""rpc/health.py: a service's health is followed through its life and its death."""
+"""rpc/health.py: watches follow a service's health until they are ended."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from neuronpipe.rpc.client import open_channel
-from neuronpipe.rpc.health import follow_health
+from neuronpipe.rpc.health import StoppableHealth
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_LIMIT_S = 10
 
 
-async def _server(port: int = 0) -> tuple[grpc.aio.Server, health.aio.HealthServicer, int]:
-    server, servicer = grpc.aio.server(options=[("grpc.so_reuseport", 0)]), health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
-    await server.start()
-    return server, servicer, port
-
-
-async def test_changes_are_reported_and_so_are_death_and_return() -> None:
-    reports: asyncio.Queue[bool] = asyncio.Queue()
-
-    async def expect(is_serving: bool) -> None:
-        """Waits for the report; the same one more than once is no harm."""
-        async with asyncio.timeout(10):
-            while await reports.get() != is_serving:
-                pass
-
-    server, servicer, port = await _server()
+@pytest.fixture
+async def health() -> StoppableHealth:
+    servicer = StoppableHealth()
     await servicer.set("", _SERVING)
-    async with open_channel(f"127.0.0.1:{port}") as channel:
-        following = asyncio.create_task(follow_health(channel, reports.put))
-        await expect(True)
-        await servicer.set("", _NOT_SERVING)
-        await expect(False)
-        await servicer.set("", _SERVING)
-        await expect(True)
-        await server.stop(0)
-        await expect(False)
-        server, servicer, _ = await _server(port)
-        await servicer.set("", _SERVING)
-        await expect(True)
-        following.cancel()
-        await asyncio.wait([following])
+    return servicer
+
+
+@pytest.fixture
+async def stub(health: StoppableHealth) -> AsyncIterator[Any]:
+    server = grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield health_pb2_grpc.HealthStub(channel)
     await server.stop(0)
 
 
-async def test_a_service_that_is_not_there_is_waited_for() -> None:
-    async with open_channel("127.0.0.1:9") as channel:  # nothing listens on the discard port
-        following = asyncio.create_task(follow_health(channel, asyncio.Queue[bool]().put))
-        await asyncio.sleep(0.05)  # nothing happens
-        assert not following.done()
-        following.cancel()
-        await asyncio.wait([following])
+async def _watch(stub: Any) -> Any:
+    """A watch that has said what is now."""
+    watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=_LIMIT_S)
+    assert (await watch.read()).status == _SERVING
+    return watch
+
+
+async def test_a_watch_tells_of_changes(health: StoppableHealth, stub: Any) -> None:
+    watch = await _watch(stub)
+    await health.set("", _NOT_SERVING)
+    assert (await watch.read()).status == _NOT_SERVING
+
+
+async def test_watches_end_without_an_error_when_they_are_stopped(health: StoppableHealth, stub: Any) -> None:
+    watches = [await _watch(stub) for _ in range(2)]
+    health.stop_watches()
+    assert [await watch.read() for watch in watches] == [grpc.aio.EOF, grpc.aio.EOF]
+
+
+async def test_a_watcher_who_leaves_takes_the_watch_along_and_leaves_others_alone(health: StoppableHealth, stub: Any) -> None:
+    leaving, staying = await _watch(stub), await _watch(stub)
+    leaving.cancel()
+    async with asyncio.timeout(_LIMIT_S):
+        while len(health._watches) != 1:
+            await asyncio.sleep(0)
+    await health.set("", _NOT_SERVING)
+    assert (await staying.read()).status == _NOT_SERVING

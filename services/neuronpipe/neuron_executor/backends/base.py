@@ -38,7 +38,7 @@ class Backend(Protocol):
     def round_tokens(self, tokens: int) -> int:
         """The padded length to use for sequences of up to `tokens` tokens; the same few lengths let kernels be reused."""
 
-    async def run(self, core: int, inputs: Arrays, *, is_alone: bool) -> dict[str, Array]:
+    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         """Computes one batch without holding up the event loop; never called twice at once for the same core.
 
         `is_alone`: no other core has anything to do, so this one may use what belongs to all of them.

@@ -34,7 +34,7 @@ class FakeBackend:
         """See Backend. One more than asked for, so that there is always padding to cut."""
         return min(tokens + 1, self._spec.max_tokens)
 
-    async def run(self, core: int, inputs: Arrays, *, is_alone: bool) -> dict[str, Array]:
+    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         """See Backend."""
         self._check(core, inputs)
         token_ids, mask = inputs["input_ids"], inputs["attention_mask"].astype(bool)

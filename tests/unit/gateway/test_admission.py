@@ -1,0 +1,194 @@
+"""gateway/admission.py: who is let in, who is turned away with what advice, and who has to make room."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from neuronpipe.core.errors import Overloaded
+from neuronpipe.gateway.admission import Gate, Place
+
+
+class _Clock:
+    """time.monotonic() under the test's control."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    return _Clock(monkeypatch)
+
+
+class _Crowd:
+    """Requests inside a gate, and the ones of them that were shed."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.shed: list[str] = []
+        self._inside: dict[str, ExitStack] = {}
+
+    def enter(self, name: str, tokens: int = 1, *, is_bulk: bool = False) -> Place:
+        """A quarter of a token a byte is what the gate assumes before it knows better."""
+        stack = ExitStack()
+        admitted: Any = self.gate.admit(tokens * 4, is_bulk=is_bulk, shed=lambda: self.shed.append(name))
+        place: Place = stack.enter_context(admitted)
+        self._inside[name] = stack
+        return place
+
+    def leave(self, name: str) -> None:
+        self._inside.pop(name).close()
+
+    def leave_all(self) -> None:
+        for name in list(self._inside):
+            self.leave(name)
+
+
+CrowdOf = Callable[[Gate], _Crowd]
+
+
+@pytest.fixture
+def crowd_of() -> Iterator[CrowdOf]:
+    crowds: list[_Crowd] = []
+
+    def make(gate: Gate) -> _Crowd:
+        crowds.append(_Crowd(gate))
+        return crowds[-1]
+
+    yield make
+    for crowd in crowds:
+        crowd.leave_all()
+
+
+def test_as_many_requests_as_the_limit_are_let_in(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=2, max_tokens=100))
+    crowd.enter("a")
+    crowd.enter("b")
+    with pytest.raises(Overloaded, match="2 requests with about 2 tokens in flight, the limits are 2 and 100"):
+        crowd.enter("c")
+
+
+def test_as_many_tokens_as_the_limit_are_let_in(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=100, max_tokens=10))
+    crowd.enter("a", tokens=6)
+    crowd.enter("b", tokens=4)
+    with pytest.raises(Overloaded):
+        crowd.enter("c", tokens=1)
+
+
+def test_whoever_leaves_makes_room(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=1, max_tokens=100))
+    crowd.enter("a")
+    crowd.leave("a")
+    crowd.enter("b")
+
+
+def test_a_request_larger_than_the_gate_is_let_into_an_empty_one(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=10, max_tokens=10))
+    crowd.enter("giant", tokens=50)
+    with pytest.raises(Overloaded):
+        crowd.enter("b")
+
+
+def test_a_requests_real_tokens_replace_the_estimate(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=100, max_tokens=10))
+    crowd.enter("a", tokens=2).count(10)
+    with pytest.raises(Overloaded, match="about 10 tokens"):
+        crowd.enter("b", tokens=1)
+    crowd.leave("a")
+    crowd.enter("c", tokens=5)
+
+
+def test_the_estimate_follows_what_requests_turn_out_to_have(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=10_000, max_tokens=1_000_000))
+    for number in range(200):
+        crowd.enter(f"{number}", tokens=100).count(400)  # a token a byte
+    # 0.95 to the power of 200 of the way from 0.25 to 1 is left, which rounds to nothing.
+    assert crowd.enter("next", tokens=100).tokens == 400
+
+
+def test_bulk_requests_leave_a_quarter_of_the_gate_to_interactive_ones(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=4, max_tokens=100))
+    for name in "abc":
+        crowd.enter(name, is_bulk=True)
+    with pytest.raises(Overloaded):
+        crowd.enter("d", is_bulk=True)
+    crowd.enter("e")
+    assert not crowd.shed
+
+
+def test_an_interactive_request_sheds_the_newest_bulk_requests_as_far_as_it_needs_the_room(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=100, max_tokens=8))
+    for name in "abc":
+        crowd.enter(name, tokens=2, is_bulk=True)
+    crowd.enter("d", tokens=5)
+    assert crowd.shed == ["c", "b"]
+
+
+def test_a_bulk_request_sheds_nobody(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=1, max_tokens=100))
+    crowd.enter("a", is_bulk=True)
+    with pytest.raises(Overloaded):
+        crowd.enter("b", is_bulk=True)
+    assert not crowd.shed
+
+
+def test_an_interactive_request_is_never_shed(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=1, max_tokens=100))
+    crowd.enter("a")
+    with pytest.raises(Overloaded):
+        crowd.enter("b")
+    assert not crowd.shed
+
+
+def test_a_shed_request_counts_no_more_when_it_leaves(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=1, max_tokens=100))
+    place = crowd.enter("a", is_bulk=True)
+    crowd.enter("b")
+    place.count(50)
+    crowd.leave("a")
+    assert place.is_shed
+    with pytest.raises(Overloaded, match="1 requests with about 1 tokens"):
+        crowd.enter("c")
+
+
+def test_the_advice_is_how_long_what_is_too_much_takes_to_drain(clock: _Clock, crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=100, max_tokens=10))
+    # 20 tokens drain within the window of two seconds: 10 a second, counted as they leave.
+    for number in range(4):
+        crowd.enter(f"{number}", tokens=5)
+        crowd.leave(f"{number}")
+    crowd.enter("a", tokens=10)
+    with pytest.raises(Overloaded) as refused:
+        crowd.enter("b", tokens=7)
+    assert refused.value.retry_after_s == pytest.approx(0.7)
+
+
+def test_the_advice_grows_as_nothing_drains_and_has_an_end(clock: _Clock, crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=1, max_tokens=100))
+    crowd.enter("a")
+    crowd.leave("a")
+    crowd.enter("b")
+    waits_s = []
+    for _ in range(3):
+        with pytest.raises(Overloaded) as refused:
+            crowd.enter("c")
+        waits_s.append(refused.value.retry_after_s)
+        clock.now_s += 2
+    # One request in the window of two seconds; with every two seconds a rate of 1/e.
+    assert waits_s == [pytest.approx(2), pytest.approx(2 * 2.718281828), pytest.approx(10)]
+
+
+def test_the_advice_is_never_to_come_back_at_once(clock: _Clock, crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=1, max_tokens=1_000_000))
+    for number in range(1000):
+        crowd.enter(f"{number}")
+        crowd.leave(f"{number}")
+    crowd.enter("a")
+    with pytest.raises(Overloaded) as refused:
+        crowd.enter("b")
+    assert refused.value.retry_after_s == 0.05
