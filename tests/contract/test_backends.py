@@ -1,8 +1,10 @@
 """Every back end keeps the contract of neuron_executor/backends/base.py, on every test model."""
 
 import asyncio
+import gc
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +96,23 @@ async def test_outputs_have_the_names_shapes_and_dtype_of_the_spec(loaded: _Load
     expected = {output.name: (2, *(padded if axis == "tokens" else axis for axis in output.axes)) for output in loaded.spec.outputs}
     assert {name: array.shape for name, array in outputs.items()} == expected
     assert {str(array.dtype) for array in outputs.values()} == {"float32"}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_back_ends_that_end_in_the_order_of_their_start_leave_signals_alone(request: pytest.FixtureRequest, backend: str) -> None:
+    received: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
+    try:
+        with ExitStack() as first, ExitStack() as second:
+            for stack in (first, second):
+                stack.enter_context(_loading(request, backend, "classifier"))
+            first.close()
+            second.close()
+            gc.collect()
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert received == [signal.SIGUSR1]
 
 
 def test_padded_lengths_hold_their_sequences_and_grow_with_them_up_to_the_models_limit(loaded: _Loaded) -> None:

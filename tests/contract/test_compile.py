@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import openvino
 import pytest
 import sentencepiece
 import tokenizers
@@ -34,6 +33,7 @@ from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.manifest import Accuracy
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.openvino import has_bfloat16, openvino
 from neuronpipe.tokenizer.text import JsonTokenizer
 from tests.models import bert_config, save
 
@@ -147,9 +147,7 @@ def test_manifest_stores_how_far_the_artefact_is_from_pytorch(compiled: Callable
     assert accuracy.emulated_difference is None
 
 
-@pytest.mark.skipif(
-    "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"), reason="this CPU has bfloat16 and emulates nothing"
-)
+@pytest.mark.skipif(has_bfloat16(), reason="this CPU has bfloat16 and emulates nothing")
 def test_bfloat16_on_a_cpu_without_it_is_judged_by_pytorch_in_bfloat16(compiled: Callable[..., Bundle]) -> None:
     accuracy = _accuracy(compiled(backend="openvino", dtype="bfloat16"))
 

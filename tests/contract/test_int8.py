@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino
 import pytest
 import transformers
 
@@ -24,6 +23,7 @@ from neuronpipe.bundles.compiler.samples import calibration_batches, calibration
 from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.openvino import engine, openvino
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.neuron_executor.backends import load_backend
 from neuronpipe.neuron_executor.backends.base import Backend, LoadRequest
@@ -85,7 +85,7 @@ def _source_module(bundle: Bundle) -> SourceModule:
 
 
 def test_matrices_and_embeddings_are_stored_in_eight_bits(bundle: Bundle, repository: Path) -> None:
-    model = openvino.Core().read_model(bundle.folder / "artifacts/openvino/model.xml")
+    model = engine().read_model(bundle.folder / "artifacts/openvino/model.xml")
     constants = [operation for operation in model.get_ops() if operation.get_type_name() == "Constant"]
     matrices = [constant for constant in constants if len(constant.shape) == 2 and min(constant.shape) > 4]
     # Of positions and token types NNCF leaves those that the model adds up before anything is computed from them.

@@ -1,6 +1,5 @@
 """PyTorch to OpenVINO, with dynamic batch and length."""
 
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +12,7 @@ from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.samples import Batch
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.core.errors import SetupError
-
-# OpenVINO reports over the network that it is imported and what it converts, unless this package of its is missing: then it takes the
-# stub in openvino/tools/ovc/telemetry_stub.py. The documented way out, `opt_in_out --opt_out`, writes to the user's home.
-sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-
-import openvino  # noqa: E402
+from neuronpipe.core.openvino import engine, has_bfloat16, openvino
 
 # What is not quantized of an int8 artefact is computed in float32.
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
@@ -60,12 +54,10 @@ def convert(module: SourceModule, example: Batch, folder: Path, dtype: str) -> A
 
 def run(artifact: Artifact, folder: Path, batches: Sequence[Batch]) -> tuple[list[Outputs], str]:
     """See ArtifactCompiler."""
-    core = openvino.Core()
-    compiled = core.compile_model(folder / _MODEL_FILE, "CPU", dict(artifact.properties))
+    compiled = engine().compile_model(folder / _MODEL_FILE, "CPU", dict(artifact.properties))
     names = [port.any_name for port in compiled.inputs]
     outputs: list[Outputs] = []
     for batch in batches:
         result = compiled({name: batch[name] for name in names})
         outputs.append({port.any_name: result[port].copy() for port in compiled.outputs})
-    has_bfloat16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    return outputs, artifact.dtype if artifact.dtype != "bfloat16" or has_bfloat16 else "float32"
+    return outputs, artifact.dtype if artifact.dtype != "bfloat16" or has_bfloat16() else "float32"

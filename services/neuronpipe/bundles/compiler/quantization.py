@@ -3,7 +3,6 @@
 import contextlib
 import io
 import logging
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,11 +11,7 @@ from typing import Any
 from neuronpipe.bundles.compiler.samples import Batch
 from neuronpipe.bundles.manifest import Artifact, Calibration
 from neuronpipe.core.errors import SetupError
-
-# NNCF reports over the network what it quantizes, and OpenVINO that it is imported, unless this package is missing: see openvino.py.
-sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-
-import openvino  # noqa: E402
+from neuronpipe.core.openvino import engine, openvino
 
 # SmoothQuant's alpha, https://arxiv.org/abs/2211.10438, section 4: 1 moves all of the outliers from activations into weights. Weights of
 # 7 bits hold fewer than NNCF's default of 0.95 assumes. Measured in docs/decisions/0008.
@@ -26,15 +21,14 @@ _SMOOTHING = 0.8
 def quantize(artifact: Artifact, folder: Path, batches: Sequence[Batch], calibration: Calibration) -> Artifact:
     """Replaces the artefact's float32 files, and describes the new ones. Raises SetupError for a model that cannot be quantized."""
     model_file = folder / next(name for name in artifact.files if name.endswith(".xml"))
-    core = openvino.Core()
-    core.set_property({"ENABLE_MMAP": False})  # the file of the weights is written over
     with _quiet():
         # Here, because it takes seconds, and because float32 and bfloat16 compile where NNCF cannot be installed.
         import nncf
 
         nncf.set_log_level(logging.CRITICAL)
         try:
-            model = _quantize(nncf, core.read_model(model_file), batches)
+            # Not mapped, for the file of the weights is written over.
+            model = _quantize(nncf, engine().read_model(model_file, config={"ENABLE_MMAP": False}), batches)
         except Exception as error:  # whatever NNCF raises for an operation that it does not know
             raise SetupError(f"NNCF {nncf.__version__} cannot quantize the model; compile it with another --dtype") from error
     if not any(operation.get_type_name() == "FakeQuantize" for operation in model.get_ops()):
