@@ -73,9 +73,9 @@ class GatewaySettings(ServerSettings, PipelineSettings):
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_GATEWAY_")
 
     listen: str = _listen("127.0.0.1:50050")
-    tokenizer_target: str = Field("127.0.0.1:50051", description="gRPC target of the tokenizer")
-    executor_target: str = Field("127.0.0.1:50052", description="gRPC target of the neuron-executor")
-    postprocessor_target: str = Field("127.0.0.1:50053", description="gRPC target of the postprocessor")
+    tokenizer_target: str = Field("127.0.0.1:50051", description="gRPC target of the tokenizer, or several with commas")
+    executor_target: str = Field("127.0.0.1:50052", description="gRPC target of the neuron-executor, or several with commas")
+    postprocessor_target: str = Field("127.0.0.1:50053", description="gRPC target of the postprocessor, or several with commas")
 
 
 class TokenizerSettings(ServerSettings):
