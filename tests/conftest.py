@@ -1,10 +1,16 @@
 """What all tests share: the models, made once a run."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.models import make_repository, make_sources
+
+
+def pytest_configure() -> None:
+    # A shell starts what runs in the background with SIGINT ignored, and the processes that tests interrupt would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -93,15 +93,16 @@ async def _warm_up(backend: Backend, bundle: Bundle) -> BatchTime:
                 tokens = backend.round_tokens(min(length, bundle.spec.max_tokens))
                 await _run_one(backend, core, bundle.spec, tokens)
                 if core == 0:
+                    await _run_one(backend, core, bundle.spec, tokens, is_alone=True)
                     batch_time.anchor(tokens, await _run_one(backend, core, bundle.spec, tokens))
     except BackendError as error:
         raise SetupError(f"{bundle.folder}: the back end cannot run a warm-up batch: {error}") from error
     return batch_time
 
 
-async def _run_one(backend: Backend, core: int, spec: ModelSpec, padded_tokens: int) -> float:
+async def _run_one(backend: Backend, core: int, spec: ModelSpec, padded_tokens: int, *, is_alone: bool = False) -> float:
     """Runs one sequence of a token; returns the seconds it took."""
     inputs = pad([{"input_ids": np.full(1, spec.pad_token_id, np.int32)}], padded_tokens, spec)
     began_s = time.monotonic()
-    await backend.run(core, inputs)
+    await backend.run(core, inputs, is_alone=is_alone)
     return time.monotonic() - began_s

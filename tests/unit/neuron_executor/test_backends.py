@@ -21,7 +21,8 @@ def test_an_unknown_back_end_is_told_which_there_are() -> None:
 
 
 def test_a_back_end_whose_library_is_missing_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, BACKENDS["openvino"].partition(":")[0], raising=False)
+    for module in (BACKENDS["openvino"].partition(":")[0], "neuronpipe.core.openvino"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(SetupError, match=r"^back end 'openvino' needs openvino; install it with: pip install .*executor-openvino"):
         load_backend("openvino", _request())

@@ -14,7 +14,8 @@ from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.config import EngineSettings
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, ModelNotFound, SetupError
-from neuronpipe.core.tensors import to_arrays, to_tensor_set
+from neuronpipe.core.tensors import Array, Arrays, to_arrays, to_tensor_set
+from neuronpipe.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.neuron_executor.stage import _covered_ns, running_executor
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec
@@ -101,6 +102,20 @@ async def test_the_warm_up_tells_how_long_a_batch_takes(tmp_path: Path) -> None:
         # Nothing runs or waits, and still a tenth of a second is known to be too little.
         with pytest.raises(DeadlineExceeded, match="in the executor's queue"):
             await stage.execute(_item([11], remaining_ns=int(0.1e9)))
+
+
+async def test_the_warm_up_runs_batches_that_are_alone_as_well_as_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: set[tuple[int, bool]] = set()
+    run = FakeBackend.run
+
+    async def noted(self: FakeBackend, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+        runs.add((core, is_alone))
+        return await run(self, core, inputs, is_alone=is_alone)
+
+    monkeypatch.setattr(FakeBackend, "run", noted)
+    _write(tmp_path, {})
+    async with running_executor(read_repository(tmp_path), EngineSettings(cores=2)):
+        assert runs == {(0, False), (1, False), (0, True)}
 
 
 async def test_a_bundle_without_an_artefact_for_the_back_end_asked_for_is_refused(repository: Path) -> None:
