@@ -70,9 +70,42 @@ async def test_small_work_waits_behind_large_work_instead_of_holding_up_the_even
 
 
 async def test_a_pass_of_the_event_loop_does_a_limited_amount_of_small_work(worker: Worker) -> None:
-    # 100 pieces of 100 bytes in one pass, of which 4,096 bytes may be done on the loop.
-    places = await asyncio.gather(*(worker.run(_SMALL_BYTES, threading.get_ident) for _ in range(100)))
-    assert places.count(threading.get_ident()) == 40
+    # 100 pieces of 100 bytes, of which 4,096 bytes are done in a pass.
+    done: list[int] = []
+    work = asyncio.gather(*(worker.run(_SMALL_BYTES, done.append, number) for number in range(100)))
+    passes = []
+    while not work.done():
+        await asyncio.sleep(0)
+        passes.append(len(done))
+    assert sorted(set(passes)) == [40, 80, 100]
+    assert done == list(range(100))
+
+
+async def test_small_work_is_done_on_the_loop_however_much_there_is(worker: Worker) -> None:
+    places = await asyncio.gather(*(worker.run(_SMALL_BYTES, threading.get_ident) for _ in range(1000)))
+    assert set(places) == {threading.get_ident()}
+
+
+async def test_small_work_whose_caller_left_takes_no_turn(worker: Worker) -> None:
+    done: list[int] = []
+    tasks = [asyncio.create_task(worker.run(_SMALL_BYTES, done.append, number)) for number in range(100)]
+    await asyncio.sleep(0)
+    for task in tasks[40:60]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert done == [*range(40), *range(60, 100)]
+
+
+async def test_small_work_whose_turn_comes_behind_large_work_waits_for_it(worker: Worker) -> None:
+    released = threading.Event()
+    small = [asyncio.create_task(worker.run(_SMALL_BYTES, threading.get_ident)) for _ in range(50)]
+    await asyncio.sleep(0)
+    large = asyncio.create_task(worker.run(_LARGE_BYTES, released.wait, 10))
+    await asyncio.sleep(0.01)
+    assert [task.done() for task in small] == [True] * 40 + [False] * 10
+    released.set()
+    assert await large is True
+    assert threading.get_ident() not in await asyncio.gather(*small[40:])
 
 
 async def test_small_work_of_the_next_pass_is_done_at_once_again(worker: Worker) -> None:
