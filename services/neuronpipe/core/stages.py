@@ -32,7 +32,7 @@ class Stages:
     postprocess: Postprocess
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """What a request brings along besides its message.
 

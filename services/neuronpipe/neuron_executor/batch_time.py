@@ -39,8 +39,7 @@ class BatchTime:
             seconds = min(seconds, _MAX_SURPRISE * expected)
             error = min(1.0, abs(seconds - expected) / expected)
             self._deviation += (1 - _DECAY) * (error - self._deviation)
-        self._recent.fade()
-        self._recent.add(tokens, seconds, 1.0)
+        self._recent.add(tokens, seconds, 1.0, keep=_DECAY)
         self._fit()
 
     def seconds(self, tokens: int) -> float:
@@ -58,7 +57,9 @@ class BatchTime:
         return max(_MIN_OVERHEAD_TOKENS, self._overhead_s / self._token_s) if self._token_s else math.inf
 
     def _fit(self) -> None:
-        weight, x, y, xx, xy = (one + other for one, other in zip(self._anchor.values, self._recent.values, strict=True))
+        one, other = self._anchor, self._recent
+        weight, x, y = one.weight + other.weight, one.x + other.x, one.y + other.y
+        xx, xy = one.xx + other.xx, one.xy + other.xy
         spread = weight * xx - x * x
         slope = (weight * xy - x * y) / spread if spread > 1e-9 * weight * xx else 0.0
         # Neither can be less than nothing, whatever the noise says.
@@ -69,12 +70,15 @@ class BatchTime:
 class _Sums:
     """What a least-squares fit of y to x needs, weighted."""
 
+    __slots__ = ("weight", "x", "xx", "xy", "y")
+
     def __init__(self) -> None:
-        self.values = [0.0] * 5
+        self.weight = self.x = self.y = self.xx = self.xy = 0.0
 
-    def fade(self) -> None:
-        self.values = [value * _DECAY for value in self.values]
-
-    def add(self, x: float, y: float, weight: float) -> None:
-        added = (weight, weight * x, weight * y, weight * x * x, weight * x * y)
-        self.values = [value + more for value, more in zip(self.values, added, strict=True)]
+    def add(self, x: float, y: float, weight: float, *, keep: float = 1.0) -> None:
+        """Adds a point; those before it keep this share of their weight."""
+        self.weight = self.weight * keep + weight
+        self.x = self.x * keep + weight * x
+        self.y = self.y * keep + weight * y
+        self.xx = self.xx * keep + weight * x * x
+        self.xy = self.xy * keep + weight * x * y

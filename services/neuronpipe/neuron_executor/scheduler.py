@@ -52,7 +52,7 @@ class Limits:
     max_queue_sequences: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Computed:
     """One sequence's outputs and the batch that it ran in; times on time.monotonic_ns()."""
 
@@ -120,7 +120,7 @@ class Scheduler:
         for arrays in sequences:
             tokens = len(arrays["input_ids"])
             padded = self._backend.round_tokens(tokens)
-            waiting.append(_Waiting(now_s, deadline_s, next(self._numbers), is_bulk, arrays, tokens, padded, loop.create_future()))
+            waiting.append(Waiting(now_s, deadline_s, next(self._numbers), is_bulk, arrays, tokens, padded, loop.create_future()))
         longest_s = self._alone_s(max(one.padded_tokens for one in waiting))
         if not self._is_in_time(deadline_s - longest_s, is_bulk=is_bulk):
             raise DeadlineExceeded("the deadline would pass in the executor's queue")
@@ -160,8 +160,9 @@ class Scheduler:
             batch = await self._next_batch()
             try:
                 await self._run_batch(core, batch)
-            finally:  # whoever has no answer yet gets none: the worker was cancelled
+            except BaseException:  # the worker was cancelled
                 _fail(batch, _stopping())
+                raise
 
     async def _next_batch(self) -> list[_Waiting]:
         self._idle_cores += 1

@@ -15,6 +15,8 @@ from neuronpipe.core.tensors import Arrays
 TokenIds = NDArray[np.int32]
 Side = Literal["left", "right"]
 
+_TRUNCATIONS = frozenset(Truncation.values())
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
@@ -96,7 +98,7 @@ def encode_text(
     tokenizer: TextTokenizer, model: ModelSpec, text: str, text_pair: str | None, truncation: "Truncation.ValueType"
 ) -> Encoded:
     """A text or a pair as one sequence, truncated only where the caller allows it. Raises InvalidInput naming both lengths."""
-    if truncation not in Truncation.values():  # of a newer caller: to guess what it means would drop text without a word
+    if truncation not in _TRUNCATIONS:  # of a newer caller: to guess what it means would drop text without a word
         raise InvalidInput("truncation", f"{truncation} is not known")
     encoded = tokenizer.encode(text, text_pair)
     if len(encoded.token_ids) > model.max_tokens:

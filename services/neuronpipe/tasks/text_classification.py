@@ -3,7 +3,9 @@
 Equal to transformers' TextClassificationPipeline with `top_k` and `function_to_apply`.
 """
 
+import heapq
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -18,6 +20,7 @@ _FUNCTIONS: dict["ScoreFunction.ValueType", ScoreFunctionName] = {
     ScoreFunction.SCORE_FUNCTION_SIGMOID: "sigmoid",
     ScoreFunction.SCORE_FUNCTION_NONE: "none",
 }
+_FUNCTION_NUMBERS = frozenset(ScoreFunction.values())
 
 
 def encode(input: TextClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -27,7 +30,7 @@ def encode(input: TextClassificationInput, tokenizer: TextTokenizer, model: Mode
         check_text("text_pair", input.text_pair)
     if input.top_k > len(model.labels):
         raise InvalidInput("top_k", f"{input.top_k}, the model has {len(model.labels)} labels")
-    if input.function not in ScoreFunction.values():
+    if input.function not in _FUNCTION_NUMBERS:
         raise InvalidInput("function", f"{input.function} is not known")
     return encode_text(tokenizer, model, input.text, input.text_pair or None, input.truncation)
 
@@ -38,9 +41,10 @@ def decode(
     """The best labels from `logits`, float32 [labels]."""
     function = _FUNCTIONS.get(input.function, model.score_function or "softmax")
     scores = _scores(outputs[0]["logits"], function)
-    # A stable sort keeps labels of equal score in the model's order, as the pipeline does.
-    best = np.argsort(-scores, kind="stable")[: input.top_k or 1]
-    return TextClassificationResult(labels=[LabelScore(label=model.labels[index], score=scores[index].item()) for index in best])
+    ranked = zip(scores.tolist(), model.labels, strict=True)
+    # Labels of equal score stay in the model's order, as in the pipeline.
+    best = heapq.nlargest(input.top_k or 1, ranked, key=itemgetter(0))
+    return TextClassificationResult(labels=[LabelScore(label=label, score=score) for score, label in best])
 
 
 def _scores(logits: Array, function: ScoreFunctionName) -> Array:

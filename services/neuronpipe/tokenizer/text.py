@@ -45,22 +45,32 @@ class JsonTokenizer:
 
     def encode_windows(self, first: str, second: str, *, max_tokens: int, overlap_tokens: int) -> list[Window]:
         """See TextTokenizer."""
-        encoding = self._encode_in_limit(first, second, max_tokens, strategy="only_second", stride=overlap_tokens)
+        encoding = self._encode_in_limit(first, second, max_tokens, strategy="only_second", stride=overlap_tokens, with_offsets=True)
         return [_window(part) for part in (encoding, *encoding.overflowing)]
 
-    def _encode(self, text: str, text_pair: str | None = None, *, add_special_tokens: bool = True) -> Encoding:
+    def _encode(self, text: str, text_pair: str | None = None, *, add_special_tokens: bool = True, with_offsets: bool = False) -> Encoding:
         # A batch of one, since the library's `encode` keeps the interpreter's lock: a text of 1 MB would stop every thread for a second.
         inputs = [text] if text_pair is None else [(text, text_pair)]
-        (encoding,) = self._tokenizer.encode_batch(inputs, add_special_tokens=add_special_tokens)
+        # Without offsets it takes a sixth less time.
+        encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
+        (encoding,) = encode(inputs, add_special_tokens=add_special_tokens)
         return encoding
 
     def _encode_in_limit(
-        self, first: str, second: str | None, max_tokens: int, *, strategy: str, stride: int = 0, direction: Side = "right"
+        self,
+        first: str,
+        second: str | None,
+        max_tokens: int,
+        *,
+        strategy: str,
+        stride: int = 0,
+        direction: Side = "right",
+        with_offsets: bool = False,
     ) -> Encoding:
         with self._lock:
             self._tokenizer.enable_truncation(max_tokens, stride=stride, strategy=strategy, direction=direction)
             try:
-                return self._encode(first, second)
+                return self._encode(first, second, with_offsets=with_offsets)
             finally:
                 self._tokenizer.no_truncation()
 

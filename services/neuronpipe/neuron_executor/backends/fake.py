@@ -24,6 +24,7 @@ class FakeBackend:
         self._device_time_s = float(request.properties.get("device_time_s", "0"))
         self._failing_token_id = int(request.properties.get("failing_token_id", "-1"))
         self._nan_token_id = int(request.properties.get("nan_token_id", "-1"))
+        self._positions = np.arange(1, request.spec.max_tokens + 1)
 
     @property
     def cores(self) -> int:
@@ -40,12 +41,13 @@ class FakeBackend:
         token_ids, mask = inputs["input_ids"], inputs["attention_mask"].astype(bool)
         if self._device_time_s:
             await asyncio.sleep(self._device_time_s)
-        if (token_ids == self._failing_token_id).any():
+        if self._failing_token_id >= 0 and (token_ids == self._failing_token_id).any():
             raise BackendError("a token that the test chose")
         outputs = {output.name: self._output(index, output.axes, token_ids, mask) for index, output in enumerate(self._spec.outputs)}
-        poisoned = (token_ids == self._nan_token_id).any(axis=1)
-        for output in outputs.values():
-            output[poisoned] = np.nan
+        if self._nan_token_id >= 0:
+            poisoned = (token_ids == self._nan_token_id).any(axis=1)
+            for output in outputs.values():
+                output[poisoned] = np.nan
         return outputs
 
     def close(self) -> None:
@@ -62,18 +64,17 @@ class FakeBackend:
             problems.append(f"shapes {[array.shape for array in inputs.values()]}, dtypes {[array.dtype for array in inputs.values()]}")
         elif not mask[:, 0].all():
             problems.append("a row without a first token")
-        elif (inputs["input_ids"][mask == 0] != self._spec.pad_token_id).any():
+        elif ((inputs["input_ids"] != self._spec.pad_token_id) & (mask == 0)).any():
             problems.append("padding with another id than the pad token's")
         if problems:
             raise BackendError("; ".join(problems))
 
     def _output(self, index: int, axes: tuple[int | str, ...], token_ids: Array, mask: Array) -> Array:
-        kept = np.where(mask, token_ids, 0)
+        placed = token_ids * mask * self._positions[: token_ids.shape[1]]
         if axes == ("tokens",):
-            positions = np.arange(1, token_ids.shape[1] + 1)
-            return np.where(mask, np.sin(kept * positions + index), np.nan).astype(np.float32)
+            return np.where(mask, np.sin(placed + index), np.nan).astype(np.float32)
         (width,) = (axis for axis in axes if isinstance(axis, int))
         # A row's fingerprint: its tokens weighted by their positions, folded into angles of different frequencies.
-        fingerprint = (kept * np.arange(1, token_ids.shape[1] + 1)).sum(axis=1, keepdims=True)
+        fingerprint = placed.sum(axis=1, keepdims=True)
         outputs: Array = np.sin(fingerprint * (np.arange(1, width + 1) / width)).astype(np.float32)
         return outputs
