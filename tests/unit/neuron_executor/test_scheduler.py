@@ -553,9 +553,9 @@ async def test_a_batch_is_filled_with_the_nearest_lengths_first() -> None:
 
 
 async def test_shorter_sequences_join_a_batch_while_their_padding_costs_far_less_than_a_batch_of_their_own() -> None:
-    async with _running(batch_time=_KnownTime(overhead_s=25.5, token_s=1)) as system:
+    async with _running(batch_time=_KnownTime(overhead_s=51, token_s=1)) as system:
         await system.occupy()
-        # Three tokens of padding each: two of them cost 6, a third would make it 9 of 8.5, which is a third of the overhead.
+        # Three tokens of padding each: two of them cost 6, a third would make it 9 of 8.5, which is a sixth of the overhead.
         callers = [system.submit([1] * 9), system.submit([2] * 6, [3] * 6, [4] * 6)]
         await _queued()
         system.backend.let_run()
@@ -565,14 +565,14 @@ async def test_shorter_sequences_join_a_batch_while_their_padding_costs_far_less
 
 @pytest.mark.parametrize(
     ("tokens", "batches"),
-    # The two that are there would be padded by 4 tokens each, which makes 8 of 8.5, a third of the overhead; or by 5, which makes 10.
+    # The two that are there would be padded by 4 tokens each, which makes 8 of 8.5, a sixth of the overhead; or by 5, which makes 10.
     [(7, [[[1] * 3, [2] * 3, [9] * 7]]), (8, [[[1] * 3, [2] * 3], [[9] * 8]])],
     ids=["pays", "does not pay"],
 )
 async def test_a_longer_sequence_joins_a_batch_where_padding_the_others_costs_far_less_than_a_batch_of_its_own(
     tokens: int, batches: list[list[list[int]]]
 ) -> None:
-    async with _running(batch_time=_KnownTime(overhead_s=25.5, token_s=1)) as system:
+    async with _running(batch_time=_KnownTime(overhead_s=51, token_s=1)) as system:
         await system.occupy()
         callers = [system.submit([1] * 3, [2] * 3), system.submit([9] * tokens)]
         await _queued()
@@ -582,7 +582,7 @@ async def test_a_longer_sequence_joins_a_batch_where_padding_the_others_costs_fa
 
 
 async def test_sequences_given_up_cost_a_batch_no_padding() -> None:
-    async with _running(batch_time=_KnownTime(overhead_s=25.5, token_s=1)) as system:
+    async with _running(batch_time=_KnownTime(overhead_s=51, token_s=1)) as system:
         await system.occupy()
         # Three tokens of padding each, as above, for those that are still wanted.
         oldest, leaving, staying = system.submit([1] * 9), system.submit([2] * 6, [3] * 6), system.submit([4] * 6, [5] * 6)
