@@ -59,12 +59,22 @@ def main() -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measures and writes a page.")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each system (default: 5)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of a turn (default: 3)")
+    parser.add_argument("--rounds", type=_positive(int), default=5, help="turns of each system (default: 5)")
+    parser.add_argument("--seconds", type=_positive(float), default=3.0, help="length of a turn (default: 3)")
     parser.add_argument("--only", type=_names_of(_SECTIONS), default=_SECTIONS, help=f"some of {','.join(_SECTIONS)}")
     parser.add_argument("--peers", type=_names_of(ALL_PEERS), default=ALL_PEERS, help=f"some of {','.join(ALL_PEERS)}")
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"), help="folder to write to (default: docs/benchmarks)")
     return parser.parse_args()
+
+
+def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        number = kind(text)
+        if not number > 0:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return number
+
+    return parse
 
 
 def _names_of(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:

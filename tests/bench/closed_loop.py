@@ -1,4 +1,4 @@
-"""A closed loop over gRPC in a process of its own, as light as grpc.aio lets it be, and the same one for every system.
+"""A closed loop over gRPC in a process of its own, as light as grpc.aio lets it be, and the same one for the echo server and all of ours.
 
 It sends bytes and keeps bytes: what the answers say is read after the loop. A fuller generator (neuronpipe load) takes more of the
 machine from the system that it measures, and would hide differences between systems.
@@ -25,6 +25,8 @@ INFER = "/neuronpipe.api.v1.InferenceService/Infer"
 ECHO = "/bench.Echo/Call"
 _WARM_UP_S = 0.5
 _CALL_LIMIT_S = 30.0
+# After an error, or asking a server that refuses would take the time from those that it does not refuse.
+_PAUSE_S = 0.001
 _PARTS = ("total", "preprocess", "predict_queue", "predict_compute", "predict", "postprocess")
 
 
@@ -39,7 +41,7 @@ class System:
 
 @dataclass(frozen=True)
 class Loop:
-    """What one closed loop found. `figures` are empty for a method that is not ours."""
+    """What one closed loop found. `figures`: the share of a CPU that the generator took, and what our method's answers tell."""
 
     throughput_per_s: float
     errors: int
@@ -104,21 +106,24 @@ async def _run(requests: Sequence[bytes], system: System, callers: int, seconds:
                 try:
                     answer = await call(next(texts), timeout=_CALL_LIMIT_S)
                 except grpc.aio.AioRpcError:
-                    errors += 1
+                    errors += began_s <= time.perf_counter() <= ends_s
+                    await asyncio.sleep(_PAUSE_S)
                     continue
                 answered_s = time.perf_counter()
                 if began_s <= answered_s <= ends_s:
                     answered.append((answered_s - sent_s, answer))
 
+        cpu_began_s = time.process_time()
         async with asyncio.TaskGroup() as group:
             for _ in range(callers):
                 group.create_task(caller())
+        generator_cpu = (time.process_time() - cpu_began_s) / (_WARM_UP_S + seconds)
     if len(answered) < 2:
         return Loop(len(answered) / seconds, errors)
-    cuts = statistics.quantiles([duration_s * 1e3 for duration_s, _ in answered], n=100)
+    cuts = statistics.quantiles([duration_s * 1e3 for duration_s, _ in answered], n=100, method="inclusive")
     latencies_ms = {"p50": cuts[49], "p90": cuts[89], "p99": cuts[98]}
     figures = _figures([answer for _, answer in answered]) if system.method == INFER else {}
-    return Loop(len(answered) / seconds, errors, latencies_ms, figures)
+    return Loop(len(answered) / seconds, errors, latencies_ms, {"generator_cpu": generator_cpu, **figures})
 
 
 def _figures(answers: Sequence[bytes]) -> dict[str, float]:
@@ -127,7 +132,7 @@ def _figures(answers: Sequence[bytes]) -> dict[str, float]:
     parts = {f"{part}_p50_ms": statistics.median(_part_ms(one.timings, part) for one in responses) for part in _PARTS}
     return {
         "tokens_per_answer": statistics.fmean(one.usage.tokens for one in responses),
-        "padding": 1 - sum(one.usage.tokens for one in responses) / padded,
+        "padding": 1 - sum(one.usage.tokens for one in responses) / max(1, padded),
         "batch_size": statistics.fmean(one.usage.batch_size for one in responses),
         **parts,
     }

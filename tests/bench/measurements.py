@@ -23,7 +23,8 @@ class Measurement:
     figures: dict[str, float] = field(default_factory=dict)
 
 
-Value: TypeAlias = Callable[[Measurement], float]
+# None where a turn does not tell, as one without answers.
+Value: TypeAlias = Callable[[Measurement], float | None]
 
 
 def throughput(one: Measurement) -> float:
@@ -31,14 +32,17 @@ def throughput(one: Measurement) -> float:
     return one.throughput_per_s
 
 
-def p50(one: Measurement) -> float:
-    """The median latency in ms."""
-    return one.latencies_ms["p50"]
+def latency(name: str) -> Value:
+    """A percentile of the latency in ms."""
+    return lambda one: one.latencies_ms.get(name)
+
+
+p50 = latency("p50")
 
 
 def figure(name: str, factor: float = 1.0) -> Value:
     """One of the figures that a system tells of itself, times a factor."""
-    return lambda one: one.figures[name] * factor
+    return lambda one: one.figures[name] * factor if name in one.figures else None
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Measurements:
 
     def spread(self, section: str, system: str, callers: int, value: Value) -> Spread | None:
         """Of a value over the rounds."""
-        return Spread.of([value(one) for one in self.of(section, system, callers)])
+        return Spread.of([found for one in self.of(section, system, callers) if (found := value(one)) is not None])
 
     def ratio(
         self, section: str, system: str, reference: str, callers: int, value: Value, reference_callers: int | None = None
@@ -85,5 +89,5 @@ class Measurements:
         references = {
             one.round: value(one) for one in self.of(section, reference, callers if reference_callers is None else reference_callers)
         }
-        pairs = [(value(one), references[one.round]) for one in self.of(section, system, callers) if one.round in references]
-        return Spread.of([mine / other for mine, other in pairs if other])
+        pairs = [(value(one), references.get(one.round)) for one in self.of(section, system, callers)]
+        return Spread.of([mine / other for mine, other in pairs if mine is not None and other])

@@ -36,7 +36,10 @@ def measure_overload(texts: Path, rounds: int, seconds: float) -> Iterator[Measu
 def _measure(system: str, round: int, target: str, executor: ServiceProcess, texts: Path, seconds: float) -> Measurement:
     closed = [_run(target, texts, duration_s, concurrency=CALLERS) for duration_s in (_PREHEAT_S, seconds)]
     capacity_per_s = closed[-1].throughput_per_s
-    open_ = _run(target, texts, seconds, rate_per_s=FACTOR * capacity_per_s, deadline_ms=DEADLINE_MS)
+    if not capacity_per_s:
+        raise RuntimeError(f"{system} answered none of {closed[-1].requests} requests: {closed[-1].errors}")
+    # Other arrivals each round, the same for both systems.
+    open_ = _run(target, texts, seconds, rate_per_s=FACTOR * capacity_per_s, deadline_ms=DEADLINE_MS, seed=round + 1)
     executor.signal(signal.SIGTERM)
     executor.wait()
     counted = next(line for line in executor.events() if line["event"] == "computed")
@@ -47,12 +50,12 @@ def _measure(system: str, round: int, target: str, executor: ServiceProcess, tex
         "offered_per_s": open_.offered_per_s or 0.0,
         "goodput_of_capacity": open_.goodput_per_s / capacity_per_s,
         "computed": computed,
-        "answers": open_.answers,
-        "wanted": open_.answers / computed if computed else 0.0,
+        "answers_in_time": open_.answers_in_time,
+        "wanted": open_.answers_in_time / computed if computed else 0.0,
         "left_while_computing": float(str(counted["unwanted"])),
         "generator_cpu": max(open_.cpu_shares),
         "send_lag_p99_ms": open_.send_lag_ms.p99 if open_.send_lag_ms else 0.0,
-        "closed_loop_errors": sum(sum(one.errors.values()) for one in closed),
+        "generator_warnings": sum(len(one.warnings) for one in (*closed, open_)),
     }
     latency = open_.latency_ms
     latencies_ms = {"p50": latency.p50, "p90": latency.p90, "p99": latency.p99} if latency else {}
@@ -62,6 +65,8 @@ def _measure(system: str, round: int, target: str, executor: ServiceProcess, tex
         callers=CALLERS,
         round=round,
         throughput_per_s=open_.goodput_per_s,
+        # Of the closed loops: in the open one, errors are what is expected.
+        errors=sum(sum(one.errors.values()) for one in closed),
         latencies_ms=latencies_ms,
         figures=figures,
     )
@@ -75,6 +80,7 @@ def _run(
     concurrency: int | None = None,
     rate_per_s: float | None = None,
     deadline_ms: float | None = None,
+    seed: int = 0,
 ) -> LoadResult:
     return run_load(
         LoadRequest(
@@ -86,5 +92,6 @@ def _run(
             duration_s=duration_s,
             warm_up_s=0,
             texts=texts,
+            seed=seed,
         )
     )

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tests.bench import against_peers, models, overhead, overload
-from tests.bench.measurements import Measurement, Measurements, Spread, figure, p50, throughput
+from tests.bench.measurements import Measurement, Measurements, Spread, figure, latency, p50, throughput
 from tests.bench.models import CEILING, of_dtype
 from tests.bench.startup import SERVICES, Start
 from tests.bench.systems import ALL, DTYPES, ECHO_SERVER, FOUR
@@ -45,9 +45,9 @@ def _page(run: Run, found: Measurements, targets: Sequence[Target]) -> Iterator[
     yield f"Written by `{run.command}` (`make bench`); every round is in [results.json](results.json). Do not edit."
     yield ""
     yield (
-        f"{run.rounds} rounds, in each of which every system had a turn of {run.seconds:g} s after a warm-up: a ratio is of two turns "
-        f"in the same round, so that a machine which drifts does not decide it. Figures are medians over the rounds, then the smallest "
-        f"and the largest. Generators ran on the same machine, in processes of their own. The run took {run.minutes:.0f} minutes."
+        f"{run.rounds} rounds, in each of which every system had a turn of {run.seconds:g} s: a ratio is of two turns in the same round, "
+        f"so that a machine which drifts does not decide it. Figures are medians over the rounds, then the smallest and the largest. "
+        f"Generators ran on the same machine. The run took {run.minutes:.0f} minutes."
     )
     yield ""
     yield from _table(("machine", ""), [(name, value) for name, value in run.machine.items()])
@@ -79,15 +79,17 @@ def _overhead(found: Measurements) -> Iterator[str]:
     yield ""
     yield (
         "A fake model that takes no time, against a `grpc.aio` server that answers with what it gets. One and the same generator sends "
-        "the same bytes to all and reads the answers afterwards."
+        "the same bytes to all and reads the answers afterwards; *generator* is the share of a CPU that it took."
     )
     yield ""
     rows = []
     for callers in found.callers(section):
         for system in found.systems(section):
             ratio = found.ratio(section, system, ECHO_SERVER, callers, throughput) if system != ECHO_SERVER else None
-            rows.append((system, str(callers), *_loop_cells(found, section, system, callers), _spread(ratio)))
-    yield from _table(("", "callers", "requests/s", "p50 ms", "p90 ms", "p99 ms", "errors", "of echo"), rows)
+            generator = found.spread(section, system, callers, figure("generator_cpu"))
+            cells = _loop_cells(found, section, system, callers)
+            rows.append((system, str(callers), *cells, _number(generator.median) if generator else "", _spread(ratio)))
+    yield from _table(("", "callers", "requests/s", "p50 ms", "p90 ms", "p99 ms", "errors", "generator", "of echo"), rows)
     yield "Where one caller's request spends its time, as the gateway sees it (p50 in ms, hops and queues included):"
     yield ""
     parts = ("total", "preprocess", "predict", "postprocess")
@@ -129,18 +131,20 @@ def _peers(found: Measurements) -> Iterator[str]:
     yield "## Beside other systems"
     yield ""
     yield (
-        "The same model on the same texts, each system in a virtual environment of its own, as people would start it, in float32 on "
-        "PyTorch. Those with threads and workers to choose were measured with both ways to use two CPUs; the better one counts, for "
-        "each figure. A peer's server is stopped (SIGSTOP) during our turns, since some take CPU time when idle. The columns to the "
-        "right are `serve all`'s to the system's in the same rounds: throughput at the same callers."
+        "The same model on the same texts, in float32 on PyTorch, each server in a virtual environment of its own, as people would start "
+        "it; `transformers` is a pipeline in the caller's process, one text at a time or batched. LitServe, Ray Serve and Triton were "
+        "measured with both ways to use two CPUs; the better one counts, for each figure. Each is called by a client of its own protocol, "
+        "which reads the answer before it sends the next text; ours reads its answers afterwards. A peer's server is stopped (SIGSTOP) "
+        "during our turns, since some take CPU time when idle. The columns to the right are `serve all`'s to the system's in the same "
+        "rounds: throughput at the same callers."
     )
     yield ""
-    best = {best_peer(found, callers, throughput, is_high=True): callers for callers in found.callers(section)}
+    best = {(best_peer(found, callers, throughput, is_high=True), callers) for callers in found.callers(section)}
     rows = []
     for callers in found.callers(section):
         for system in found.systems(section):
             ratios = [found.ratio(section, mine, system, callers, throughput) if system not in ours else None for mine in ours]
-            name = f"**{system}**" if best.get(system) == callers else system
+            name = f"**{system}**" if (system, callers) in best else system
             rows.append((name, str(callers), *_loop_cells(found, section, system, callers), *map(_spread, ratios)))
     yield from _table(("", "callers", "texts/s", "p50 ms", "p90 ms", "p99 ms", "errors", *DTYPES), rows)
 
@@ -151,9 +155,10 @@ def _overload(found: Measurements) -> Iterator[str]:
     yield ""
     yield (
         f"An open loop (`neuronpipe load`) at {overload.FACTOR:g} times what a closed loop of {overload.CALLERS} callers got from the "
-        f"same system just before, with a deadline of {overload.DEADLINE_MS:g} ms; float32. *Answered of computed*: answers that came "
-        "before their deadline, of the sequences that the executor's log says it computed; *left*: of these, how many nobody waited for "
-        "any more when they were done."
+        f"same system just before, with a deadline of {overload.DEADLINE_MS:g} ms; float32, turns three times as long as the others. "
+        "*Answered of computed*: answers within their deadline, of the sequences that the executor's log says it computed; *left*: of "
+        "these, how many nobody waited for any more when they were done. *Warnings*: of the generator, of itself, in all rounds; *errors*: "
+        "in the closed loops."
     )
     yield ""
     rows = []
@@ -163,7 +168,10 @@ def _overload(found: Measurements) -> Iterator[str]:
             *(figure("goodput_of_capacity", 100), figure("wanted", 100), figure("left_while_computing")),
             *(figure("generator_cpu"), figure("send_lag_p99_ms")),
         )
-        rows.append((system, *(_spread(found.spread(section, system, overload.CALLERS, value)) for value in values)))
+        turns = found.of(section, system, overload.CALLERS)
+        warnings, errors = sum(int(one.figures["generator_warnings"]) for one in turns), sum(one.errors for one in turns)
+        cells = (_spread(found.spread(section, system, overload.CALLERS, value)) for value in values)
+        rows.append((system, *cells, str(warnings), str(errors)))
     headings = (
         "",
         "capacity/s",
@@ -174,6 +182,8 @@ def _overload(found: Measurements) -> Iterator[str]:
         "left",
         "generator CPU",
         "lag p99 ms",
+        "warnings",
+        "errors",
     )
     yield from _table(headings, rows)
 
@@ -195,7 +205,7 @@ def _starts(starts: Sequence[Start]) -> Iterator[str]:
 def _loop_cells(found: Measurements, section: str, system: str, callers: int) -> tuple[str, ...]:
     turns = found.of(section, system, callers)
     rate, median_ms = found.spread(section, system, callers, throughput), found.spread(section, system, callers, p50)
-    tails = (Spread.of([one.latencies_ms[name] for one in turns]) for name in ("p90", "p99"))
+    tails = (found.spread(section, system, callers, latency(name)) for name in ("p90", "p99"))
     return (
         _spread(rate),
         _spread(median_ms),

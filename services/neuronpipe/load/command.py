@@ -83,10 +83,12 @@ def _check_json(file: str | None) -> None:
     """Finds out before the run whether its figures can be written."""
     if file is None or file == "-":
         return
-    if not file or Path(file).is_dir():
-        raise SetupError(f"--json {file}: is no file name")
-    if not Path(file).parent.is_dir():
-        raise SetupError(f"--json {file}: no such folder")
+    if not file:
+        raise SetupError("--json: is no file name")
+    try:
+        Path(file).open("a").close()
+    except OSError as error:
+        raise SetupError(f"--json {file}: {error.strerror}") from error
 
 
 def _write(file: Path, content: str) -> None:

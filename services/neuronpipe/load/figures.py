@@ -50,6 +50,7 @@ class LoadResult:
 
     requests: int
     answers: int
+    answers_in_time: int
     errors: dict[str, int]
     offered_per_s: float | None
     throughput_per_s: float
@@ -96,6 +97,7 @@ def compute_result(
         is_broken_off=is_broken_off,
         requests=int(measured.sum()),
         answers=len(answers),
+        answers_in_time=_within_deadline(answers, request.deadline_ms),
         errors=_errors(rows[measured]),
         offered_per_s=_per_s(int(measured.sum()), measured_s) if is_open else None,
         throughput_per_s=_per_s(len(came_in_time), measured_s),

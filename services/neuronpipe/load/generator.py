@@ -16,6 +16,8 @@ from neuronpipe.load.samples import NOT_SENT, UNANSWERED, Recorder
 
 # How long a run that is broken off waits for what is in flight.
 _BROKEN_OFF_DRAIN_S = 1.0
+# The shortest time over which CPU time means anything.
+_SHORTEST_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,9 @@ class Generator:
         await self._reach(self._measured_s)
         cpu_began_s, began_s = time.process_time(), time.monotonic()
         await self._reach(self._end_s)
-        cpu_share = (time.process_time() - cpu_began_s) / max(time.monotonic() - began_s, 1e-9)
+        measured_s = time.monotonic() - began_s
+        # Of a run that is broken off at once it would say nothing.
+        cpu_share = (time.process_time() - cpu_began_s) / measured_s if measured_s > _SHORTEST_S else 0.0
         self._ended.set()
         await sending
         await self._drain_calls()
@@ -146,6 +150,7 @@ class Generator:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._drain_s) as self._drain:
                     await asyncio.wait(self._calls)
+            self._drain = None
         for call in self._calls:
             call.cancel()
         if self._calls:

@@ -1,7 +1,10 @@
 """What a benchmark's page says, from turns that are made up here."""
 
+from pathlib import Path
+
 from tests.bench.ceiling import cut_sorted
 from tests.bench.measurements import Measurement, Measurements, Spread, p50, throughput
+from tests.bench.report import Run, write_report
 from tests.bench.targets import best_peer, check_targets
 
 
@@ -50,3 +53,13 @@ def test_batches_of_the_ceiling_keep_to_their_budget() -> None:
     # Padded to steps of 4: 4, 8 and 8, 12; two of 8 make 16, which the budget takes, and three of 12 make 36, which it does not.
     assert list(cut_sorted([9, 7, 3, 5], budget=24)) == [([2, 3, 1], 8), ([0], 12)]
     assert [rows for rows, _ in cut_sorted([9, 7, 3], budget=0)] == [[2], [1], [0]]
+
+
+def test_a_turn_without_answers_counts_for_what_it_tells(tmp_path: Path) -> None:
+    silent = Measurement(section="models", system="serve all, int8", callers=32, round=0, throughput_per_s=0, errors=9)
+    found = Measurements([silent, _turn("serve all, int8", 1, 90)])
+    assert found.spread("models", "serve all, int8", 32, throughput) == Spread(45, 0, 90, 2)
+    assert found.spread("models", "serve all, int8", 32, p50) == Spread(1, 1, 1, 1)
+    # And leaves a page to be written.
+    page = write_report(Run("command", {}, 2, 1.0, found.all), tmp_path)
+    assert "| serve all, int8 | 32 | 45.0 (0.00 – 90.0) | 1.00 |" in page
