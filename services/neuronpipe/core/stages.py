@@ -17,6 +17,8 @@ from neuronpipe.core.logs import log_fault
 
 # Looking it up in the enumeration takes microseconds.
 _BULK = Priority.PRIORITY_BULK
+# Almost 300 years: what the wire can hold of a deadline.
+_FOREVER_NS = (1 << 63) - 1
 
 Tokenize: TypeAlias = Callable[[TokenizeItem], Awaitable[EncodedInput]]
 Execute: TypeAlias = Callable[[ExecuteItem], Awaitable[Prediction]]
@@ -58,7 +60,7 @@ class Call:
 
     def item_context(self) -> ItemContext:
         """The context for an item sent now. Raises DeadlineExceeded where no time is left."""
-        remaining_ns = 0 if self.deadline_s is None else int((self.deadline_s - time.monotonic()) * 1e9)
+        remaining_ns = 0 if self.deadline_s is None else min(_FOREVER_NS, int((self.deadline_s - time.monotonic()) * 1e9))
         if self.deadline_s is not None and remaining_ns <= 0:
             raise DeadlineExceeded("the deadline passed between two stages")
         return ItemContext(

@@ -3,8 +3,8 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
 
 ParametersT = ParamSpec("ParametersT")
 ResultT = TypeVar("ResultT")
@@ -20,7 +20,8 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-        self._in_thread = 0
+        # What the thread has to do or is doing, also where nobody waits for it any more.
+        self._in_thread: set[Future[Any]] = set()
         self._inline_bytes = 0
         self._turns: deque[tuple[asyncio.Future[None], int]] = deque()
 
@@ -41,11 +42,10 @@ class Worker:
                 self._inline_bytes += size_bytes
             if not self._in_thread:
                 return work(*args, **kwargs)
-        self._in_thread += 1
-        try:
-            return await asyncio.wrap_future(self._thread.submit(work, *args, **kwargs))
-        finally:
-            self._in_thread -= 1
+        future = self._thread.submit(work, *args, **kwargs)
+        self._in_thread.add(future)
+        future.add_done_callback(self._in_thread.discard)
+        return await asyncio.wrap_future(future)
 
     async def _turn(self, size_bytes: int) -> None:
         turn = asyncio.get_running_loop().create_future()

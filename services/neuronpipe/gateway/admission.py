@@ -15,6 +15,7 @@ _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 10.0
 _RATE_WINDOW_S = 2.0
 # Tokens in a byte of input before anything is known, and the weight of the newest request in the estimate.
 _TOKENS_PER_BYTE = 0.25
+_MAX_TOKENS_PER_BYTE = 1.0
 _ESTIMATE_WEIGHT = 0.05
 
 
@@ -53,9 +54,12 @@ class Gate:
         The newest bulk requests are shed to make room for an interactive one: `shed` is called, and the place's `is_shed` set.
         """
         place = Place(self, input_bytes, max(1, round(input_bytes * self._tokens_per_byte)), shed)
-        while self._excess(place.tokens, is_bulk=is_bulk) and self._bulk and not is_bulk:
-            self._shed(next(reversed(self._bulk)))
-        if excess := self._excess(place.tokens, is_bulk=is_bulk):
+        excess = self._excess(place.tokens, is_bulk=is_bulk)
+        if excess and not is_bulk and self._fits_without_bulk(place.tokens):
+            while excess:
+                self._shed(next(reversed(self._bulk)))
+                excess = self._excess(place.tokens, is_bulk=False)
+        if excess:
             raise self.overloaded(excess)
         self._requests += 1
         self._tokens += place.tokens
@@ -71,7 +75,9 @@ class Gate:
 
     def correct(self, place: Place, tokens: int) -> None:
         """Puts a request's real number of tokens in the place of the estimate."""
-        self._tokens_per_byte += _ESTIMATE_WEIGHT * (tokens / max(1, place.input_bytes) - self._tokens_per_byte)
+        # A long context in many overlapping windows says nothing about others.
+        tokens_per_byte = min(_MAX_TOKENS_PER_BYTE, tokens / max(1, place.input_bytes))
+        self._tokens_per_byte += _ESTIMATE_WEIGHT * (tokens_per_byte - self._tokens_per_byte)
         if not place.is_shed:
             self._tokens += tokens - place.tokens
         place.tokens = tokens
@@ -94,6 +100,11 @@ class Gate:
         share = 1 - _INTERACTIVE_SHARE if is_bulk else 1
         excess = self._requests + 1 - int(self._limits[0] * share), self._tokens + tokens - int(self._limits[1] * share)
         return (max(0, excess[0]), max(0, excess[1])) if max(excess) > 0 else None
+
+    def _fits_without_bulk(self, tokens: int) -> bool:
+        requests = self._requests - len(self._bulk)
+        own_tokens = self._tokens - sum(place.tokens for place in self._bulk)
+        return not requests or (requests < self._limits[0] and own_tokens + tokens <= self._limits[1])
 
     def _shed(self, place: Place) -> None:
         self._leave(place)

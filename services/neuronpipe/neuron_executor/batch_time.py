@@ -4,8 +4,9 @@ import math
 
 # The weight that older batches keep with each new one: the estimate follows the last fifty or so.
 _DECAY = 0.98
-# The weight of one measurement of the warm-up, which never fades: it tells long from short where the load is all of one length.
-_ANCHOR_WEIGHT = 2.0
+# The weight of one measurement of the warm-up, and down to what it fades, more slowly than batches do: it tells long from short where the
+# load is all of one length, and is soon outweighed where it was taken in a bad moment.
+_ANCHOR_WEIGHT, _LEAST_ANCHOR_WEIGHT, _ANCHOR_DECAY = 2.0, 0.02, 0.99
 # Taken for the overhead where it looks like less, so that noise does not keep sequences apart.
 _MIN_OVERHEAD_TOKENS = 4.0
 # The least that estimates are thought to be off by.
@@ -40,6 +41,8 @@ class BatchTime:
             error = min(1.0, abs(seconds - expected) / expected)
             self._deviation += (1 - _DECAY) * (error - self._deviation)
         self._recent.add(tokens, seconds, 1.0, keep=_DECAY)
+        if self._anchor.weight > _LEAST_ANCHOR_WEIGHT:
+            self._anchor.add(0, 0, 0, keep=_ANCHOR_DECAY)
         self._fit()
 
     def seconds(self, tokens: int) -> float:

@@ -70,11 +70,13 @@ _Waiting: TypeAlias = Waiting[Computed]
 class Scheduler:
     """Schedules one model. Made by `running_scheduler`, which owns its tasks."""
 
-    def __init__(self, backend: Backend, spec: ModelSpec, limits: Limits, batch_time: BatchTime) -> None:
+    def __init__(self, backend: Backend, spec: ModelSpec, limits: Limits, batch_time: BatchTime, lone_batch_time: BatchTime) -> None:
+        """`lone_batch_time`: of batches that run while the other cores have nothing to do."""
         self._backend = backend
         self._spec = spec
         self._limits = limits
         self._batch_time = batch_time
+        self._lone_batch_time = lone_batch_time
         self._queue: SequenceQueue[Computed] = SequenceQueue()
         self._numbers = itertools.count()
         self._arrived = asyncio.Event()
@@ -139,8 +141,11 @@ class Scheduler:
 
     def _alone_s(self, padded_tokens: int) -> float:
         """How long a sequence takes in a batch of its own, as far as is known."""
-        is_known = self._idle_cores < self._backend.cores or time.monotonic() < self._last_batch_s + _ESTIMATE_LIFE_S
-        return self._batch_time.seconds(padded_tokens) if is_known else 0.0
+        is_idle = self._idle_cores == self._backend.cores
+        if is_idle and time.monotonic() >= self._last_batch_s + _ESTIMATE_LIFE_S:
+            return 0.0
+        batch_time = self._lone_batch_time if is_idle and not len(self._queue) else self._batch_time
+        return batch_time.seconds(padded_tokens)
 
     def _sweep(self) -> None:
         """Makes room of what nobody waits for any more."""
@@ -252,8 +257,8 @@ class Scheduler:
         except Exception as fault:  # whatever a back end raises must not end the core
             await self._run_alone(core, batch, fault)
             return
-        if not is_alone or self._backend.cores == 1:  # else it was faster than what is to come
-            self._batch_time.observe(bucket_tokens * len(batch), (finished_ns - started_ns) / 1e9)
+        batch_time = self._lone_batch_time if is_alone else self._batch_time
+        batch_time.observe(bucket_tokens * len(batch), (finished_ns - started_ns) / 1e9)
         self._computed += len(batch)
         self._unwanted += sum(one.future.done() for one in batch)
         for one, arrays in zip(batch, rows, strict=True):
@@ -293,9 +298,11 @@ def _stopping() -> Unavailable:
 
 
 @asynccontextmanager
-async def running_scheduler(backend: Backend, spec: ModelSpec, limits: Limits, batch_time: BatchTime) -> AsyncIterator[Scheduler]:
+async def running_scheduler(
+    backend: Backend, spec: ModelSpec, limits: Limits, batch_time: BatchTime, lone_batch_time: BatchTime | None = None
+) -> AsyncIterator[Scheduler]:
     """A scheduler with a worker for each core, which end with the block; a worker that crashes ends the block with its error."""
-    scheduler = Scheduler(backend, spec, limits, batch_time)
+    scheduler = Scheduler(backend, spec, limits, batch_time, lone_batch_time or batch_time)
     try:
         async with beside(*(scheduler.work(core) for core in range(backend.cores))):
             yield scheduler

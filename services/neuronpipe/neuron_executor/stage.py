@@ -70,9 +70,11 @@ async def running_executor(bundles: list[Bundle], settings: EngineSettings) -> A
         for bundle in bundles:
             backend = await asyncio.to_thread(_load, bundle, settings)
             stack.push_async_callback(asyncio.to_thread, backend.close)
-            batch_time = await _warm_up(backend, bundle)
+            batch_time, lone_batch_time = await _warm_up(backend, bundle)
             log("model ready", model=bundle.spec.name, version=bundle.spec.version, cores=backend.cores)
-            schedulers[bundle.key] = await stack.enter_async_context(running_scheduler(backend, bundle.spec, limits, batch_time))
+            schedulers[bundle.key] = await stack.enter_async_context(
+                running_scheduler(backend, bundle.spec, limits, batch_time, lone_batch_time)
+            )
         yield NeuronExecutorStage(schedulers)
 
 
@@ -84,20 +86,26 @@ def _load(bundle: Bundle, settings: EngineSettings) -> Backend:
     )
 
 
-async def _warm_up(backend: Backend, bundle: Bundle) -> BatchTime:
-    """Runs a short and a long sequence on every core, so that the first request finds everything allocated, and times them on one."""
+async def _warm_up(backend: Backend, bundle: Bundle) -> tuple[BatchTime, BatchTime]:
+    """Runs a short and a long sequence on every core, so that the first request finds everything allocated.
+
+    Returns how long a batch takes, timed on one core: beside others, and alone, which is the same thing where there is one core.
+    """
     batch_time = BatchTime()
+    lone_batch_time = BatchTime() if backend.cores > 1 else batch_time
+    lengths = [backend.round_tokens(min(length, bundle.spec.max_tokens)) for length in _WARM_UP_TOKENS]
     try:
-        for core in range(backend.cores):
-            for length in _WARM_UP_TOKENS:
-                tokens = backend.round_tokens(min(length, bundle.spec.max_tokens))
+        for tokens in lengths:
+            for core in range(backend.cores):
                 await _run_one(backend, core, bundle.spec, tokens)
-                if core == 0:
-                    await _run_one(backend, core, bundle.spec, tokens, is_alone=True)
-                    batch_time.anchor(tokens, await _run_one(backend, core, bundle.spec, tokens))
+            for is_alone, estimate in ((False, batch_time), (True, lone_batch_time)):
+                if is_alone:
+                    await _run_one(backend, 0, bundle.spec, tokens, is_alone=True)
+                # The quicker one: all services of a machine may start at once.
+                estimate.anchor(tokens, min([await _run_one(backend, 0, bundle.spec, tokens, is_alone=is_alone) for _ in range(2)]))
     except BackendError as error:
         raise SetupError(f"{bundle.folder}: the back end cannot run a warm-up batch: {error}") from error
-    return batch_time
+    return batch_time, lone_batch_time
 
 
 async def _run_one(backend: Backend, core: int, spec: ModelSpec, padded_tokens: int, *, is_alone: bool = False) -> float:

@@ -56,8 +56,8 @@ async def follow_endpoints(rpc: StageRpc, target: str, serve: Callable[[StageStr
     following: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as group:
         while True:
-            addresses = await _resolve(target)
-            for gone in (following.keys() - addresses) if addresses else ():  # with no answer at all, the old ones are the best guess
+            addresses, is_complete = await _resolve(target)
+            for gone in (following.keys() - addresses) if is_complete else ():  # else the old ones are the best guess
                 following.pop(gone).cancel()
             for new in addresses - following.keys():
                 following[new] = group.create_task(_follow(rpc, new, serve))
@@ -84,10 +84,11 @@ async def _follow(rpc: StageRpc, address: str, serve: Callable[[StageStream], Aw
             await asyncio.sleep(_PAUSE_S)
 
 
-async def _resolve(target: str) -> set[str]:
-    """The gRPC addresses of a target; none of a name that cannot be resolved now."""
+async def _resolve(target: str) -> tuple[set[str], bool]:
+    """The gRPC addresses of a target, and whether each of its names could be resolved now."""
     loop = asyncio.get_running_loop()
     addresses: set[str] = set()
+    is_complete = True
     for one in map(str.strip, target.split(",")):
         if one.startswith("unix:"):
             addresses.add(one)
@@ -97,7 +98,8 @@ async def _resolve(target: str) -> set[str]:
             found: Sequence[Any] = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         except OSError as error:
             log_warning("a target cannot be resolved", target=one, problem=error.strerror)
+            is_complete = False
             continue
         for family, _, _, _, where in found:
             addresses.add(f"ipv6:[{where[0]}]:{where[1]}" if family == socket.AF_INET6 else f"ipv4:{where[0]}:{where[1]}")
-    return addresses
+    return addresses, is_complete

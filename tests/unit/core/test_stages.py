@@ -49,6 +49,10 @@ def test_an_item_sent_on_without_a_deadline_carries_none() -> None:
     assert Call().item_context().remaining_ns == 0
 
 
+def test_a_deadline_in_the_far_future_fits_on_the_wire() -> None:
+    assert Call(time.monotonic() + 1e12).item_context().remaining_ns == (1 << 63) - 1
+
+
 def test_nothing_is_sent_on_past_the_deadline() -> None:
     with pytest.raises(DeadlineExceeded):
         Call(time.monotonic() - 0.001).item_context()

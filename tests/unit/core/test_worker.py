@@ -69,6 +69,24 @@ async def test_small_work_waits_behind_large_work_instead_of_holding_up_the_even
     assert await small != threading.get_ident()
 
 
+async def test_small_work_waits_behind_large_work_whose_caller_left(worker: Worker) -> None:
+    began, released = threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        released.wait(10)
+
+    large = asyncio.create_task(worker.run(_LARGE_BYTES, work))
+    await asyncio.to_thread(began.wait, 10)
+    large.cancel()
+    await asyncio.gather(large, return_exceptions=True)
+    small = asyncio.create_task(worker.run(_SMALL_BYTES, threading.get_ident))
+    await asyncio.sleep(0)
+    assert not small.done()
+    released.set()
+    assert await small != threading.get_ident()
+
+
 async def test_a_pass_of_the_event_loop_does_a_limited_amount_of_small_work(worker: Worker) -> None:
     # 100 pieces of 100 bytes, of which 4,096 bytes are done in a pass.
     done: list[int] = []

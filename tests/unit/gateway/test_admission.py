@@ -129,6 +129,29 @@ def test_an_interactive_request_sheds_the_newest_bulk_requests_as_far_as_it_need
     assert crowd.shed == ["c", "b"]
 
 
+def test_an_interactive_request_that_would_not_fit_anyway_sheds_nobody(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=100, max_tokens=10))
+    crowd.enter("a", tokens=6)
+    crowd.enter("b", tokens=1, is_bulk=True)
+    with pytest.raises(Overloaded):
+        crowd.enter("c", tokens=5)
+    assert not crowd.shed
+
+
+def test_an_interactive_request_larger_than_the_gate_sheds_all_to_find_it_empty(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=100, max_tokens=10))
+    crowd.enter("a", tokens=1, is_bulk=True)
+    crowd.enter("b", tokens=11)
+    assert crowd.shed == ["a"]
+
+
+def test_many_windows_of_one_context_do_not_make_all_texts_look_long(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=100, max_tokens=1 << 20))
+    crowd.enter("windows", tokens=2500).count(400_000)  # 10 KB
+    # A twentieth of the way from a quarter to one token a byte.
+    assert crowd.enter("next", tokens=1000).tokens == 1150
+
+
 def test_a_bulk_request_sheds_nobody(crowd_of: CrowdOf) -> None:
     crowd = crowd_of(Gate(max_requests=1, max_tokens=100))
     crowd.enter("a", is_bulk=True)

@@ -89,7 +89,11 @@ def test_json_goes_to_the_file(capsys: pytest.CaptureFixture[str], requests: lis
 def test_json_that_cannot_be_written_is_said_before_the_run(
     capsys: pytest.CaptureFixture[str], requests: list[LoadRequest], tmp_path: Path
 ) -> None:
-    for file, problem in ((tmp_path / "none" / "x", "No such file or directory"), (tmp_path, "Is a directory"), (tmp_path / ("x" * 300), "File name too long")):
+    for file, problem in (
+        (tmp_path / "none" / "x", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / ("x" * 300), "File name too long"),
+    ):
         assert _run(capsys, *_LOAD, "--json", str(file)) == (2, "", f"neuronpipe: --json {file}: {problem}\n")
     assert requests == []
 

@@ -90,11 +90,17 @@ class _System:
 
 @asynccontextmanager
 async def _running(
-    *, cores: int = 1, limits: Limits = _LIMITS, spec: ModelSpec = _SPEC, is_held: bool = True, batch_time: BatchTime | None = None
+    *,
+    cores: int = 1,
+    limits: Limits = _LIMITS,
+    spec: ModelSpec = _SPEC,
+    is_held: bool = True,
+    batch_time: BatchTime | None = None,
+    lone_batch_time: BatchTime | None = None,
 ) -> AsyncIterator[_System]:
     """Without a `batch_time` nothing is known of it: lengths share a batch as if padding cost nothing, and no wait is foreseen."""
     backend = HeldBackend(spec, cores=cores, is_held=is_held)
-    async with running_scheduler(backend, spec, limits, batch_time or _KnownTime(0, 0)) as scheduler:
+    async with running_scheduler(backend, spec, limits, batch_time or _KnownTime(0, 0), lone_batch_time) as scheduler:
         yield _System(scheduler, backend)
 
 
@@ -229,6 +235,35 @@ async def test_the_queue_is_shared_by_the_cores(clock: _Clock) -> None:
         in_time = system.submit([21], deadline_s=clock.now_s + 4.1)
         await _queued()
         assert not in_time.done()
+
+
+async def test_a_batch_that_will_be_alone_takes_as_long_as_lone_batches_do(clock: _Clock) -> None:
+    batch_time, lone_batch_time = _KnownTime(overhead_s=0, token_s=10), _KnownTime(overhead_s=0, token_s=1)
+    async with _running(cores=2, batch_time=batch_time, lone_batch_time=lone_batch_time) as system:
+        with pytest.raises(DeadlineExceeded):
+            await system.submit([1], deadline_s=clock.now_s + 1.9)
+        alone = system.submit([1], deadline_s=clock.now_s + 2.1)
+        assert await system.backend.begun() == [[1]]
+        with pytest.raises(DeadlineExceeded):  # beside another it would take twenty
+            await system.submit([2], deadline_s=clock.now_s + 19)
+        system.backend.let_run()
+        await alone
+
+
+async def test_lone_batches_and_others_are_timed_apart() -> None:
+    batch_time, lone_batch_time = BatchTime(), BatchTime()
+    async with _running(cores=2, batch_time=batch_time, lone_batch_time=lone_batch_time) as system:
+        alone = await system.occupy()
+        system.backend.let_run(1)
+        await alone
+        assert (batch_time.seconds(2) > 0, lone_batch_time.seconds(2) > 0) == (False, True)
+        before = lone_batch_time.seconds(2)
+        first, second = await system.occupy(), system.submit([2])
+        await system.backend.begun()
+        system.backend.let_run()
+        await asyncio.gather(first, second)
+        assert batch_time.seconds(2) > 0
+        assert lone_batch_time.seconds(2) != before  # of the first, which began alone
 
 
 async def test_nobody_is_refused_for_the_sake_of_those_who_left(clock: _Clock) -> None:

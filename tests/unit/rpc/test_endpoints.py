@@ -225,7 +225,7 @@ async def test_every_address_of_a_target_gets_a_stream(served: _Served, tmp_path
     ],
 )
 async def test_an_address_is_written_as_grpc_takes_it(target: str, expected: set[str]) -> None:
-    assert await _resolve(target) == expected
+    assert await _resolve(target) == (expected, True)
 
 
 class _Names:
@@ -315,6 +315,17 @@ async def test_addresses_stay_while_a_name_cannot_be_resolved(served: _Served, n
         names.ports = (_port(target),)
         async with _following(_NAME, served):
             assert await served.numbers(1) == [1]
+            names.ports = None
+            asked = names.asked
+            await _until(lambda: names.asked > asked + 2)
+            assert served.lost == 0
+
+
+async def test_addresses_of_a_name_stay_while_it_alone_cannot_be_resolved(served: _Served, names: _Names, tmp_path: Path) -> None:
+    async with _process(_saying(1)) as first, _process(_saying(2), f"unix:{tmp_path}/socket") as second:
+        names.ports = (_port(first),)
+        async with _following(f"{_NAME},{second}", served):
+            assert await served.numbers(2) == [1, 2]
             names.ports = None
             asked = names.asked
             await _until(lambda: names.asked > asked + 2)
