@@ -10,8 +10,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import Priority
@@ -38,8 +37,8 @@ class Stream(Protocol):
     async def send(self, items: Sequence[_Item], abandoned_item_ids: Sequence[int]) -> None:
         """Sends one message."""
 
-    async def receive(self) -> Sequence[_Outcome]:
-        """The outcomes of the next message, of which there may be none."""
+    async def receive(self) -> tuple[Sequence[_Outcome], Sequence[int] | None]:
+        """The outcomes of the next message, of which there may be none; and from an endpoint that reads no more what it still works on."""
 
 
 class _Waiting:
@@ -66,6 +65,7 @@ class Coalescer:
         self._bulk: deque[_Waiting] = deque()
         self._endpoints: set[_Endpoint] = set()
         self._item_ids = itertools.count(1)
+        self._is_reported = False
 
     async def __call__(self, item: _Item) -> Any:
         """The item's value. Raises the errors that the stage does, and Unavailable. Whoever leaves (cancel) takes the item along."""
@@ -88,40 +88,42 @@ class Coalescer:
     async def serve(self, stream: Stream) -> None:
         """Sends items over the stream until it is lost. Then whoever waits for one of its outcomes is served by another."""
         endpoint = _Endpoint(self, stream)
-        try:
-            with self._serving(endpoint):
-                if len(self._endpoints) == 1:
-                    await self._report(True)
-                await endpoint.run()
-        finally:
-            if not self._endpoints:
-                await self._report(False)
-
-    @contextmanager
-    def _serving(self, endpoint: "_Endpoint") -> Iterator[None]:
         self._endpoints.add(endpoint)
         try:
-            yield
+            await self._report_change()
+            await endpoint.run()
         finally:
-            self._endpoints.remove(endpoint)
-            for waiting in reversed(endpoint.in_flight.values()):  # each goes to the front
-                self._lose(waiting)
-            if not self._endpoints:
-                for waiting in (*self._interactive, *self._bulk):
-                    self._fail(waiting)
-                self._interactive.clear()
-                self._bulk.clear()
-            self._wake_one()
+            for waiting in endpoint.in_flight.values():
+                waiting.losses += 1
+            self._remove(endpoint, list(endpoint.in_flight.values()))
+            await self._report_change()
 
-    def _lose(self, waiting: _Waiting) -> None:
-        waiting.endpoint = None
-        waiting.losses += 1
-        if waiting.losses >= _MAX_LOSSES:
-            self._fail(waiting)
-        elif waiting.item.context.priority == _BULK:
-            self._bulk.appendleft(waiting)
-        else:
-            self._interactive.appendleft(waiting)
+    async def retire(self, endpoint: "_Endpoint", unread: list[_Waiting]) -> None:
+        """Gives an endpoint nothing more to do; what it has not read is sent elsewhere."""
+        self._remove(endpoint, unread)
+        await self._report_change()
+
+    async def _report_change(self) -> None:
+        if self._is_reported != bool(self._endpoints):
+            self._is_reported = bool(self._endpoints)
+            await self._report(self._is_reported)
+
+    def _remove(self, endpoint: "_Endpoint", left: list[_Waiting]) -> None:
+        self._endpoints.discard(endpoint)
+        for waiting in reversed(left):  # each goes to the front
+            waiting.endpoint = None
+            if waiting.losses >= _MAX_LOSSES:
+                self._fail(waiting)
+            elif waiting.item.context.priority == _BULK:
+                self._bulk.appendleft(waiting)
+            else:
+                self._interactive.appendleft(waiting)
+        if not self._endpoints:
+            for waiting in (*self._interactive, *self._bulk):
+                self._fail(waiting)
+            self._interactive.clear()
+            self._bulk.clear()
+        self._wake_one()
 
     def _fail(self, waiting: _Waiting) -> None:
         if not waiting.future.done():
@@ -165,6 +167,7 @@ class _Endpoint:
         self._abandoned: list[int] = []
         self._is_answered = asyncio.Event()
         self._turn: asyncio.Future[None] | None = None
+        self._is_retired = False
         self.in_flight: dict[int, _Waiting] = {}
 
     @property
@@ -189,6 +192,8 @@ class _Endpoint:
         sending = asyncio.create_task(self._send())
         try:
             await asyncio.wait([receiving, sending], return_when=asyncio.FIRST_COMPLETED)
+            if self._is_retired:
+                await asyncio.wait([receiving])
         finally:
             for task in (receiving, sending):
                 task.cancel()
@@ -198,7 +203,7 @@ class _Endpoint:
                 raise result
 
     async def _send(self) -> None:
-        while True:
+        while not self._is_retired:
             taken = self._coalescer.take()
             abandoned, self._abandoned = self._abandoned, []
             if not taken and not abandoned:
@@ -216,9 +221,13 @@ class _Endpoint:
 
     async def _receive(self) -> None:
         while True:
-            outcomes = await self._stream.receive()
-            self._is_answered.set()
+            outcomes, kept_ids = await self._stream.receive()
             for outcome in outcomes:
                 waiting = self.in_flight.pop(outcome.item_id, None)
                 if waiting and not waiting.future.done():
                     waiting.future.set_result(outcome)
+            if kept_ids is not None:
+                self._is_retired = True
+                unread = [self.in_flight.pop(item_id) for item_id in self.in_flight.keys() - set(kept_ids)]
+                await self._coalescer.retire(self, sorted(unread, key=lambda waiting: waiting.item.context.item_id))
+            self._is_answered.set()
