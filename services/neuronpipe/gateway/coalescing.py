@@ -27,7 +27,10 @@ _MAX_ITEMS = 128
 _MAX_BYTES = 1 << 20
 # An endpoint answers within a millisecond (stages.proto); one that does not within this time is stuck.
 _STUCK_AFTER_S = 10.0
-# How many endpoints may die with an item before it is thought to be the reason.
+# An item that so many endpoints died with may be the reason: from then on it travels without others of its kind, so that it takes none of
+# them along. Not from the first on: those of a process that was killed would each have to wait for the other.
+_SUSPECT_LOSSES = 2
+# It is thought to be the reason, and fails.
 _MAX_LOSSES = 3
 
 
@@ -63,6 +66,7 @@ class Coalescer:
         self._report = report
         self._interactive: deque[_Waiting] = deque()
         self._bulk: deque[_Waiting] = deque()
+        self._suspects: deque[_Waiting] = deque()
         self._endpoints: set[_Endpoint] = set()
         self._item_ids = itertools.count(1)
         self._is_reported = False
@@ -114,15 +118,17 @@ class Coalescer:
             waiting.endpoint = None
             if waiting.losses >= _MAX_LOSSES:
                 self._fail(waiting)
+            elif waiting.losses >= _SUSPECT_LOSSES:
+                self._suspects.appendleft(waiting)
             elif waiting.item.context.priority == _BULK:
                 self._bulk.appendleft(waiting)
             else:
                 self._interactive.appendleft(waiting)
         if not self._endpoints:
-            for waiting in (*self._interactive, *self._bulk):
-                self._fail(waiting)
-            self._interactive.clear()
-            self._bulk.clear()
+            for queue in (self._suspects, self._interactive, self._bulk):
+                for waiting in queue:
+                    self._fail(waiting)
+                queue.clear()
         self._wake_one()
 
     def _fail(self, waiting: _Waiting) -> None:
@@ -134,17 +140,22 @@ class Coalescer:
 
     def _wake_one(self) -> None:
         """Lets the endpoint with the least to do take from the queue, of those that can."""
-        free = [endpoint for endpoint in self._endpoints if endpoint.is_free]
+        has_others = self._interactive or self._bulk
+        free = [endpoint for endpoint in self._endpoints if endpoint.is_free and (has_others or not endpoint.has_suspect)]
         if free:
             min(free, key=lambda endpoint: len(endpoint.in_flight)).wake()
 
-    def take(self) -> list[_Waiting]:
+    def take(self, endpoint: "_Endpoint") -> list[_Waiting]:
         """An endpoint's share of what waits and is still wanted, interactive items first."""
         share = min(_MAX_ITEMS, -(-(len(self._interactive) + len(self._bulk)) // len(self._endpoints)))
         taken: list[_Waiting] = []
         size_bytes = 0
-        for queue in (self._interactive, self._bulk):
-            while queue and len(taken) < share and size_bytes < _MAX_BYTES:
+        for queue, most in (
+            (self._suspects, 1 if self._suspects and not endpoint.has_suspect else 0),
+            (self._interactive, share),
+            (self._bulk, share),
+        ):
+            while queue and len(taken) < most and size_bytes < _MAX_BYTES:
                 waiting = queue.popleft()
                 if waiting.future.done():
                     continue
@@ -153,7 +164,7 @@ class Coalescer:
                     waiting.item.context.remaining_ns = max(1, int((waiting.deadline_s - time.monotonic()) * 1e9))
                 size_bytes += waiting.item.ByteSize()
                 taken.append(waiting)
-        if self._interactive or self._bulk:
+        if self._interactive or self._bulk or self._suspects:
             self._wake_one()
         return taken
 
@@ -174,6 +185,11 @@ class _Endpoint:
     def is_free(self) -> bool:
         """Whether it waits for something to send."""
         return self._turn is not None and not self._turn.done()
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether it works on an item that endpoints died with."""
+        return any(waiting.losses >= _SUSPECT_LOSSES for waiting in self.in_flight.values())
 
     def wake(self) -> None:
         """Lets it look for something to send."""
@@ -204,7 +220,7 @@ class _Endpoint:
 
     async def _send(self) -> None:
         while not self._is_retired:
-            taken = self._coalescer.take()
+            taken = self._coalescer.take(self)
             abandoned, self._abandoned = self._abandoned, []
             if not taken and not abandoned:
                 self._turn = asyncio.get_running_loop().create_future()
@@ -226,6 +242,8 @@ class _Endpoint:
                 waiting = self.in_flight.pop(outcome.item_id, None)
                 if waiting and not waiting.future.done():
                     waiting.future.set_result(outcome)
+                if waiting and waiting.losses >= _SUSPECT_LOSSES:  # the next one's turn
+                    self.wake()
             if kept_ids is not None:
                 self._is_retired = True
                 unread = [self.in_flight.pop(item_id) for item_id in self.in_flight.keys() - set(kept_ids)]

@@ -613,6 +613,28 @@ async def test_an_item_that_three_endpoints_died_with_fails_and_is_spared_the_fo
     assert not wire.serving.done()
 
 
+async def test_what_two_endpoints_died_with_is_sent_one_by_one_so_that_the_guilty_item_takes_no_other_along(system: _System) -> None:
+    wires = [await system.connect()]
+    innocent, *others = await system.ask("innocent", "guilty", "innocent too")
+    for _ in range(2):
+        wires.append(await system.connect())
+        await wires[-2].die()
+    third = wires[-1]
+    assert third.names == [["innocent"]]
+    (new,) = await system.ask("new")
+    await third.say()
+    assert third.names == [["innocent"], ["new"]]
+    await third.answer("innocent", "new")
+    assert third.names[2:] == [["guilty"]]
+    fourth = await system.connect()
+    assert fourth.names == [["innocent too"]]
+    await third.die()
+    with pytest.raises(Unavailable, match=_UNREACHABLE):
+        await others[0]
+    await fourth.answer("innocent too")
+    assert await _values([innocent, new, others[1]]) == [_value("innocent"), _value("new"), _value("innocent too")]
+
+
 async def test_an_endpoint_that_does_not_answer_is_dropped_and_its_items_go_to_another(
     system: _System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
