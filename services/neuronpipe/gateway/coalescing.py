@@ -10,8 +10,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import Priority
@@ -28,7 +27,10 @@ _MAX_ITEMS = 128
 _MAX_BYTES = 1 << 20
 # An endpoint answers within a millisecond (stages.proto); one that does not within this time is stuck.
 _STUCK_AFTER_S = 10.0
-# How many endpoints may die with an item before it is thought to be the reason.
+# An item that so many endpoints died with may be the reason: from then on it travels without others of its kind, so that it takes none of
+# them along. Not from the first on: those of a process that was killed would each have to wait for the other.
+_SUSPECT_LOSSES = 2
+# It is thought to be the reason, and fails.
 _MAX_LOSSES = 3
 
 
@@ -38,8 +40,8 @@ class Stream(Protocol):
     async def send(self, items: Sequence[_Item], abandoned_item_ids: Sequence[int]) -> None:
         """Sends one message."""
 
-    async def receive(self) -> Sequence[_Outcome]:
-        """The outcomes of the next message, of which there may be none."""
+    async def receive(self) -> tuple[Sequence[_Outcome], Sequence[int] | None]:
+        """The outcomes of the next message, of which there may be none; and from an endpoint that reads no more what it still works on."""
 
 
 class _Waiting:
@@ -64,8 +66,10 @@ class Coalescer:
         self._report = report
         self._interactive: deque[_Waiting] = deque()
         self._bulk: deque[_Waiting] = deque()
+        self._suspects: deque[_Waiting] = deque()
         self._endpoints: set[_Endpoint] = set()
         self._item_ids = itertools.count(1)
+        self._is_reported = False
 
     async def __call__(self, item: _Item) -> Any:
         """The item's value. Raises the errors that the stage does, and Unavailable. Whoever leaves (cancel) takes the item along."""
@@ -88,40 +92,44 @@ class Coalescer:
     async def serve(self, stream: Stream) -> None:
         """Sends items over the stream until it is lost. Then whoever waits for one of its outcomes is served by another."""
         endpoint = _Endpoint(self, stream)
-        try:
-            with self._serving(endpoint):
-                if len(self._endpoints) == 1:
-                    await self._report(True)
-                await endpoint.run()
-        finally:
-            if not self._endpoints:
-                await self._report(False)
-
-    @contextmanager
-    def _serving(self, endpoint: "_Endpoint") -> Iterator[None]:
         self._endpoints.add(endpoint)
         try:
-            yield
+            await self._report_change()
+            await endpoint.run()
         finally:
-            self._endpoints.remove(endpoint)
-            for waiting in reversed(endpoint.in_flight.values()):  # each goes to the front
-                self._lose(waiting)
-            if not self._endpoints:
-                for waiting in (*self._interactive, *self._bulk):
-                    self._fail(waiting)
-                self._interactive.clear()
-                self._bulk.clear()
-            self._wake_one()
+            for waiting in endpoint.in_flight.values():
+                waiting.losses += 1
+            self._remove(endpoint, list(endpoint.in_flight.values()))
+            await self._report_change()
 
-    def _lose(self, waiting: _Waiting) -> None:
-        waiting.endpoint = None
-        waiting.losses += 1
-        if waiting.losses >= _MAX_LOSSES:
-            self._fail(waiting)
-        elif waiting.item.context.priority == _BULK:
-            self._bulk.appendleft(waiting)
-        else:
-            self._interactive.appendleft(waiting)
+    async def retire(self, endpoint: "_Endpoint", unread: list[_Waiting]) -> None:
+        """Gives an endpoint nothing more to do; what it has not read is sent elsewhere."""
+        self._remove(endpoint, unread)
+        await self._report_change()
+
+    async def _report_change(self) -> None:
+        if self._is_reported != bool(self._endpoints):
+            self._is_reported = bool(self._endpoints)
+            await self._report(self._is_reported)
+
+    def _remove(self, endpoint: "_Endpoint", left: list[_Waiting]) -> None:
+        self._endpoints.discard(endpoint)
+        for waiting in reversed(left):  # each goes to the front
+            waiting.endpoint = None
+            if waiting.losses >= _MAX_LOSSES:
+                self._fail(waiting)
+            elif waiting.losses >= _SUSPECT_LOSSES:
+                self._suspects.appendleft(waiting)
+            elif waiting.item.context.priority == _BULK:
+                self._bulk.appendleft(waiting)
+            else:
+                self._interactive.appendleft(waiting)
+        if not self._endpoints:
+            for queue in (self._suspects, self._interactive, self._bulk):
+                for waiting in queue:
+                    self._fail(waiting)
+                queue.clear()
+        self._wake_one()
 
     def _fail(self, waiting: _Waiting) -> None:
         if not waiting.future.done():
@@ -132,17 +140,22 @@ class Coalescer:
 
     def _wake_one(self) -> None:
         """Lets the endpoint with the least to do take from the queue, of those that can."""
-        free = [endpoint for endpoint in self._endpoints if endpoint.is_free]
+        has_others = self._interactive or self._bulk
+        free = [endpoint for endpoint in self._endpoints if endpoint.is_free and (has_others or not endpoint.has_suspect)]
         if free:
             min(free, key=lambda endpoint: len(endpoint.in_flight)).wake()
 
-    def take(self) -> list[_Waiting]:
+    def take(self, endpoint: "_Endpoint") -> list[_Waiting]:
         """An endpoint's share of what waits and is still wanted, interactive items first."""
         share = min(_MAX_ITEMS, -(-(len(self._interactive) + len(self._bulk)) // len(self._endpoints)))
         taken: list[_Waiting] = []
         size_bytes = 0
-        for queue in (self._interactive, self._bulk):
-            while queue and len(taken) < share and size_bytes < _MAX_BYTES:
+        for queue, most in (
+            (self._suspects, 1 if self._suspects and not endpoint.has_suspect else 0),
+            (self._interactive, share),
+            (self._bulk, share),
+        ):
+            while queue and len(taken) < most and size_bytes < _MAX_BYTES:
                 waiting = queue.popleft()
                 if waiting.future.done():
                     continue
@@ -151,7 +164,7 @@ class Coalescer:
                     waiting.item.context.remaining_ns = max(1, int((waiting.deadline_s - time.monotonic()) * 1e9))
                 size_bytes += waiting.item.ByteSize()
                 taken.append(waiting)
-        if self._interactive or self._bulk:
+        if self._interactive or self._bulk or self._suspects:
             self._wake_one()
         return taken
 
@@ -165,12 +178,18 @@ class _Endpoint:
         self._abandoned: list[int] = []
         self._is_answered = asyncio.Event()
         self._turn: asyncio.Future[None] | None = None
+        self._is_retired = False
         self.in_flight: dict[int, _Waiting] = {}
 
     @property
     def is_free(self) -> bool:
         """Whether it waits for something to send."""
         return self._turn is not None and not self._turn.done()
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether it works on an item that endpoints died with."""
+        return any(waiting.losses >= _SUSPECT_LOSSES for waiting in self.in_flight.values())
 
     def wake(self) -> None:
         """Lets it look for something to send."""
@@ -189,6 +208,8 @@ class _Endpoint:
         sending = asyncio.create_task(self._send())
         try:
             await asyncio.wait([receiving, sending], return_when=asyncio.FIRST_COMPLETED)
+            if self._is_retired:
+                await asyncio.wait([receiving])
         finally:
             for task in (receiving, sending):
                 task.cancel()
@@ -198,8 +219,8 @@ class _Endpoint:
                 raise result
 
     async def _send(self) -> None:
-        while True:
-            taken = self._coalescer.take()
+        while not self._is_retired:
+            taken = self._coalescer.take(self)
             abandoned, self._abandoned = self._abandoned, []
             if not taken and not abandoned:
                 self._turn = asyncio.get_running_loop().create_future()
@@ -216,9 +237,15 @@ class _Endpoint:
 
     async def _receive(self) -> None:
         while True:
-            outcomes = await self._stream.receive()
-            self._is_answered.set()
+            outcomes, kept_ids = await self._stream.receive()
             for outcome in outcomes:
                 waiting = self.in_flight.pop(outcome.item_id, None)
                 if waiting and not waiting.future.done():
                     waiting.future.set_result(outcome)
+                if waiting and waiting.losses >= _SUSPECT_LOSSES:  # the next one's turn
+                    self.wake()
+            if kept_ids is not None:
+                self._is_retired = True
+                unread = [self.in_flight.pop(item_id) for item_id in self.in_flight.keys() - set(kept_ids)]
+                await self._coalescer.retire(self, sorted(unread, key=lambda waiting: waiting.item.context.item_id))
+            self._is_answered.set()

@@ -85,7 +85,8 @@ class Scheduler:
         self._unwanted = 0
         self._next_sweep_s = 0.0
         self._last_batch_s = time.monotonic()
-        self._late_until_s = 0.0
+        # Of interactive and of bulk sequences.
+        self._late_until_s = [0.0, 0.0]
         self._is_closed = False
 
     async def run(self, sequences: Sequence[Arrays], deadline_s: float | None, *, is_bulk: bool = False) -> list[Computed]:
@@ -199,9 +200,9 @@ class Scheduler:
         if one.future.done():
             return False
         if not one.is_wanted(self._alone_s(one.padded_tokens)):
-            self._late_until_s = time.monotonic() + _LATE_FOR_S
+            self._late_until_s[one.is_bulk] = time.monotonic() + _LATE_FOR_S
             return False
-        if time.monotonic() >= self._late_until_s:
+        if time.monotonic() >= self._late_until_s[one.is_bulk]:
             return True
         waiting_tokens = one.padded_tokens + self._queue.tokens_before(is_bulk=one.is_bulk)
         full_tokens = min(waiting_tokens, self._enough_tokens, one.padded_tokens * self._limits.max_batch_size)

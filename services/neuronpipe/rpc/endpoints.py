@@ -36,16 +36,15 @@ class StageStream:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as failure:
             raise Unavailable("the stream has ended") from failure
 
-    async def receive(self) -> Sequence[Any]:
-        """The outcomes of the next message. Raises Unavailable."""
+    async def receive(self) -> tuple[Sequence[Any], Sequence[int] | None]:
+        """The outcomes of the next message; and where the endpoint drains, what it still works on. Raises Unavailable."""
         try:
             response: Any = await self._call.read()
         except grpc.aio.AioRpcError as failure:
             raise Unavailable("the stream has ended") from failure
         if not isinstance(response, self._response_class):  # gRPC's EOF, or None for a message that cannot be read
             raise Unavailable("the stream has ended")
-        outcomes: Sequence[Any] = response.outcomes
-        return outcomes
+        return response.outcomes, response.draining.item_ids if response.HasField("draining") else None
 
 
 async def follow_endpoints(rpc: StageRpc, target: str, serve: Callable[[StageStream], Awaitable[None]]) -> None:

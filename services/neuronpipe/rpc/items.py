@@ -92,17 +92,22 @@ class _Stream:
         yield self._response_class()
         reading = asyncio.create_task(self._read(requests))
         reading.add_done_callback(lambda task: self._is_due.set())
+        is_draining = False
         try:
             while self._ready or self._running or not reading.done():
                 await self._is_due.wait()
                 self._is_due.clear()
+                begins_draining = reading.done() and bool(self._running) and not is_draining
                 if self._answer_at:
                     self._answer_at.cancel()
                     self._answer_at = None
-                elif not self._ready:
+                elif not self._ready and not begins_draining:
                     continue
-                ready, self._ready = self._ready, []
-                yield self._response_class(outcomes=ready)
+                response, self._ready = self._response_class(outcomes=self._ready), []
+                if begins_draining:
+                    is_draining = True
+                    response.draining.item_ids.extend(self._running)
+                yield response
             await reading
         finally:
             reading.cancel()

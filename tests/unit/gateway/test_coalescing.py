@@ -45,7 +45,7 @@ class _Wire:
         self.messages: list[_Message] = []
         self.send_fault: Exception | None = None
         self.is_jammed = False
-        self._said: asyncio.Queue[list[Any] | Exception] = asyncio.Queue()
+        self._said: asyncio.Queue[tuple[list[Any], list[int] | None] | Exception] = asyncio.Queue()
 
     async def send(self, items: Sequence[Any], abandoned_item_ids: Sequence[int]) -> None:
         if self.is_jammed:
@@ -55,7 +55,7 @@ class _Wire:
         copies = [TokenizeItem.FromString(item.SerializeToString()) for item in items]
         self.messages.append(_Message(copies, list(abandoned_item_ids)))
 
-    async def receive(self) -> Sequence[Any]:
+    async def receive(self) -> tuple[Sequence[Any], Sequence[int] | None]:
         said = await self._said.get()
         if isinstance(said, Exception):
             raise said
@@ -72,7 +72,12 @@ class _Wire:
 
     async def say(self, *outcomes: Any) -> None:
         """One message: of no outcome where nothing is ready yet."""
-        self._said.put_nowait(list(outcomes))
+        self._said.put_nowait((list(outcomes), None))
+        await _settled()
+
+    async def drain(self, *names: str) -> None:
+        """Reads no more, and still works on these."""
+        self._said.put_nowait(([], [self.id_of(name) for name in names]))
         await _settled()
 
     async def answer(self, *names: str) -> None:
@@ -458,6 +463,62 @@ async def test_items_sent_again_go_in_their_order_and_before_those_that_came_lat
     assert second.names == [["occupies the second"], ["a", "b", "fills the first", "d", "c", "e"]]
 
 
+async def test_an_endpoint_that_drains_gets_no_more_and_answers_what_it_has(system: _System) -> None:
+    draining = await system.connect()
+    (a,) = await system.ask("a")
+    other = await system.connect()
+    await system.ask("occupies the other")
+    await draining.say()
+    await draining.drain("a")
+    (b,) = await system.ask("b")
+    await other.say()
+    assert (draining.names, other.names) == ([["a"]], [["occupies the other"], ["b"]])
+    await draining.answer("a")
+    await other.answer("b")
+    assert await _values([a, b]) == [_value("a"), _value("b")]
+    await draining.die()
+    assert system.reports == [True]
+
+
+async def test_what_a_draining_endpoint_has_not_read_is_sent_to_another_and_counts_as_no_loss(system: _System) -> None:
+    draining = await system.connect()
+    (asked,) = await system.ask("a")
+    for _ in range(4):  # one more than the endpoints that may die with an item
+        other = await system.connect()
+        await draining.drain()
+        assert other.names == [["a"]]
+        draining = other
+    await draining.answer("a")
+    assert await _values([asked]) == [_value("a")]
+
+
+async def test_an_endpoint_that_drains_is_told_nothing_of_who_left(system: _System) -> None:
+    draining = await system.connect()
+    (a,) = await system.ask("a")
+    await system.connect()
+    await draining.say()
+    await draining.drain("a")
+    a.cancel()
+    await _settled()
+    assert [message.abandoned for message in draining.messages] == [[]]
+
+
+async def test_when_the_last_endpoint_drains_that_is_reported_once_and_whoever_waits_fails(system: _System) -> None:
+    draining = await system.connect()
+    (a,) = await system.ask("a")
+    (unread,) = await system.ask("unread")
+    await draining.drain("a")
+    assert system.reports == [True, False]
+    with pytest.raises(Unavailable, match=_UNREACHABLE):
+        await unread
+    with pytest.raises(Unavailable, match=_UNREACHABLE):
+        await (await system.ask("b"))[0]
+    await draining.answer("a")
+    assert await _values([a]) == [_value("a")]
+    await draining.die()
+    assert system.reports == [True, False]
+
+
 async def test_an_endpoint_that_takes_no_message_loses_it_to_another(system: _System) -> None:
     first, second = await system.connect(), await system.connect()
     for wire in (first, second):
@@ -550,6 +611,28 @@ async def test_an_item_that_three_endpoints_died_with_fails_and_is_spared_the_fo
         await asyncio.wait_for(asked, _LIMIT_S)
     assert wire.names == []
     assert not wire.serving.done()
+
+
+async def test_what_two_endpoints_died_with_is_sent_one_by_one_so_that_the_guilty_item_takes_no_other_along(system: _System) -> None:
+    wires = [await system.connect()]
+    innocent, *others = await system.ask("innocent", "guilty", "innocent too")
+    for _ in range(2):
+        wires.append(await system.connect())
+        await wires[-2].die()
+    third = wires[-1]
+    assert third.names == [["innocent"]]
+    (new,) = await system.ask("new")
+    await third.say()
+    assert third.names == [["innocent"], ["new"]]
+    await third.answer("innocent", "new")
+    assert third.names[2:] == [["guilty"]]
+    fourth = await system.connect()
+    assert fourth.names == [["innocent too"]]
+    await third.die()
+    with pytest.raises(Unavailable, match=_UNREACHABLE):
+        await others[0]
+    await fourth.answer("innocent too")
+    assert await _values([innocent, new, others[1]]) == [_value("innocent"), _value("new"), _value("innocent too")]
 
 
 async def test_an_endpoint_that_does_not_answer_is_dropped_and_its_items_go_to_another(

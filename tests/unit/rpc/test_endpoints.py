@@ -70,7 +70,7 @@ class _Served:
         self.streams.put_nowait(stream)
         try:
             while True:
-                for outcome in await stream.receive():
+                for outcome in (await stream.receive())[0]:
                     self.received.put_nowait(outcome.item_id)
         except Unavailable:
             return
@@ -141,8 +141,8 @@ async def test_items_abandoned_items_and_outcomes_travel_over_a_stream() -> None
 
     async def serve(stream: StageStream) -> None:
         await stream.send([TokenizeItem(context=ItemContext(item_id=5))], [3, 4])
-        outcomes.put_nowait(list(await stream.receive()))
-        outcomes.put_nowait(list(await stream.receive()))
+        outcomes.put_nowait(list((await stream.receive())[0]))
+        outcomes.put_nowait(list((await stream.receive())[0]))
         await asyncio.Event().wait()
 
     async with _process(answer) as target, _following(target, serve):
@@ -381,7 +381,7 @@ async def _stream(*said: bytes, code: grpc.StatusCode | None = None) -> AsyncIte
 @pytest.mark.parametrize("code", [None, *(code for code in grpc.StatusCode if code is not grpc.StatusCode.OK)], ids=str)
 async def test_a_stream_that_has_ended_is_unavailable_for_both_directions(code: grpc.StatusCode | None) -> None:
     async with _stream(_outcome(1), code=code) as stream:
-        assert [outcome.item_id for outcome in await stream.receive()] == [1]
+        assert [outcome.item_id for outcome in (await stream.receive())[0]] == [1]
         for _ in range(2):
             with pytest.raises(Unavailable, match=r"^the stream has ended$"):
                 await stream.receive()

@@ -81,6 +81,13 @@ class _Gateway:
         """The outcomes of the next message."""
         return list((await asyncio.wait_for(self.received.get(), _LIMIT_S)).outcomes)
 
+    async def drained(self) -> list[int]:
+        """What the service still works on, as it says in a message of its own."""
+        response = await asyncio.wait_for(self.received.get(), _LIMIT_S)
+        assert response.HasField("draining")
+        assert not response.outcomes
+        return sorted(response.draining.item_ids)
+
 
 def _item(item_id: int) -> TokenizeItem:
     return TokenizeItem(context=ItemContext(request_id=f"id-{item_id}", item_id=item_id))
@@ -286,7 +293,7 @@ async def test_what_was_read_before_draining_is_answered_before_the_stream_ends(
     stage.finish(3)
     assert await gateway.receive() == [_outcome(3)]
     gateway.end(Unavailable("the tokenizer service is stopping"))
-    await _settled()
+    assert await gateway.drained() == [1, 2]
     stage.finish(2)
     assert await gateway.receive() == [_outcome(2)]
     assert not gateway.reading.done()
@@ -302,10 +309,25 @@ async def test_what_was_sent_before_the_gateway_ends_its_stream_is_answered(stag
     stage.finish(2)
     assert await gateway.receive() == [_outcome(2)]
     gateway.end()
-    await _settled()
+    assert await gateway.drained() == [1]
     stage.finish(1)
     assert await gateway.receive() == [_outcome(1)]
     await asyncio.wait_for(gateway.reading, _LIMIT_S)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_what_is_ready_when_draining_begins_is_not_among_what_is_being_worked_on(stage: _Stage, gateway: _Gateway) -> None:
+    gateway.send(1, 2)
+    await _settled()
+    stage.finish(1)
+    gateway.end(Unavailable("the tokenizer service is stopping"))
+    messages = [await asyncio.wait_for(gateway.received.get(), _LIMIT_S)]
+    while not messages[-1].HasField("draining"):
+        messages.append(await asyncio.wait_for(gateway.received.get(), _LIMIT_S))
+    assert [outcome.item_id for message in messages for outcome in message.outcomes] == [1]
+    assert messages[-1].draining.item_ids == [2]
+    stage.finish(2)
+    assert await gateway.receive() == [_outcome(2)]
 
 
 @pytest.mark.usefixtures("patient")
@@ -409,7 +431,7 @@ async def test_over_a_connection_a_server_that_drains_answers_what_it_has_read(c
         stage.finish(1)
         assert (await call.read()).outcomes == [_outcome(1)]
         draining = asyncio.create_task(server.drain(_LIMIT_S))
-        await _settled()
+        assert (await call.read()).draining.item_ids == [2]
         stage.finish(2)
         await draining
         assert (await call.read()).outcomes == [_outcome(2)]

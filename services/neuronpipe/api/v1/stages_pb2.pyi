@@ -6,7 +6,8 @@ The stages behind the gateway. Not for callers from outside.
 A gateway opens one stream to each process of a stage and keeps it. Messages carry lists of items, each with a context of its own, and
 of outcomes, in the order in which they are ready; an item that fails leaves the others alone. The service sends an empty message
 first, as a sign that it takes items, and answers every message with items within about a millisecond: with the outcomes that are
-ready, or an empty message. While a message is unanswered the gateway lets new items wait, to send them together.
+ready, or an empty message. While a message is unanswered the gateway lets new items wait, to send them together. A service that stops
+says so, reads no more, and ends the stream after the outcomes of what it had read.
 """
 
 from collections import abc as _abc
@@ -69,6 +70,30 @@ class ItemContext(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ItemContext: _TypeAlias = ItemContext  # noqa: Y015
+
+@_typing.final
+class Draining(_message.Message):
+    """Nothing that is sent from now on is read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEM_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def item_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The items that are still being worked on. Of the others, those without an outcome were not read, and may be sent elsewhere."""
+
+    def __init__(
+        self,
+        *,
+        item_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["item_ids", b"item_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Draining: _TypeAlias = Draining  # noqa: Y015
 
 @_typing.final
 class TokenizeRequest(_message.Message):
@@ -145,18 +170,24 @@ class TokenizeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OUTCOMES_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenizeOutcome]:
         """One outcome an item, in any order; none for an item that was abandoned in time."""
+
+    @_builtins.property
+    def draining(self) -> Global___Draining:
+        """Present in one message of a service that stops."""
 
     def __init__(
         self,
         *,
         outcomes: _abc.Iterable[Global___TokenizeOutcome] | None = ...,
+        draining: Global___Draining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcomes", b"outcomes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "outcomes", b"outcomes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -315,18 +346,24 @@ class ExecuteResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OUTCOMES_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecuteOutcome]:
         """One outcome an item, in any order; none for an item that was abandoned in time."""
+
+    @_builtins.property
+    def draining(self) -> Global___Draining:
+        """Present in one message of a service that stops."""
 
     def __init__(
         self,
         *,
         outcomes: _abc.Iterable[Global___ExecuteOutcome] | None = ...,
+        draining: Global___Draining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcomes", b"outcomes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "outcomes", b"outcomes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -499,18 +536,24 @@ class PostprocessResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OUTCOMES_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PostprocessOutcome]:
         """One outcome an item, in any order; none for an item that was abandoned in time."""
+
+    @_builtins.property
+    def draining(self) -> Global___Draining:
+        """Present in one message of a service that stops."""
 
     def __init__(
         self,
         *,
         outcomes: _abc.Iterable[Global___PostprocessOutcome] | None = ...,
+        draining: Global___Draining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcomes", b"outcomes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "outcomes", b"outcomes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
