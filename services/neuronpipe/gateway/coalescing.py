@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.core.errors import Unavailable
+from neuronpipe.core.logs import log_warning
 from neuronpipe.core.status import from_status
 
 _BULK = Priority.PRIORITY_BULK
@@ -62,7 +63,7 @@ class Coalescer:
 
     def __init__(self, service: str, report: Callable[[bool], Awaitable[None]]) -> None:
         """`report` is told when the first endpoint comes and when the last one goes."""
-        self._service = service
+        self.service = service
         self._report = report
         self._interactive: deque[_Waiting] = deque()
         self._bulk: deque[_Waiting] = deque()
@@ -136,7 +137,7 @@ class Coalescer:
             waiting.future.set_exception(self._unreachable())
 
     def _unreachable(self) -> Unavailable:
-        return Unavailable(f"the {self._service} service cannot be reached")
+        return Unavailable(f"the {self.service} service cannot be reached")
 
     def _wake_one(self) -> None:
         """Lets the endpoint with the least to do take from the queue, of those that can."""
@@ -215,7 +216,9 @@ class _Endpoint:
                 task.cancel()
             results = await asyncio.gather(receiving, sending, return_exceptions=True)
         for result in results:
-            if isinstance(result, Exception) and not isinstance(result, Unavailable | TimeoutError):
+            if isinstance(result, TimeoutError) and not self._is_retired:
+                log_warning("a stage's process is stuck", stage=self._coalescer.service, limit_s=_STUCK_AFTER_S, items=len(self.in_flight))
+            elif isinstance(result, Exception) and not isinstance(result, Unavailable | TimeoutError):
                 raise result
 
     async def _send(self) -> None:

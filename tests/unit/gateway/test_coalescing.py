@@ -636,7 +636,7 @@ async def test_what_two_endpoints_died_with_is_sent_one_by_one_so_that_the_guilt
 
 
 async def test_an_endpoint_that_does_not_answer_is_dropped_and_its_items_go_to_another(
-    system: _System, monkeypatch: pytest.MonkeyPatch
+    system: _System, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stuck = await system.connect()
     monkeypatch.setattr("neuronpipe.gateway.coalescing._STUCK_AFTER_S", 0.01)
@@ -647,6 +647,9 @@ async def test_an_endpoint_that_does_not_answer_is_dropped_and_its_items_go_to_a
     await _settled()
     await other.answer("a")
     assert await _values([asked]) == [_value("a")]
+    (record,) = caplog.records
+    assert record.message == "a stage's process is stuck"
+    assert record.__dict__["fields"] == {"stage": "tokenizer", "limit_s": 10.0, "items": 1}
 
 
 async def test_an_endpoint_that_takes_nothing_in_is_dropped_and_its_items_go_to_another(
