@@ -4,7 +4,6 @@ It sends bytes and keeps bytes: what the answers say is read after the loop. A f
 machine from the system that it measures, and would hide differences between systems.
 """
 
-import asyncio
 import itertools
 import multiprocessing
 import statistics
@@ -20,13 +19,11 @@ import uvloop
 
 from neuronpipe.api.v1.inference_pb2 import InferResponse, StageTimings
 from neuronpipe.rpc.client import open_channel
+from tests.bench.callers import WARM_UP_S, percentiles_ms, run_callers
 
 INFER = "/neuronpipe.api.v1.InferenceService/Infer"
 ECHO = "/bench.Echo/Call"
-_WARM_UP_S = 0.5
 _CALL_LIMIT_S = 30.0
-# After an error, or asking a server that refuses would take the time from those that it does not refuse.
-_PAUSE_S = 0.001
 _PARTS = ("total", "preprocess", "predict_queue", "predict_compute", "predict", "postprocess")
 
 
@@ -93,35 +90,16 @@ def _serve(pipe: "Connection[Loop, _Order | None]", requests: Sequence[bytes]) -
 
 async def _run(requests: Sequence[bytes], system: System, callers: int, seconds: float) -> Loop:
     texts = itertools.cycle(requests)
-    answered: list[tuple[float, bytes]] = []
-    errors = 0
     async with open_channel(system.target) as channel:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(system.method)
-        began_s = time.perf_counter() + _WARM_UP_S
-        ends_s = began_s + seconds
-
-        async def caller() -> None:
-            nonlocal errors
-            while (sent_s := time.perf_counter()) < ends_s:
-                try:
-                    answer = await call(next(texts), timeout=_CALL_LIMIT_S)
-                except grpc.aio.AioRpcError:
-                    errors += began_s <= time.perf_counter() <= ends_s
-                    await asyncio.sleep(_PAUSE_S)
-                    continue
-                answered_s = time.perf_counter()
-                if began_s <= answered_s <= ends_s:
-                    answered.append((answered_s - sent_s, answer))
-
         cpu_began_s = time.process_time()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(callers):
-                group.create_task(caller())
-        generator_cpu = (time.process_time() - cpu_began_s) / (_WARM_UP_S + seconds)
+        answered, errors = await run_callers(
+            lambda: call(next(texts), timeout=_CALL_LIMIT_S), callers, seconds, expected_error=grpc.aio.AioRpcError
+        )
+        generator_cpu = (time.process_time() - cpu_began_s) / (WARM_UP_S + seconds)
     if len(answered) < 2:
         return Loop(len(answered) / seconds, errors)
-    cuts = statistics.quantiles([duration_s * 1e3 for duration_s, _ in answered], n=100, method="inclusive")
-    latencies_ms = {"p50": cuts[49], "p90": cuts[89], "p99": cuts[98]}
+    latencies_ms = dict(zip(("p50", "p90", "p99"), percentiles_ms([duration_s for duration_s, _ in answered]), strict=True))
     figures = _figures([answer for _, answer in answered]) if system.method == INFER else {}
     return Loop(len(answered) / seconds, errors, latencies_ms, {"generator_cpu": generator_cpu, **figures})
 

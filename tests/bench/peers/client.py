@@ -10,9 +10,7 @@ import collections
 import contextlib
 import itertools
 import json
-import statistics
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,11 +18,10 @@ from typing import Any
 
 import uvloop
 
+from tests.bench.callers import percentiles_ms, run_callers
+
 Answer = tuple[str, float]
 Call = Callable[[str], Awaitable[Answer]]
-_WARM_UP_S = 0.5
-# As in tests/bench/closed_loop.py.
-_PAUSE_S = 0.001
 _REQUEST_LIMIT_S = 60
 # Padding and the order of float32 sums differ between systems; these differences are some 1e-6.
 _SCORE_TOLERANCE = 1e-3
@@ -145,33 +142,20 @@ async def wrong_answer(call: Call, expected: list[tuple[str, str, float]]) -> st
 
 async def closed_loop(call: Call, texts: Iterator[str], callers: int, seconds: float) -> dict[str, float]:
     """N callers, each sending its next text when it has its answer. What ends in the warm-up does not count."""
-    durations_ms: list[float] = []
-    errors = 0
-    began_s = time.perf_counter() + _WARM_UP_S
-    ends_s = began_s + seconds
 
-    async def caller() -> None:
-        nonlocal errors
-        while (sent_s := time.perf_counter()) < ends_s:
-            try:
-                await call(next(texts))
-            except Exception as error:
-                print(f"{type(error).__name__}: {error}", file=sys.stderr)
-                errors += began_s <= time.perf_counter() <= ends_s
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            answered_s = time.perf_counter()
-            if began_s <= answered_s <= ends_s:
-                durations_ms.append((answered_s - sent_s) * 1e3)
+    async def told() -> Answer:
+        try:
+            return await call(next(texts))
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            raise
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(callers):
-            group.create_task(caller())
-    if len(durations_ms) < 2:
-        raise RuntimeError(f"{len(durations_ms)} answers in {seconds} s: no percentiles")
-    cuts = statistics.quantiles(durations_ms, n=100, method="inclusive")
-    figures = {"p50_ms": cuts[49], "p90_ms": cuts[89], "p99_ms": cuts[98]}
-    return {"requests": len(durations_ms), "errors": errors, "throughput_per_s": len(durations_ms) / seconds, **figures}
+    answered, errors = await run_callers(told, callers, seconds, expected_error=Exception)
+    if len(answered) < 2:
+        raise RuntimeError(f"{len(answered)} answers in {seconds} s: no percentiles")
+    p50, p90, p99 = percentiles_ms([duration_s for duration_s, _ in answered])
+    figures = {"p50_ms": p50, "p90_ms": p90, "p99_ms": p99}
+    return {"requests": len(answered), "errors": errors, "throughput_per_s": len(answered) / seconds, **figures}
 
 
 async def main() -> None:
