@@ -187,7 +187,6 @@ def _serve(options: argparse.Namespace) -> None:
     start_logging(options.service)
     # Threads of the tokenizers' own cost more than they bring: a tenth of the throughput (docs/decisions/0002).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
     try:
         with asyncio.Runner(loop_factory=_event_loop) as runner:
             runner.run(importlib.import_module(module_name).run(settings))

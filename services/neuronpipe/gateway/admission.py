@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from neuronpipe.core.errors import Overloaded
@@ -55,7 +55,7 @@ class Gate:
         """
         place = Place(self, input_bytes, max(1, round(input_bytes * self._tokens_per_byte)), shed)
         excess = self._excess(place.tokens, is_bulk=is_bulk)
-        if excess and not is_bulk and self._fits_without_bulk(place.tokens):
+        if excess and not is_bulk and not self._excess(place.tokens, is_bulk=False, besides=self._bulk):
             while excess:
                 self._shed(next(reversed(self._bulk)))
                 excess = self._excess(place.tokens, is_bulk=False)
@@ -90,21 +90,18 @@ class Gate:
             min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, wait_s)),
         )
 
-    def _excess(self, tokens: int, *, is_bulk: bool) -> tuple[int, int] | None:
+    def _excess(self, tokens: int, *, is_bulk: bool, besides: Collection[Place] = ()) -> tuple[int, int] | None:
         """How many requests and tokens would be too much with one more request of so many tokens; None where it fits.
 
-        A request larger than the gate is let into an empty one, or it never could be.
+        `besides`: requests inside that are not counted. A request larger than the gate is let into an empty one, or it never could be.
         """
-        if not self._requests:
+        requests = self._requests - len(besides)
+        if not requests:
             return None
+        other_tokens = self._tokens - sum(place.tokens for place in besides)
         share = 1 - _INTERACTIVE_SHARE if is_bulk else 1
-        excess = self._requests + 1 - int(self._limits[0] * share), self._tokens + tokens - int(self._limits[1] * share)
+        excess = requests + 1 - int(self._limits[0] * share), other_tokens + tokens - int(self._limits[1] * share)
         return (max(0, excess[0]), max(0, excess[1])) if max(excess) > 0 else None
-
-    def _fits_without_bulk(self, tokens: int) -> bool:
-        requests = self._requests - len(self._bulk)
-        own_tokens = self._tokens - sum(place.tokens for place in self._bulk)
-        return not requests or (requests < self._limits[0] and own_tokens + tokens <= self._limits[1])
 
     def _shed(self, place: Place) -> None:
         self._leave(place)

@@ -249,6 +249,6 @@ class _Endpoint:
                     self.wake()
             if kept_ids is not None:
                 self._is_retired = True
-                unread = [self.in_flight.pop(item_id) for item_id in self.in_flight.keys() - set(kept_ids)]
-                await self._coalescer.retire(self, sorted(unread, key=lambda waiting: waiting.item.context.item_id))
+                kept = set(kept_ids)
+                await self._coalescer.retire(self, [self.in_flight.pop(item_id) for item_id in list(self.in_flight) if item_id not in kept])
             self._is_answered.set()

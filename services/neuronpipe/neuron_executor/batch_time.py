@@ -40,9 +40,10 @@ class BatchTime:
             seconds = min(seconds, _MAX_SURPRISE * expected)
             error = min(1.0, abs(seconds - expected) / expected)
             self._deviation += (1 - _DECAY) * (error - self._deviation)
-        self._recent.add(tokens, seconds, 1.0, keep=_DECAY)
+        self._recent.fade(_DECAY)
+        self._recent.add(tokens, seconds, 1.0)
         if self._anchor.weight > _LEAST_ANCHOR_WEIGHT:
-            self._anchor.add(0, 0, 0, keep=_ANCHOR_DECAY)
+            self._anchor.fade(_ANCHOR_DECAY)
         self._fit()
 
     def seconds(self, tokens: int) -> float:
@@ -78,10 +79,18 @@ class _Sums:
     def __init__(self) -> None:
         self.weight = self.x = self.y = self.xx = self.xy = 0.0
 
-    def add(self, x: float, y: float, weight: float, *, keep: float = 1.0) -> None:
-        """Adds a point; those before it keep this share of their weight."""
-        self.weight = self.weight * keep + weight
-        self.x = self.x * keep + weight * x
-        self.y = self.y * keep + weight * y
-        self.xx = self.xx * keep + weight * x * x
-        self.xy = self.xy * keep + weight * x * y
+    def fade(self, share: float) -> None:
+        """Leaves what was added this share of its weight."""
+        self.weight *= share
+        self.x *= share
+        self.y *= share
+        self.xx *= share
+        self.xy *= share
+
+    def add(self, x: float, y: float, weight: float) -> None:
+        """Adds a point."""
+        self.weight += weight
+        self.x += weight * x
+        self.y += weight * y
+        self.xx += weight * x * x
+        self.xy += weight * x * y

@@ -635,10 +635,12 @@ async def test_what_two_endpoints_died_with_is_sent_one_by_one_so_that_the_guilt
     assert await _values([innocent, new, others[1]]) == [_value("innocent"), _value("new"), _value("innocent too")]
 
 
-async def test_an_endpoint_that_does_not_answer_is_dropped_and_its_items_go_to_another(
-    system: _System, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_jammed", [False, True], ids=["does not answer", "takes nothing in"])
+async def test_an_endpoint_that_is_stuck_is_dropped_and_its_items_go_to_another(
+    system: _System, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_jammed: bool
 ) -> None:
     stuck = await system.connect()
+    stuck.is_jammed = is_jammed
     monkeypatch.setattr("neuronpipe.gateway.coalescing._STUCK_AFTER_S", 0.01)
     (asked,) = await system.ask("a")
     monkeypatch.undo()
@@ -650,21 +652,6 @@ async def test_an_endpoint_that_does_not_answer_is_dropped_and_its_items_go_to_a
     (record,) = caplog.records
     assert record.message == "a stage's process is stuck"
     assert record.__dict__["fields"] == {"stage": "tokenizer", "limit_s": 10.0, "items": 1}
-
-
-async def test_an_endpoint_that_takes_nothing_in_is_dropped_and_its_items_go_to_another(
-    system: _System, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stuck = await system.connect()
-    stuck.is_jammed = True
-    monkeypatch.setattr("neuronpipe.gateway.coalescing._STUCK_AFTER_S", 0.01)
-    (asked,) = await system.ask("a")
-    monkeypatch.undo()
-    other = await system.connect()
-    await asyncio.wait_for(stuck.serving, _LIMIT_S)
-    await _settled()
-    await other.answer("a")
-    assert await _values([asked]) == [_value("a")]
 
 
 async def test_an_endpoint_that_has_answered_may_take_its_time_over_the_items(system: _System, monkeypatch: pytest.MonkeyPatch) -> None:
