@@ -12,10 +12,14 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from neuronpipe import __version__
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.load import command as load_command
+
+if TYPE_CHECKING:
+    from neuronpipe.bundles.compiler.buckets import BucketRequest
 
 # service → (module with `run`, its settings)
 _SERVICES = {
@@ -91,6 +95,21 @@ def _parser() -> argparse.ArgumentParser:
         help="fail where the agreement with PyTorch float32 is less (0 to 1): the share of texts with the same best label or answer, or "
         "the smallest cosine similarity of embeddings",
     )
+    compile_.add_argument(
+        "--bucket",
+        action="append",
+        default=[],
+        metavar="BATCHxTOKENS",
+        help="a shape to compile for, as in 8x128; repeat it for others. Longer inputs are refused",
+    )
+    compile_.add_argument("--buckets", choices=["auto"], help="choose the lengths that leave the least padding, for --lengths")
+    compile_.add_argument(
+        "--lengths", type=Path, metavar="FILE", help='lengths of real inputs in tokens, a line "LENGTH" or "LENGTH COUNT" for each'
+    )
+    compile_.add_argument("--max-lengths", type=int, default=4, metavar="N", help="most bucket lengths of --buckets auto (default: 4)")
+    compile_.add_argument(
+        "--batches", default="1,8", type=_whole_numbers, metavar="B,B", help="batch sizes of --buckets auto (default: 1,8)"
+    )
 
     serve = commands.add_parser("serve", help="run one service, or all of them in one process")
     serve.set_defaults(run=_serve, command="serve")
@@ -127,6 +146,13 @@ def _target(text: str) -> str:
     return text
 
 
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be whole numbers with commas") from None
+
+
 def _timeout_s(text: str) -> float:
     try:
         timeout_s = float(text)
@@ -156,10 +182,20 @@ def _compile_bundle(options: argparse.Namespace) -> Path:
         backend=options.backend,
         dtype=options.dtype,
         calibration=options.calibration,
+        buckets=_bucket_request(options),
         max_divergence=options.max_divergence,
         min_agreement=options.min_agreement,
     )
     return compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True)).folder
+
+
+def _bucket_request(options: argparse.Namespace) -> "BucketRequest":
+    from neuronpipe.bundles.compiler.buckets import BucketRequest
+
+    if options.buckets and options.bucket:
+        raise SetupError("--buckets auto chooses the buckets; leave out --bucket")
+    chosen = (options.buckets,) if options.buckets else tuple(options.bucket)
+    return BucketRequest(chosen, options.lengths, options.max_lengths, options.batches)
 
 
 @contextlib.contextmanager

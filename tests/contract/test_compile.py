@@ -30,6 +30,8 @@ from demo.model import find_minilm
 from neuronpipe import cli
 from neuronpipe.bundles import compiler
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.bundles.compiler.accuracy import Conversion
+from neuronpipe.bundles.compiler.buckets import BucketRequest
 from neuronpipe.bundles.manifest import Accuracy
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
@@ -188,13 +190,14 @@ class _BrokenCompiler:
     """Writes half of an artefact and fails."""
 
     DTYPES = ("float32",)
+    BUCKETS = "optional"
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
-    def convert(self, module: object, example: object, folder: Path, dtype: str) -> None:
-        (folder / "artifacts").mkdir()
-        (folder / "artifacts" / "half").write_bytes(b"half")
+    def convert(self, conversion: Conversion) -> None:
+        (conversion.folder / "artifacts").mkdir()
+        (conversion.folder / "artifacts" / "half").write_bytes(b"half")
         raise self._error
 
 
@@ -229,10 +232,10 @@ def test_command_that_is_terminated_leaves_the_repository_as_it_was(
     sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminated(_BrokenCompiler):
-        def convert(self, module: object, example: object, folder: Path, dtype: str) -> None:
+        def convert(self, conversion: Conversion) -> None:
             assert len(list(tmp_path.glob("classifier/.1.*"))) == 1
             signal.raise_signal(signal.SIGTERM)
-            super().convert(module, example, folder, dtype)
+            super().convert(conversion)
 
     monkeypatch.setitem(compiler.COMPILERS, "terminated", Terminated(RuntimeError("SIGTERM was ignored")))
     # Where the command does not handle the signal, it must not end the tests.
@@ -246,6 +249,12 @@ def test_command_that_is_terminated_leaves_the_repository_as_it_was(
 
     assert ended.value.code == 143  # 128 plus the number of SIGTERM, 15
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bundle_holds_its_buckets_and_takes_no_more_tokens_than_the_longest(compiled: Callable[..., Bundle]) -> None:
+    bundle = compiled(buckets=BucketRequest(("8x64", "1x32")))
+    assert [str(bucket) for bucket in bundle.manifest.artifacts[0].buckets] == ["8x64", "1x32"]
+    assert (bundle.spec.max_tokens, bundle.spec.largest_bucket) == (64, "8x64")
 
 
 def test_next_version_is_the_next_free_number(compiled: Callable[..., Bundle]) -> None:
@@ -268,6 +277,12 @@ def test_version_that_exists_is_not_overwritten(compiled: Callable[..., Bundle],
     [
         ({"task": "translation"}, "task 'translation' is not known; there are: text_classification"),
         ({"backend": "tpu"}, "back end 'tpu' is not known; there are: openvino"),
+        ({"buckets": BucketRequest(("8x0",))}, "--bucket '8x0': must be BATCHxTOKENS"),
+        ({"buckets": BucketRequest(("8x513",))}, "--bucket 8x513: 513 tokens, the model takes 512"),
+        ({"buckets": BucketRequest(("8x2",))}, "--bucket 8x2: the longest takes 2 tokens, the least is 3"),
+        ({"buckets": BucketRequest(("auto",))}, "--buckets auto needs the lengths of real inputs: --lengths FILE"),
+        ({"buckets": BucketRequest(("8x128",), Path("x"))}, "--lengths is for --buckets auto"),
+        ({"buckets": BucketRequest(("8x128",)), "backend": "openvino"}, "openvino computes any shape; leave out --bucket"),
         ({"dtype": "float8"}, "dtype 'float8' is not known for fake; there are: float32"),
         ({"name": "../up"}, "name '../up' cannot be a folder's name"),
         ({"name": ""}, "choose one with --name"),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from neuronpipe.core.buckets import Bucket
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
 
@@ -62,6 +63,7 @@ class Artifact(_Frozen):
     files: tuple[str, ...] = ()
     properties: dict[str, str] = {}
     versions: dict[str, str] = Field({}, description="versions of the compiler and the libraries")
+    buckets: tuple[Bucket, ...] = Field((), description="the only shapes that the artefact computes; empty: any")
     accuracy: Accuracy | None = None
     calibration: Calibration | None = None
 

@@ -61,9 +61,10 @@ class EngineSettings(_Settings):
 
     backend: str = Field("", description="back end to run on; default: the first that the bundle was compiled for")
     cores: int = Field(0, ge=0, le=256, description="batches run at once for each model; 0: one for each thread with openvino")
+    in_flight: int = Field(1, ge=1, le=4, description="batches handed to a core at once: 1 for latency, 2 keeps a NeuronCore busy")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads shared by a model's cores; 0: one for each available CPU")
-    max_batch_size: int = Field(32, ge=1, le=4096, description="most sequences in a batch")
-    max_batch_tokens: int = Field(8192, ge=1, description="most padded tokens in a batch of more than one sequence")
+    max_batch_size: int = Field(32, ge=1, le=4096, description="most sequences in a batch; buckets have their own")
+    max_batch_tokens: int = Field(8192, ge=1, description="most padded tokens in a batch of more than one sequence; not for buckets")
     max_queue_sequences: int = Field(4096, ge=1, description="most sequences that wait for each model; more are refused")
 
 

@@ -35,6 +35,7 @@ class ModelSpec(BaseModel):
     inputs: tuple[str, ...]
     outputs: tuple[OutputSpec, ...]
     max_tokens: int = Field(ge=3, description="most tokens in one sequence, special tokens included")
+    largest_bucket: str = Field("", description="the bucket that sets max_tokens, as in 8x128; empty where the model itself does")
     vocabulary_size: int = Field(ge=1)
     pad_token_id: int = Field(ge=0)
     cls_token_id: int | None = None
@@ -42,6 +43,11 @@ class ModelSpec(BaseModel):
     score_function: ScoreFunctionName | None = None
     embedding_dimensions: int = 0
     prompt: str = Field("", description="text that sentence-transformers puts before every input of this model")
+
+    @property
+    def token_limit(self) -> str:
+        """max_tokens in the words of an error."""
+        return f"{self.max_tokens} (its largest bucket is {self.largest_bucket})" if self.largest_bucket else str(self.max_tokens)
 
 
 class ModelTable(Generic[EntryT]):

@@ -20,7 +20,7 @@ def check_sequence(arrays: Arrays, spec: ModelSpec) -> None:
         if array.dtype != np.int32 or array.ndim != 1 or array.shape != token_ids.shape:
             raise InvalidInput(name, f"{array.dtype}{list(array.shape)}, expected int32{list(token_ids.shape[:1])}")
     if not 1 <= len(token_ids) <= spec.max_tokens:
-        raise InvalidInput("input_ids", f"{len(token_ids)} tokens, the model takes 1 to {spec.max_tokens}")
+        raise InvalidInput("input_ids", f"{len(token_ids)} tokens, the model takes 1 to {spec.token_limit}")
     if token_ids.view(np.uint32).max() >= spec.vocabulary_size:  # as unsigned, negative ids are large ones
         raise InvalidInput("input_ids", f"ids from {token_ids.min()} to {token_ids.max()}, the vocabulary has {spec.vocabulary_size}")
 

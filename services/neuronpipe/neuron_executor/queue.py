@@ -17,7 +17,8 @@ ResultT = TypeVar("ResultT")
 class Waiting(Generic[ResultT]):
     """A sequence until its result is there. Older ones come first, and of the same age those with the earliest deadline.
 
-    `padded_tokens` is what the back end makes of its length alone; `deadline_s` is on time.monotonic(), infinite for none.
+    `padded_tokens` is what the back end makes of its length alone; `deadline_s` is on time.monotonic(), infinite for none. `lost_cores`
+    counts those that were lost while they computed it.
     """
 
     arrived_s: float
@@ -28,6 +29,7 @@ class Waiting(Generic[ResultT]):
     tokens: int = field(compare=False)
     padded_tokens: int = field(compare=False)
     future: "asyncio.Future[ResultT]" = field(compare=False)
+    lost_cores: int = field(default=0, compare=False)
 
     def is_wanted(self, duration_s: float) -> bool:
         """Whether someone waits for it, and still will after `duration_s`; tells a caller whose deadline cannot be met so."""
@@ -75,6 +77,10 @@ class SequenceQueue(Generic[ResultT]):
     def near(self, tokens: int, *, is_bulk: bool) -> list[int]:
         """The padded lengths of waiting sequences, nearest first."""
         return sorted(self._heaps[is_bulk], key=lambda length: (abs(length - tokens), length))
+
+    def count(self, padded_tokens: int, *, is_bulk: bool) -> int:
+        """How many sequences of a padded length wait."""
+        return len(self._heaps[is_bulk].get(padded_tokens, ()))
 
     def first(self, padded_tokens: int, *, is_bulk: bool) -> Waiting[ResultT] | None:
         """The oldest sequence of a padded length."""

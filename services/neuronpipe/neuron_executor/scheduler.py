@@ -2,7 +2,8 @@
 
 Sequences wait in one bounded queue. A free core takes the oldest and, without waiting for more, others of nearly its length, as many
 as make the batch efficient. What its caller gave up (cancelled), and what would not be done by its deadline, is dropped when the batch
-is formed. A batch that fails is run again one sequence at a time, so that one bad sequence fails alone. Knows no transport and no task.
+is formed. A batch that fails is run again one sequence at a time, so that one bad sequence fails alone. A core that is lost gets no more,
+and what it had goes back to the queue. Knows no transport and no task.
 """
 
 import asyncio
@@ -19,9 +20,10 @@ from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput
 from neuronpipe.core.logs import log, log_fault, log_warning
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays
-from neuronpipe.neuron_executor.backends.base import Backend
+from neuronpipe.neuron_executor.backends.base import Backend, CoreLost
 from neuronpipe.neuron_executor.batch_time import BatchTime
 from neuronpipe.neuron_executor.batching import check_sequence, cut, fault_of, pad
+from neuronpipe.neuron_executor.bucketing import best_batch
 from neuronpipe.neuron_executor.queue import SequenceQueue, Waiting
 
 # A batch is large enough once its overhead is this share of its time; beyond, more sequences only make each other wait.
@@ -42,11 +44,18 @@ _ESTIMATE_LIFE_S = 1.0
 # are the most urgent, and each would have a batch of nearly its own: at twice the load that can be borne, a device with an overhead of
 # 20 ms did 125 sequences a second instead of 700 (simulated 2026-11-21).
 _LATE_FOR_S = 1.0
+# A sequence during which so many cores were lost fails: it may be what they were lost through. After the first it runs alone, so that it
+# takes no others along.
+_MAX_LOST_CORES = 2
+
+
+class CoresLost(Exception):
+    """No core is left. The process has to end: its callers send what waits elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`max_batch_tokens` counts padded tokens; one sequence alone may exceed it."""
+    """`max_batch_tokens` counts padded tokens; one sequence alone may exceed it. Neither limits batches in buckets."""
 
     max_batch_size: int
     max_batch_tokens: int
@@ -80,7 +89,9 @@ class Scheduler:
         self._queue: SequenceQueue[Computed] = SequenceQueue()
         self._numbers = itertools.count()
         self._arrived = asyncio.Event()
-        self._idle_cores = 0
+        # Batches on each core, and the cores that are no more.
+        self._running = [0] * backend.cores
+        self._lost: set[int] = set()
         self._computed = 0
         self._unwanted = 0
         self._next_sweep_s = 0.0
@@ -107,7 +118,7 @@ class Scheduler:
 
     def _enqueue(self, sequences: Sequence[Arrays], deadline_s: float, is_bulk: bool) -> list[_Waiting]:
         limit = self._limits.max_queue_sequences
-        if self._is_closed:
+        if self._is_closed or not self._cores_left:
             raise _stopping()
         if not sequences:
             raise InvalidInput("sequences", "holds none")
@@ -142,11 +153,25 @@ class Scheduler:
 
     def _alone_s(self, padded_tokens: int) -> float:
         """How long a sequence takes in a batch of its own, as far as is known."""
-        is_idle = self._idle_cores == self._backend.cores
+        is_idle = not any(self._running)
         if is_idle and time.monotonic() >= self._last_batch_s + _ESTIMATE_LIFE_S:
             return 0.0
         batch_time = self._lone_batch_time if is_idle and not len(self._queue) else self._batch_time
-        return batch_time.seconds(padded_tokens)
+        return batch_time.seconds(self._computed_tokens(1, padded_tokens))
+
+    def _computed_tokens(self, rows: int, padded_tokens: int) -> int:
+        """What the device computes for so many rows."""
+        bucket = self._backend.buckets.find(rows, padded_tokens) if self._backend.buckets else None
+        return bucket.padded_tokens if bucket else rows * padded_tokens
+
+    @property
+    def _cores_left(self) -> int:
+        return self._backend.cores - len(self._lost)
+
+    @property
+    def _idle_cores(self) -> int:
+        """Cores that have nothing to do."""
+        return sum(not running and core not in self._lost for core, running in enumerate(self._running))
 
     def _sweep(self) -> None:
         """Makes room of what nobody waits for any more."""
@@ -156,32 +181,38 @@ class Scheduler:
 
     def _queue_time_s(self, *, is_bulk: bool) -> float:
         """How long what waits already keeps the cores busy, which a new sequence waits at least."""
-        return self._queue.tokens_before(is_bulk=is_bulk) * self._batch_time.token_s / self._backend.cores
+        return self._queue.tokens_before(is_bulk=is_bulk) * self._batch_time.token_s / max(1, self._cores_left)
 
     def _wait_s(self, *, is_bulk: bool) -> float:
         return max(_MIN_RETRY_AFTER_S, self._queue_time_s(is_bulk=is_bulk))
 
     async def work(self, core: int) -> None:
-        """Runs batches on one core for ever."""
-        while True:
-            batch = await self._next_batch()
+        """Runs batches on one core until it is lost; so many times at once as the back end has batches in flight. Raises CoresLost."""
+        while batch := await self._next_batch(core):
+            self._running[core] += 1
             try:
                 await self._run_batch(core, batch)
+            except CoresLost:
+                raise
             except BaseException:  # the worker was cancelled
                 _fail(batch, _stopping())
                 raise
+            finally:
+                self._running[core] -= 1
 
-    async def _next_batch(self) -> list[_Waiting]:
-        self._idle_cores += 1
-        try:
-            while True:
+    async def _next_batch(self, core: int) -> list[_Waiting]:
+        """None where the core is lost."""
+        while core not in self._lost:
+            # A core that works gets the next batch ahead only while no other core could begin it now.
+            if not self._running[core] or not self._idle_cores:
                 batch = self._take_batch()
                 if batch:
+                    if self._backend.in_flight > 1:
+                        self._arrived.set()  # for those that left the rest to this core
                     return batch
-                self._arrived.clear()
-                await self._arrived.wait()
-        finally:
-            self._idle_cores -= 1
+            self._arrived.clear()
+            await self._arrived.wait()
+        return []
 
     def _take_batch(self) -> list[_Waiting]:
         """The oldest sequence that is still wanted, and others like it."""
@@ -189,6 +220,11 @@ class Scheduler:
             self._queue.pop(oldest)
             if self._can_wait(oldest):
                 batch = [oldest]
+                if oldest.lost_cores:
+                    return batch
+                if self._backend.buckets:
+                    self._fill_bucket(batch, self._backend.buckets.batches(oldest.padded_tokens))
+                    return batch
                 for length in self._queue.near(oldest.padded_tokens, is_bulk=oldest.is_bulk):
                     if not self._fill(batch, length):
                         break
@@ -205,7 +241,8 @@ class Scheduler:
         if time.monotonic() >= self._late_until_s[one.is_bulk]:
             return True
         waiting_tokens = one.padded_tokens + self._queue.tokens_before(is_bulk=one.is_bulk)
-        full_tokens = min(waiting_tokens, self._enough_tokens, one.padded_tokens * self._limits.max_batch_size)
+        most_rows = self._backend.buckets.batches(one.padded_tokens)[-1] if self._backend.buckets else self._limits.max_batch_size
+        full_tokens = min(waiting_tokens, self._enough_tokens, one.padded_tokens * most_rows)
         return one.is_wanted(self._batch_time.seconds(int(full_tokens)))
 
     @property
@@ -213,12 +250,35 @@ class Scheduler:
         """A batch of so many padded tokens need not grow any more."""
         return min(self._batch_time.overhead_tokens / _ENOUGH_OVERHEAD, self._limits.max_batch_tokens)
 
+    def _fill_bucket(self, batch: list[_Waiting], sizes: Sequence[int]) -> None:
+        """Adds sequences of the same length to make the best use of a bucket, and shorter ones where rows would stay empty.
+
+        Longer ones have buckets of their own: one of them would make the whole batch longer.
+        """
+        tokens, is_bulk, earliest_s = batch[0].padded_tokens, batch[0].is_bulk, batch[0].deadline_s
+        idle_cores = max(1, self._idle_cores)
+        share = -(-(1 + self._queue.count(tokens, is_bulk=is_bulk)) // idle_cores)
+        now_s = time.monotonic()
+        rows = best_batch(sizes, share, lambda size: self._batch_time.seconds(size * tokens), earliest_s - now_s)
+        finish_s = now_s + self._batch_time.seconds(rows * tokens)
+        # An idle core computes short ones sooner.
+        shorter = [length for length in self._queue.near(tokens, is_bulk=is_bulk) if length < tokens] if idle_cores == 1 else []
+        for length, room in (tokens, min(rows, share)), *((length, rows) for length in shorter):
+            while len(batch) < room and (one := self._queue.first(length, is_bulk=is_bulk)):
+                if not self._can_wait(one):
+                    self._queue.pop(one)
+                elif one.lost_cores or finish_s >= one.deadline_s:
+                    break
+                else:
+                    self._queue.pop(one)
+                    batch.append(one)
+
     def _fill(self, batch: list[_Waiting], length: int) -> bool:
         """Adds waiting sequences of a padded length while that pays. Returns whether the batch can still grow."""
         overhead_tokens = self._batch_time.overhead_tokens
         # A share for every idle core, or one would work and the others watch.
         own_tokens = sum(one.padded_tokens for one in batch)
-        share = (self._queue.tokens_before(is_bulk=True) + own_tokens) / self._idle_cores
+        share = (self._queue.tokens_before(is_bulk=True) + own_tokens) / max(1, self._idle_cores)
         padded = max(one.padded_tokens for one in batch)
         earliest_s = min(one.deadline_s for one in batch)
         padding = 0
@@ -226,6 +286,8 @@ class Scheduler:
             if not self._can_wait(one):  # or it would keep those behind it out of the batch
                 self._queue.pop(one)
                 continue
+            if one.lost_cores:
+                return True
             new_padded = max(padded, length)
             tokens = new_padded * (len(batch) + 1)
             if len(batch) == self._limits.max_batch_size or own_tokens >= share or padded * len(batch) >= self._enough_tokens:
@@ -248,18 +310,21 @@ class Scheduler:
         lengths = [one.tokens for one in batch]
         bucket_tokens = max(one.padded_tokens for one in batch)
         inputs = pad([one.arrays for one in batch], bucket_tokens, self._spec)
-        is_alone = self._idle_cores == self._backend.cores - 1 and not len(self._queue)
+        is_alone = self._idle_cores == self._cores_left - 1 and sum(self._running) == 1 and not len(self._queue)
         started_ns = time.monotonic_ns()
         try:
             outputs = await self._backend.run(core, inputs, is_alone=is_alone)
             finished_ns = time.monotonic_ns()
             self._last_batch_s = time.monotonic()
             rows = [cut(outputs, row, tokens, self._spec) for row, tokens in enumerate(lengths)]
+        except CoreLost as fault:
+            self._lose(core, batch, fault)
+            return
         except Exception as fault:  # whatever a back end raises must not end the core
             await self._run_alone(core, batch, fault)
             return
         batch_time = self._lone_batch_time if is_alone else self._batch_time
-        batch_time.observe(bucket_tokens * len(batch), (finished_ns - started_ns) / 1e9)
+        batch_time.observe(self._computed_tokens(len(batch), bucket_tokens), (finished_ns - started_ns) / 1e9)
         self._computed += len(batch)
         self._unwanted += sum(one.future.done() for one in batch)
         for one, arrays in zip(batch, rows, strict=True):
@@ -273,18 +338,37 @@ class Scheduler:
         """After a batch failed: runs each sequence by itself; a batch of one has found the guilty sequence."""
         if len(batch) > 1:
             for one in batch:
-                if one.is_wanted(0):
+                if core in self._lost:
+                    self._queue.push(one)
+                elif one.is_wanted(0):
                     await self._run_batch(core, [one])
             return
         log_fault("a sequence could not be computed", fault, model=self._spec.name, core=core, tokens=batch[0].tokens)
         _fail(batch, InternalError("the model could not compute this input"))
+
+    def _lose(self, core: int, batch: list[_Waiting], fault: CoreLost) -> None:
+        """Gives back what a lost core had. Raises CoresLost where it was the last one."""
+        if core not in self._lost:
+            self._lost.add(core)
+            log_fault("core lost", fault, model=self._spec.name, core=core, cores_left=self._cores_left)
+        for one in batch:
+            one.lost_cores += 1
+            if one.lost_cores >= _MAX_LOST_CORES:
+                _fail([one], InternalError("the model could not compute this input"))
+            else:
+                self._queue.push(one)
+        self._arrived.set()
+        if not self._cores_left:
+            # What waits gets no answer here: it is sent elsewhere as soon as the process is gone.
+            raise CoresLost(f"no core is left for the model {self._spec.name!r}")
 
     def close(self) -> None:
         """Takes no more; whoever still waits learns that the executor stops. Logs how many sequences were computed, and in vain."""
         if not self._is_closed:
             log("computed", model=self._spec.name, version=self._spec.version, sequences=self._computed, unwanted=self._unwanted)
         self._is_closed = True
-        _fail(self._queue, _stopping())
+        if self._cores_left:
+            _fail(self._queue, _stopping())
         self._queue.clear()
 
 
@@ -305,7 +389,7 @@ async def running_scheduler(
     """A scheduler with a worker for each core, which end with the block; a worker that crashes ends the block with its error."""
     scheduler = Scheduler(backend, spec, limits, batch_time, lone_batch_time or batch_time)
     try:
-        async with beside(*(scheduler.work(core) for core in range(backend.cores))):
+        async with beside(*(scheduler.work(core) for _ in range(backend.in_flight) for core in range(backend.cores))):
             yield scheduler
     finally:
         scheduler.close()

@@ -82,35 +82,49 @@ def _load(bundle: Bundle, settings: EngineSettings) -> Backend:
     artifact = bundle.artifact(settings.backend)
     files = bundle.artifact_files(artifact)
     return load_backend(
-        artifact.backend, LoadRequest(bundle.spec, files, artifact.properties, cores=settings.cores, threads=settings.threads)
+        artifact.backend,
+        LoadRequest(
+            bundle.spec,
+            files,
+            artifact.properties,
+            cores=settings.cores,
+            threads=settings.threads,
+            in_flight=settings.in_flight,
+            buckets=artifact.buckets,
+            versions=artifact.versions,
+        ),
     )
 
 
 async def _warm_up(backend: Backend, bundle: Bundle) -> tuple[BatchTime, BatchTime]:
-    """Runs a short and a long sequence on every core, so that the first request finds everything allocated.
+    """Runs every bucket on every core, or a short and a long sequence, so that the first request finds everything allocated.
 
     Returns how long a batch takes, timed on one core: beside others, and alone, which is the same thing where there is one core.
     """
     batch_time = BatchTime()
-    lone_batch_time = BatchTime() if backend.cores > 1 else batch_time
+    lone_batch_time = BatchTime() if backend.cores > 1 and backend.buckets is None else batch_time
     lengths = [backend.round_tokens(min(length, bundle.spec.max_tokens)) for length in _WARM_UP_TOKENS]
+    shapes = (
+        [(bucket.batch, bucket.tokens) for bucket in backend.buckets.buckets] if backend.buckets else [(1, tokens) for tokens in lengths]
+    )
     try:
-        for tokens in lengths:
+        for rows, tokens in shapes:
             for core in range(backend.cores):
-                await _run_one(backend, core, bundle.spec, tokens)
+                await _run(backend, core, bundle.spec, rows, tokens)
             for is_alone, estimate in ((False, batch_time), (True, lone_batch_time)):
                 if is_alone:
-                    await _run_one(backend, 0, bundle.spec, tokens, is_alone=True)
+                    await _run(backend, 0, bundle.spec, rows, tokens, is_alone=True)
                 # The quicker one: all services of a machine may start at once.
-                estimate.anchor(tokens, min([await _run_one(backend, 0, bundle.spec, tokens, is_alone=is_alone) for _ in range(2)]))
+                seconds = min([await _run(backend, 0, bundle.spec, rows, tokens, is_alone=is_alone) for _ in range(2)])
+                estimate.anchor(rows * tokens, seconds)
     except BackendError as error:
         raise SetupError(f"{bundle.folder}: the back end cannot run a warm-up batch: {error}") from error
     return batch_time, lone_batch_time
 
 
-async def _run_one(backend: Backend, core: int, spec: ModelSpec, padded_tokens: int, *, is_alone: bool = False) -> float:
-    """Runs one sequence of a token; returns the seconds it took."""
-    inputs = pad([{"input_ids": np.full(1, spec.pad_token_id, np.int32)}], padded_tokens, spec)
+async def _run(backend: Backend, core: int, spec: ModelSpec, rows: int, padded_tokens: int, *, is_alone: bool = False) -> float:
+    """Runs sequences of a token; returns the seconds it took."""
+    inputs = pad([{"input_ids": np.full(1, spec.pad_token_id, np.int32)}] * rows, padded_tokens, spec)
     began_s = time.monotonic()
     await backend.run(core, inputs, is_alone=is_alone)
     return time.monotonic() - began_s

@@ -104,7 +104,7 @@ def encode_text(
     if len(encoded.token_ids) > model.max_tokens:
         if truncation in (Truncation.TRUNCATION_UNSPECIFIED, Truncation.TRUNCATION_ERROR):
             field_name = "text" if text_pair is None else "text and text_pair"
-            raise InvalidInput(field_name, f"{len(encoded.token_ids)} tokens, the model takes {model.max_tokens}; set truncation to cut")
+            raise InvalidInput(field_name, f"{len(encoded.token_ids)} tokens, the model takes {model.token_limit}; set truncation to cut")
         side: Side = "left" if truncation == Truncation.TRUNCATION_LEFT else "right"
         encoded = tokenizer.encode_truncated(text, text_pair, max_tokens=model.max_tokens, side=side)
     return Encoded([sequence(encoded, model)], truncated_tokens=encoded.truncated_tokens)

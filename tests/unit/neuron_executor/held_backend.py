@@ -2,12 +2,13 @@
 
 import asyncio
 
+from neuronpipe.core.buckets import Bucket
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.neuron_executor.backends.base import LoadRequest
+from neuronpipe.neuron_executor.backends.base import CoreLost, LoadRequest
 from neuronpipe.neuron_executor.backends.fake import FakeBackend
 
-FAILING, NAN = 666, 777
+FAILING, NAN, KILLING = 666, 777, 888
 # Only a broken test waits this long.
 _PATIENCE_S = 20.0
 
@@ -15,13 +16,19 @@ _PATIENCE_S = 20.0
 class HeldBackend(FakeBackend):
     """FakeBackend, holding every batch until the test lets it run. `batches` has the token ids of each row, without padding.
 
-    A row with the id FAILING makes its batch raise; one with the id NAN has outputs that are not a number.
+    A row with the id FAILING makes its batch raise; one with the id NAN has outputs that are not a number; one with the id KILLING loses
+    the core, and so does `lose`.
     """
 
-    def __init__(self, spec: ModelSpec, *, cores: int = 1, is_held: bool = True) -> None:
+    def __init__(
+        self, spec: ModelSpec, *, cores: int = 1, is_held: bool = True, in_flight: int = 1, buckets: tuple[Bucket, ...] = ()
+    ) -> None:
         properties = {"failing_token_id": str(FAILING), "nan_token_id": str(NAN)}
-        super().__init__(LoadRequest(spec, [], properties, cores=cores, threads=0))
+        super().__init__(LoadRequest(spec, [], properties, cores=cores, threads=0, in_flight=in_flight, buckets=buckets))
         self.batches: list[list[list[int]]] = []
+        # The core of each batch, and the cores that are no more.
+        self.ran_on: list[int] = []
+        self.lost: set[int] = set()
         self._begun: asyncio.Queue[list[list[int]]] = asyncio.Queue()
         self._permits = asyncio.Semaphore(0)
         self._is_held = is_held
@@ -31,10 +38,14 @@ class HeldBackend(FakeBackend):
         tokens, mask = inputs["input_ids"], inputs["attention_mask"]
         batch = [row[kept == 1].tolist() for row, kept in zip(tokens, mask, strict=True)]
         self.batches.append(batch)
+        self.ran_on.append(core)
         self._begun.put_nowait(batch)
         if self._is_held:
             async with asyncio.timeout(_PATIENCE_S):
                 await self._permits.acquire()
+        if core in self.lost or (tokens == KILLING).any():
+            self.lost.add(core)
+            raise CoreLost("a core that the test lost")
         return await super().run(core, inputs, is_alone=is_alone)
 
     async def begun(self) -> list[list[int]]:
@@ -46,5 +57,5 @@ class HeldBackend(FakeBackend):
         """Lets this many batches run; without a number those that are held and all to come."""
         if batches is None:
             self._is_held = False
-        for _ in range(batches or self.cores):
+        for _ in range(batches or self.cores * self.in_flight):
             self._permits.release()

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
+from neuronpipe.core.buckets import Bucket, parse_bucket
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, Overloaded
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends.base import LoadRequest
@@ -38,15 +39,17 @@ _MAX_GROWTH_BYTES = 16 << 20
 class _MoodyBackend(FakeBackend):
     """Takes any number of the loop's turns for a batch, and raises whatever it likes in one of a hundred."""
 
-    def __init__(self, generator: random.Random) -> None:
+    def __init__(self, generator: random.Random, buckets: tuple[Bucket, ...], in_flight: int) -> None:
         properties = {"failing_token_id": str(_FAILING), "nan_token_id": str(_NAN)}
-        super().__init__(LoadRequest(_SPEC, [], properties, cores=2, threads=0))
+        super().__init__(LoadRequest(_SPEC, [], properties, cores=2, threads=0, in_flight=in_flight, buckets=buckets))
         self._generator = generator
         # Sequences that it raised for though nothing is wrong with them, when they were alone.
         self.unlucky: set[tuple[int, ...]] = set()
 
     def round_tokens(self, tokens: int) -> int:
         """Steps of four, and always something to cut, so that lengths share a batch."""
+        if self.buckets:
+            return super().round_tokens(tokens)
         return min(tokens // 4 * 4 + 4, _SPEC.max_tokens)
 
     async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
@@ -145,7 +148,12 @@ def _alive() -> int:
     return sum(type(one) in (Waiting, Computed) for one in gc.get_objects())
 
 
-async def test_every_request_ends_once_with_what_it_has_earned_and_leaves_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("buckets", "in_flight"), [((), 1), (("1x8", "4x8", "16x16", "1x32", "8x32"), 1), (("4x32",), 2)], ids=["any shape", "buckets", "ahead"]
+)
+async def test_every_request_ends_once_with_what_it_has_earned_and_leaves_nothing_behind(
+    buckets: tuple[str, ...], in_flight: int, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.CRITICAL, logger="neuronpipe")  # thousands of faults on purpose, which pytest would keep
     seed = int(os.environ.get("NEURONPIPE_FUZZ_SEED") or random.randrange(1 << 32))
     sequences = int(os.environ.get("NEURONPIPE_FUZZ_SEQUENCES") or 100_000)
@@ -155,7 +163,7 @@ async def test_every_request_ends_once_with_what_it_has_earned_and_leaves_nothin
     loop.set_exception_handler(lambda _, context: unheard.append(context))
     tasks_before = len(asyncio.all_tasks())
     try:
-        backend = _MoodyBackend(generator)
+        backend = _MoodyBackend(generator, tuple(map(parse_bucket, buckets)), in_flight)
         async with running_scheduler(backend, _SPEC, _LIMITS, BatchTime()) as scheduler:
             await _bombard(scheduler, backend.unlucky, generator, 4000)  # fills the pools
             backend.unlucky.clear()
@@ -164,12 +172,12 @@ async def test_every_request_ends_once_with_what_it_has_earned_and_leaves_nothin
             backend.unlucky.clear()
             for _ in range(100):  # lets the cores find those who left
                 await asyncio.sleep(0)
-            # A core keeps its last batch until the next: as many sequences, and an answer to each.
-            assert _alive() <= 2 * backend.cores * _LIMITS.max_batch_size
+            # A core keeps its last batches until the next: as many sequences, and an answer to each.
+            assert _alive() <= 2 * backend.cores * in_flight * _LIMITS.max_batch_size
             assert psutil.Process().memory_info().rss <= memory_bytes + _MAX_GROWTH_BYTES
             queue = scheduler._queue
             assert (len(queue), queue.tokens_before(is_bulk=True), list(queue)) == (0, 0, [])
-            assert len(asyncio.all_tasks()) == tasks_before + backend.cores
+            assert len(asyncio.all_tasks()) == tasks_before + backend.cores * in_flight
         assert len(asyncio.all_tasks()) == tasks_before
         gc.collect()
         assert unheard == []

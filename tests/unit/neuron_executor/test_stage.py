@@ -12,6 +12,7 @@ from neuronpipe.api.v1.stages_pb2 import ExecuteItem, ItemContext, Prediction
 from neuronpipe.api.v1.tensors_pb2 import TensorSet
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.bundles.repository import read_repository
+from neuronpipe.core.buckets import Bucket
 from neuronpipe.core.config import EngineSettings
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, ModelNotFound, SetupError
 from neuronpipe.core.tensors import Array, Arrays, to_arrays, to_tensor_set
@@ -30,8 +31,8 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _write(repository: Path, properties: dict[str, str], backend: str = "fake") -> None:
-    artifact = Artifact(backend=backend, dtype="float32", properties=properties)
+def _write(repository: Path, properties: dict[str, str], backend: str = "fake", buckets: tuple[Bucket, ...] = ()) -> None:
+    artifact = Artifact(backend=backend, dtype="float32", properties=properties, buckets=buckets)
     write_bundle(repository, model=model_spec("question_answering", name="m"), artifacts=(artifact,))
 
 
@@ -116,6 +117,21 @@ async def test_the_warm_up_runs_batches_that_are_alone_as_well_as_others(tmp_pat
     _write(tmp_path, {})
     async with running_executor(read_repository(tmp_path), EngineSettings(cores=2)):
         assert runs == {(0, False), (1, False), (0, True)}
+
+
+async def test_the_warm_up_runs_every_bucket_on_every_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: set[tuple[int, tuple[int, ...]]] = set()
+    run = FakeBackend.run
+
+    async def noted(self: FakeBackend, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+        runs.add((core, inputs["input_ids"].shape))
+        return await run(self, core, inputs, is_alone=is_alone)
+
+    monkeypatch.setattr(FakeBackend, "run", noted)
+    buckets = (Bucket(batch=1, tokens=8), Bucket(batch=4, tokens=8), Bucket(batch=2, tokens=16))
+    _write(tmp_path, {}, buckets=buckets)
+    async with running_executor(read_repository(tmp_path), EngineSettings(cores=2)):
+        assert runs == {(core, shape) for core in (0, 1) for shape in ((1, 8), (4, 8), (2, 16))}
 
 
 async def test_a_bundle_without_an_artefact_for_the_back_end_asked_for_is_refused(repository: Path) -> None:

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import TypeAlias
 
 from neuronpipe.bundles.compiler import accuracy, fake, openvino, quantization
+from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
 from neuronpipe.bundles.compiler.calibration import read_calibration
-from neuronpipe.bundles.compiler.modules import TASK_MODULES, load_module
+from neuronpipe.bundles.compiler.modules import TASK_MODULES, SourceModule, load_module
 from neuronpipe.bundles.compiler.samples import calibration_batches, comparison_batches
 from neuronpipe.bundles.compiler.source import find_source
 from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest
 from neuronpipe.bundles.repository import Bundle, check_writable, choose_version, new_bundle, read_bundle, write_manifest
+from neuronpipe.core.buckets import Bucket, BucketPlan
 from neuronpipe.core.errors import SetupError
 
 Report: TypeAlias = Callable[[str], None]
@@ -41,6 +43,7 @@ class CompileRequest:
     max_divergence: float | None = None
     min_agreement: float | None = None
     calibration: Path | None = None
+    buckets: BucketRequest = NO_BUCKETS
 
 
 def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
@@ -58,6 +61,9 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
 
     step("load the model in PyTorch, float32")
     module = load_module(source.folder, request.task, tokenizer)
+    buckets = _choose_buckets(request, module, report)
+    if buckets:
+        module = module.within(BucketPlan(buckets))
     batches = comparison_batches(module)
     reference = accuracy.reference_outputs(module, batches)
     spec = module.spec(request.name, version, reference[0])
@@ -66,7 +72,7 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
         step(f"convert for {request.backend}, {request.dtype}")
         (folder / TOKENIZER_FILE).write_text(tokenizer.json, encoding="utf-8")
         compiler = COMPILERS[request.backend]
-        artifact = compiler.convert(module, batches[0], folder, request.dtype)
+        artifact = compiler.convert(accuracy.Conversion(module, batches[0], folder, request.dtype, buckets))
 
         if calibration is not None:
             described = calibration.description
@@ -100,6 +106,7 @@ def _check(request: CompileRequest) -> None:
     dtypes = COMPILERS[request.backend].DTYPES
     if request.dtype not in dtypes:
         raise SetupError(f"dtype {request.dtype!r} is not known for {request.backend}; there are: {', '.join(dtypes)}")
+    _check_buckets(request)
     if request.calibration is not None and request.dtype != "int8":
         raise SetupError(f"--calibration is for --dtype int8; {request.dtype} needs none")
     if request.max_divergence is not None and not request.max_divergence >= 0:  # false for NaN too
@@ -109,6 +116,26 @@ def _check(request: CompileRequest) -> None:
     if request.version is not None and request.version < 1:
         raise SetupError(f"version {request.version}: versions are whole numbers from 1 on")
     check_writable(request.repository, request.name)
+
+
+def _check_buckets(request: CompileRequest) -> None:
+    use = COMPILERS[request.backend].BUCKETS
+    if use == "required" and not request.buckets.buckets:
+        raise SetupError(
+            f"{request.backend} computes the shapes only that it was compiled for; name them with --bucket BATCHxTOKENS, or have them "
+            "chosen with --buckets auto --lengths FILE"
+        )
+    if use == "none" and (request.buckets.buckets or request.buckets.lengths):
+        raise SetupError(f"{request.backend} computes any shape; leave out --bucket, --buckets and --lengths")
+
+
+def _choose_buckets(request: CompileRequest, module: SourceModule, report: Report) -> tuple[Bucket, ...]:
+    if not request.buckets.buckets:
+        return ()
+    buckets, plan = choose_buckets(request.buckets, module.max_tokens)
+    if plan is not None:
+        report(plan.describe())
+    return buckets
 
 
 def _numbered_steps(report: Report, count: int) -> Report:

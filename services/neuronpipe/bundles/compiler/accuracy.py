@@ -1,8 +1,9 @@
 """Compares an artefact with the PyTorch float32 original on batches of sample text."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -11,17 +12,30 @@ from neuronpipe.bundles.compiler.agreement import Outputs, agreement, meaning
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.samples import Batch
 from neuronpipe.bundles.manifest import Accuracy, Artifact
+from neuronpipe.core.buckets import Bucket
 from neuronpipe.core.errors import SetupError
 
 _TORCH_DTYPES = {"bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What to convert: the module and a batch for it, into the bundle's folder, for these buckets where there are any."""
+
+    module: SourceModule
+    example: Batch
+    folder: Path
+    dtype: str
+    buckets: tuple[Bucket, ...] = ()
 
 
 class ArtifactCompiler(Protocol):
     """The part of the compiler that belongs to one back end (a module)."""
 
     DTYPES: tuple[str, ...]
+    BUCKETS: Literal["none", "optional", "required"]
 
-    def convert(self, module: SourceModule, example: Batch, folder: Path, dtype: str) -> Artifact:
+    def convert(self, conversion: Conversion) -> Artifact:
         """Writes the artefact below the bundle's folder and describes it. Raises SetupError."""
 
     def run(self, artifact: Artifact, folder: Path, batches: Sequence[Batch]) -> tuple[list[Outputs], str] | None:

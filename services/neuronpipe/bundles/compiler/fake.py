@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
-from neuronpipe.bundles.compiler.modules import SourceModule
+from neuronpipe.bundles.compiler.accuracy import Conversion
 from neuronpipe.bundles.compiler.samples import Batch
 from neuronpipe.bundles.manifest import Artifact
 
 DTYPES = ("float32",)
+BUCKETS: Literal["optional"] = "optional"
 
 
-def convert(module: SourceModule, example: Batch, folder: Path, dtype: str) -> Artifact:
+def convert(conversion: Conversion) -> Artifact:
     """See ArtifactCompiler."""
-    return Artifact(backend="fake", dtype=dtype)
+    return Artifact(backend="fake", dtype=conversion.dtype, buckets=conversion.buckets)
 
 
 def run(artifact: Artifact, folder: Path, batches: Sequence[Batch]) -> None:

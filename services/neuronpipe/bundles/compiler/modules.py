@@ -1,5 +1,6 @@
 """A Transformers model as one PyTorch module with named inputs and outputs, with everything that describes it."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.bundles.compiler.sentence_transformers import read_sentence_transformer
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
+from neuronpipe.core.buckets import BucketPlan
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec, OutputSpec, ScoreFunctionName
 
@@ -35,6 +37,11 @@ class SourceModule:
     config: Any
     tokenizer: SourceTokenizer
     prompt: str = ""
+    largest_bucket: str = ""
+
+    def within(self, plan: BucketPlan) -> "SourceModule":
+        """The module for sequences that fit into one of the buckets."""
+        return dataclasses.replace(self, max_tokens=plan.largest.tokens, largest_bucket=str(plan.largest))
 
     def spec(self, name: str, version: int, outputs: Mapping[str, NDArray[Any]]) -> ModelSpec:
         """The model for the manifest. `outputs` are those of a batch, whose axis of as many as its tokens is recognised by task."""
@@ -50,6 +57,7 @@ class SourceModule:
                 OutputSpec(name=output, axes=("tokens",) if is_per_token else array.shape[1:]) for output, array in outputs.items()
             ),
             max_tokens=self.max_tokens,
+            largest_bucket=self.largest_bucket,
             vocabulary_size=self.config.vocab_size,
             pad_token_id=self.tokenizer.pad_token_id,
             cls_token_id=self.tokenizer.cls_token_id,

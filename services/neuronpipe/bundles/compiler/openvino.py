@@ -3,12 +3,13 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 import transformers
 
+from neuronpipe.bundles.compiler.accuracy import Conversion
 from neuronpipe.bundles.compiler.agreement import Outputs
-from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.samples import Batch
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.core.errors import SetupError
@@ -17,13 +18,15 @@ from neuronpipe.core.openvino import engine, has_bfloat16, openvino
 # What is not quantized of an int8 artefact is computed in float32.
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
 DTYPES = tuple(_PRECISIONS)
+BUCKETS: Literal["none"] = "none"
 
 _MODEL_FILE = "artifacts/openvino/model.xml"
 _WEIGHTS_FILE = "artifacts/openvino/model.bin"
 
 
-def convert(module: SourceModule, example: Batch, folder: Path, dtype: str) -> Artifact:
+def convert(conversion: Conversion) -> Artifact:
     """See ArtifactCompiler. Weights stay float32, for int8 until they are quantized; the dtype is what the back end computes in."""
+    module, example, folder, dtype = conversion.module, conversion.example, conversion.folder, conversion.dtype
     inputs = [(name, openvino.PartialShape([-1, -1]), openvino.Type.i64) for name in module.inputs]
     with warnings.catch_warnings(), torch.inference_mode():
         # The tracer warns of every Python value that it takes for constant; those of these models are, as the comparison shows.

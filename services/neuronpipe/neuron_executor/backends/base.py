@@ -1,16 +1,21 @@
 """The contract of a back end: arrays in, arrays out, for one compiled bundle. It knows no task and no network."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from neuronpipe.core.buckets import Bucket, BucketPlan
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
 
 
 class BackendError(Exception):
     """A batch could not be computed. The scheduler runs its sequences one by one then, so that only the guilty one fails."""
+
+
+class CoreLost(BackendError):
+    """The core computes no more until the process is started again. What it was to compute has not been, and another core may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,9 @@ class LoadRequest:
     properties: Mapping[str, str]
     cores: int
     threads: int
+    in_flight: int = 1
+    buckets: tuple[Bucket, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -33,18 +41,26 @@ class Backend(Protocol):
 
     @property
     def cores(self) -> int:
-        """How many batches can run at once."""
+        """How many cores there are, each of which computes one batch at a time."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many batches to hand to a core at once: the one that it computes and those made ready meanwhile."""
+
+    @property
+    def buckets(self) -> BucketPlan | None:
+        """The only shapes that it computes, or None for any. Smaller batches are filled up and cut again by the back end."""
 
     def round_tokens(self, tokens: int) -> int:
         """The padded length to use for sequences of up to `tokens` tokens; the same few lengths let kernels be reused."""
 
     async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
-        """Computes one batch without holding up the event loop; never called twice at once for the same core.
+        """Computes one batch without holding up the event loop; called at most `in_flight` times at once for the same core.
 
         `is_alone`: no other core has anything to do, so this one may use what belongs to all of them.
 
         `inputs`: the model's inputs by name, int64 [batch, tokens], padded; attention_mask is 1 on tokens and 0 on padding.
-        Returns the model's outputs by name, [batch, *axes], float32. Raises BackendError.
+        Returns the model's outputs by name, [batch, *axes], float32. Raises BackendError, and CoreLost for a core that is gone.
         """
 
     def close(self) -> None:

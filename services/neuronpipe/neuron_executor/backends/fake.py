@@ -8,6 +8,7 @@ import asyncio
 
 import numpy as np
 
+from neuronpipe.core.buckets import BucketPlan
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends.base import BackendError, LoadRequest
 
@@ -21,6 +22,8 @@ class FakeBackend:
     def __init__(self, request: LoadRequest) -> None:
         self._spec = request.spec
         self._cores = request.cores or 1
+        self.in_flight = request.in_flight
+        self.buckets = BucketPlan(request.buckets) if request.buckets else None
         self._device_time_s = float(request.properties.get("device_time_s", "0"))
         self._failing_token_id = int(request.properties.get("failing_token_id", "-1"))
         self._nan_token_id = int(request.properties.get("nan_token_id", "-1"))
@@ -33,6 +36,8 @@ class FakeBackend:
 
     def round_tokens(self, tokens: int) -> int:
         """See Backend. One more than asked for, so that there is always padding to cut."""
+        if self.buckets:
+            return self.buckets.round_tokens(tokens)
         return min(tokens + 1, self._spec.max_tokens)
 
     async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
@@ -62,6 +67,8 @@ class FakeBackend:
         shape, mask = inputs["input_ids"].shape, inputs["attention_mask"]
         if any(array.dtype != np.int64 or array.shape != shape for array in inputs.values()) or shape[1] > self._spec.max_tokens:
             problems.append(f"shapes {[array.shape for array in inputs.values()]}, dtypes {[array.dtype for array in inputs.values()]}")
+        elif self.buckets and (self.buckets.find(*shape) is None or self.round_tokens(shape[1]) != shape[1]):
+            problems.append(f"shape {shape}, the buckets are {', '.join(map(str, self.buckets.buckets))}")
         elif not mask[:, 0].all():
             problems.append("a row without a first token")
         elif ((inputs["input_ids"] != self._spec.pad_token_id) & (mask == 0)).any():

@@ -19,6 +19,9 @@ _PRECISION = "INFERENCE_PRECISION_HINT"
 class OpenVinoBackend:
     """See Backend."""
 
+    buckets = None
+    in_flight = 1
+
     def __init__(self, request: LoadRequest) -> None:
         model_file = next((path for path in request.files if path.suffix == ".xml"), None)
         if model_file is None:

@@ -1,0 +1,145 @@
+"""Which buckets to compile: those named, or the best ones for the lengths of real inputs."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from neuronpipe.core.buckets import Bucket, parse_bucket
+from neuronpipe.core.errors import SetupError
+
+MAX_LENGTHS = 64
+# A token between two special ones; ModelSpec takes no less.
+MIN_TOKENS = 3
+_MAX_TOKENS = 1 << 16
+_MAX_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRequest:
+    """`buckets`: what was asked for, such as ("8x128",) or ("auto",), which needs `lengths`; () for back ends without buckets.
+
+    Of "auto", each of `max_lengths` lengths is compiled for each of `batches`.
+    """
+
+    buckets: tuple[str, ...] = ()
+    lengths: Path | None = None
+    max_lengths: int = 4
+    batches: tuple[int, ...] = (1, 8)
+
+
+NO_BUCKETS = BucketRequest()
+
+
+@dataclass(frozen=True, slots=True)
+class LengthPlan:
+    """The chosen lengths, and the share of computed tokens that is padding, in this plan and in two simple ones."""
+
+    lengths: tuple[int, ...]
+    waste: float
+    single_waste: float
+    power_of_two_waste: float
+    powers_of_two: int
+
+    def describe(self) -> str:
+        """A line for a person."""
+        lengths = ", ".join(map(str, self.lengths))
+        return (
+            f"      lengths {lengths}: {self.waste:.1%} of the tokens are padding; one bucket: {self.single_waste:.1%}; "
+            f"{self.powers_of_two} powers of two: {self.power_of_two_waste:.1%}"
+        )
+
+
+def choose_buckets(request: BucketRequest, max_tokens: int) -> tuple[tuple[Bucket, ...], LengthPlan | None]:
+    """The buckets, and how their lengths were found where they were. Raises SetupError for what cannot be compiled."""
+    if request.buckets != ("auto",):
+        if request.lengths is not None:
+            raise SetupError("--lengths is for --buckets auto")
+        buckets = tuple(parse_bucket(text) for text in request.buckets)
+        for bucket in buckets:
+            if bucket.tokens > max_tokens:
+                raise SetupError(f"--bucket {bucket}: {bucket.tokens} tokens, the model takes {max_tokens}")
+        if max(bucket.tokens for bucket in buckets) < MIN_TOKENS:
+            raise SetupError(f"--bucket {buckets[-1]}: the longest takes {buckets[-1].tokens} tokens, the least is {MIN_TOKENS}")
+        return buckets, None
+    if request.lengths is None:
+        raise SetupError("--buckets auto needs the lengths of real inputs: --lengths FILE")
+    if not request.batches or min(request.batches) < 1:
+        raise SetupError(f"--batches {', '.join(map(str, request.batches))}: whole numbers from 1 on")
+    counts = read_lengths(request.lengths, max_tokens)
+    if max(counts) < MIN_TOKENS:
+        raise SetupError(f"{request.lengths}: the longest has {max(counts)} tokens, the least is {MIN_TOKENS}")
+    plan = plan_lengths(counts, request.max_lengths)
+    return tuple(Bucket(batch=batch, tokens=tokens) for tokens in plan.lengths for batch in sorted(set(request.batches))), plan
+
+
+def read_lengths(path: Path, max_tokens: int) -> Counter[int]:
+    """How many sequences have each length, from a file with "LENGTH" or "LENGTH COUNT" on each line.
+
+    Lengths beyond the model's limit count as the limit: they are cut, or refused. Raises SetupError naming the line.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise SetupError(f"{path}: more than {_MAX_BYTES >> 20} MiB, the limit; write one line for each length, with its count")
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"{path}: cannot be read as lines of numbers; see --lengths") from error
+    counts: Counter[int] = Counter()
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if not words:
+            continue
+        if len(words) > 2 or not all(word.isdigit() for word in words) or not 1 <= int(words[0]) <= _MAX_TOKENS:
+            raise SetupError(f"{path}: line {number}: must be a length from 1 to {_MAX_TOKENS}, and a count where there are several")
+        counts[min(int(words[0]), max_tokens)] += int(words[1]) if len(words) > 1 else 1
+    if not +counts:
+        raise SetupError(f"{path}: holds no length")
+    return +counts
+
+
+def plan_lengths(counts: Mapping[int, int], max_lengths: int) -> LengthPlan:
+    """At most `max_lengths` bucket lengths with the fewest padded tokens over these sequences. Raises SetupError.
+
+    Every sequence runs in the shortest bucket that holds it, and the longest bucket is the longest sequence.
+    """
+    if not 1 <= max_lengths <= MAX_LENGTHS:
+        raise SetupError(f"--max-lengths {max_lengths}: must be from 1 to {MAX_LENGTHS}")
+    lengths = sorted(counts)
+    best = _best_lengths(lengths, [counts[length] for length in lengths], max_lengths)
+    powers = {min(1 << (length - 1).bit_length(), lengths[-1]) for length in lengths}
+    return LengthPlan(best, _waste(counts, best), _waste(counts, lengths[-1:]), _waste(counts, powers), len(powers))
+
+
+def _best_lengths(lengths: Sequence[int], counts: Sequence[int], max_lengths: int) -> tuple[int, ...]:
+    """Exact, by dynamic programming: the cheapest way to serve the k shortest lengths with n buckets, the longest of which is the k-th.
+
+    Only lengths that occur can be the best: any other bucket could be shortened to the longest sequence in it.
+    """
+    before = np.concatenate([[0], np.cumsum(np.asarray(counts, np.float64))])  # sequences shorter than the k-th length
+    size = len(lengths)
+    cost = np.full(size + 1, np.inf)
+    cost[0] = 0
+    choices: list[list[int]] = []
+    for _ in range(min(max_lengths, size)):
+        next_cost, choice = cost.copy(), list(range(size + 1))
+        for last in range(1, size + 1):
+            candidates = cost[:last] + lengths[last - 1] * (before[last] - before[:last])
+            first = int(candidates.argmin())
+            if candidates[first] < next_cost[last]:
+                next_cost[last], choice[last] = candidates[first], first
+        choices.append(choice)
+        cost = next_cost
+    chosen = []
+    last = size
+    for choice in reversed(choices):
+        if choice[last] != last:  # else a bucket fewer does as well
+            chosen.append(lengths[last - 1])
+            last = choice[last]
+    return tuple(reversed(chosen))
+
+
+def _waste(counts: Mapping[int, int], plan: Collection[int]) -> float:
+    computed = sum(count * min(bucket for bucket in plan if bucket >= length) for length, count in counts.items())
+    return 1 - sum(length * count for length, count in counts.items()) / computed

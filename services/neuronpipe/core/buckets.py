@@ -1,0 +1,92 @@
+"""Buckets: the batch x token shapes that a model is compiled for, where its back end takes no others."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.tensors import Array, Arrays
+
+_BUCKET = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})")
+
+
+class Bucket(BaseModel):
+    """One shape; written "8x128"."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch: int = Field(ge=1, description="rows")
+    tokens: int = Field(ge=1, description="columns")
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.tokens}"
+
+    @property
+    def padded_tokens(self) -> int:
+        """What the device computes, whatever of it is wanted."""
+        return self.batch * self.tokens
+
+    def holds(self, rows: int, tokens: int) -> bool:
+        """Whether so many sequences of up to so many tokens fit."""
+        return rows <= self.batch and tokens <= self.tokens
+
+
+def parse_bucket(text: str) -> Bucket:
+    """A bucket from its words. Raises SetupError."""
+    match = _BUCKET.fullmatch(text)
+    if match is None:
+        raise SetupError(f"--bucket {text!r}: must be BATCHxTOKENS, both whole numbers from 1 on, as in 8x128")
+    return Bucket(batch=int(match[1]), tokens=int(match[2]))
+
+
+class BucketPlan:
+    """The buckets of one model: what was compiled, is warmed up, and what batches are made for."""
+
+    def __init__(self, buckets: Iterable[Bucket]) -> None:
+        self.buckets = tuple(sorted(set(buckets), key=lambda bucket: (bucket.tokens, bucket.batch)))
+        self._lengths = sorted({bucket.tokens for bucket in self.buckets})
+        self._batches = {
+            length: tuple(bucket.batch for bucket in self.buckets if bucket.tokens == length) for length in self._lengths
+        }  # ascending
+
+    @property
+    def largest(self) -> Bucket:
+        """The longest bucket, and of the longest the one of the fewest rows: it says what one sequence may have."""
+        return next(bucket for bucket in self.buckets if bucket.tokens == self._lengths[-1])
+
+    def round_tokens(self, tokens: int) -> int:
+        """The shortest bucket length that holds so many tokens; the longest one where none does."""
+        return next((length for length in self._lengths if length >= tokens), self._lengths[-1])
+
+    def batches(self, tokens: int) -> tuple[int, ...]:
+        """The batch sizes of a bucket length, ascending."""
+        return self._batches[tokens]
+
+    def find(self, rows: int, tokens: int) -> Bucket | None:
+        """The bucket that computes the fewest tokens for a batch, or None where none holds it."""
+        fitting = [bucket for bucket in self.buckets if bucket.holds(rows, tokens)]
+        return min(fitting, key=lambda bucket: (bucket.padded_tokens, bucket.tokens), default=None)
+
+
+def fill_bucket(inputs: Arrays, bucket: Bucket, pad_token_id: int) -> dict[str, Array]:
+    """A batch in the shape of its bucket: padding on the right with the tokenizer's own id, and the first sequence in unused rows.
+
+    No row's mask is all zero: a softmax over nothing but masked tokens is not a number on some devices. RoBERTa's positions depend on
+    the padding id.
+    """
+    filled = {}
+    for name, array in inputs.items():
+        rows, tokens = array.shape
+        whole: np.ndarray[Any, Any] = np.full((bucket.batch, bucket.tokens), pad_token_id if name == "input_ids" else 0, array.dtype)
+        whole[:rows, :tokens] = array
+        whole[rows:] = whole[0]
+        filled[name] = whole
+    return filled
+
+
+def cut_bucket(outputs: Arrays, rows: int) -> dict[str, Array]:
+    """The outputs of a bucket without its unused rows. What belongs to padded tokens is cut with each sequence."""
+    return {name: array[:rows] for name, array in outputs.items()}

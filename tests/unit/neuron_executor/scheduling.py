@@ -1,0 +1,82 @@
+"""A scheduler on a back end that holds every batch until the test lets it run."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuronpipe.core.buckets import parse_bucket
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Arrays
+from neuronpipe.neuron_executor.batch_time import BatchTime
+from neuronpipe.neuron_executor.scheduler import Computed, Limits, Scheduler, running_scheduler
+from tests.unit.model_specs import model_spec
+from tests.unit.neuron_executor.held_backend import HeldBackend
+
+SPEC = model_spec("question_answering")
+LIMITS = Limits(max_batch_size=8, max_batch_tokens=1000, max_queue_sequences=8)
+
+
+def sequence(*ids: int) -> Arrays:
+    return {"input_ids": np.array(ids, np.int32)}
+
+
+class KnownTime(BatchTime):
+    """Batches take exactly this long, whatever is observed."""
+
+    def __init__(self, overhead_s: float, token_s: float) -> None:
+        super().__init__()
+        self._known = overhead_s, token_s
+        for tokens in (1, 101):
+            self.anchor(tokens, self.seconds(tokens))
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        pass
+
+    def seconds(self, tokens: int) -> float:
+        overhead_s, token_s = self._known
+        return overhead_s + token_s * tokens
+
+
+@dataclass
+class System:
+    scheduler: Scheduler
+    backend: HeldBackend
+
+    def submit(self, *sequences: Sequence[int], deadline_s: float | None = None, is_bulk: bool = False) -> asyncio.Task[list[Computed]]:
+        """One caller with the sequences of one input."""
+        return asyncio.create_task(self.scheduler.run([sequence(*ids) for ids in sequences], deadline_s, is_bulk=is_bulk))
+
+    async def occupy(self) -> asyncio.Task[list[Computed]]:
+        """A caller whose batch of its own holds the core until the test lets it run."""
+        caller = self.submit([500])
+        assert await self.backend.begun() == [[500]]
+        return caller
+
+
+@asynccontextmanager
+async def held_scheduler(
+    *,
+    cores: int = 1,
+    limits: Limits = LIMITS,
+    spec: ModelSpec = SPEC,
+    is_held: bool = True,
+    batch_time: BatchTime | None = None,
+    lone_batch_time: BatchTime | None = None,
+    in_flight: int = 1,
+    buckets: Sequence[str] = (),
+) -> AsyncIterator[System]:
+    """Without a `batch_time` nothing is known of it: lengths share a batch as if padding cost nothing, and no wait is foreseen."""
+    backend = HeldBackend(
+        spec, cores=cores, is_held=is_held, in_flight=in_flight, buckets=tuple(parse_bucket(bucket) for bucket in buckets)
+    )
+    async with running_scheduler(backend, spec, limits, batch_time or KnownTime(0, 0), lone_batch_time) as scheduler:
+        yield System(scheduler, backend)
+
+
+async def queued(*callers: asyncio.Task[list[Computed]]) -> None:
+    """Lets callers that were made just now reach the queue, or leave it."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
