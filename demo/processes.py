@@ -93,13 +93,18 @@ class ServiceProcess:
 
 
 @contextmanager
-def four_processes(repository: Path) -> Iterator[dict[str, ServiceProcess]]:
-    """The four services, ready, by name; ended with the block."""
+def four_processes(
+    repository: Path, *executor_options: str, environment: Mapping[str, str] | None = None
+) -> Iterator[dict[str, ServiceProcess]]:
+    """The four services, ready, by name; ended with the block. `environment` is the executor's besides our own."""
     with ExitStack() as stack:
         started = {
             service: stack.enter_context(ServiceProcess(service, "--repository", str(repository)))
-            for service in ("tokenizer", "neuron-executor", "postprocessor")
+            for service in ("tokenizer", "postprocessor")
         }
+        started["neuron-executor"] = stack.enter_context(
+            ServiceProcess("neuron-executor", "--repository", str(repository), *executor_options, environment=environment)
+        )
         targets = [f"--{name}-target={started[service].target}" for name, service in _TARGET_OPTIONS.items()]
         started["gateway"] = stack.enter_context(ServiceProcess("gateway", "--repository", str(repository), *targets))
         for process in started.values():

@@ -1,11 +1,16 @@
 """What all tests share: the models, made once a run."""
 
+import os
 import signal
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.models import make_repository, make_sources
+
+NEURONX_MODELS = ("classifier", "answerer", "minilm")
+DOUBLES = Path(__file__).parent / "doubles"
 
 
 def pytest_configure() -> None:
@@ -31,6 +36,34 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with an openvino float32 bundle of each test model."""
     return make_repository(tmp_path_factory.mktemp("repository"), sources)
+
+
+@pytest.fixture(scope="session")
+def neuron_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    """The contract double of the Neuron SDK on the path of this process and of those that it starts, with four simulated cores.
+
+    Gives the environment of another machine, with two cores, for a process that shall have cores of its own.
+    """
+    path = os.environ.get("PYTHONPATH", "")
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(DOUBLES), path] if path else [str(DOUBLES)]),
+        "NEURON_DOUBLE_DEVICES": "2",
+        "NEURON_DOUBLE_FOLDER": str(tmp_path_factory.mktemp("neuron")),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(DOUBLES)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield environment | {"NEURON_DOUBLE_DEVICES": "1", "NEURON_DOUBLE_FOLDER": str(tmp_path_factory.mktemp("other-neuron"))}
+
+
+@pytest.fixture(scope="session")
+def neuronx_repository(neuron_double: Mapping[str, str], sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of each task, compiled for the double of Neuron."""
+    of_each_task = {name: sources[name] for name in NEURONX_MODELS}
+    return make_repository(
+        tmp_path_factory.mktemp("neuronx-repository"), of_each_task, backend="neuronx", buckets=("1x16", "4x64", "16x64")
+    )
 
 
 @pytest.fixture(scope="session")

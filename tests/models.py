@@ -17,6 +17,8 @@ import transformers
 
 from demo.model import find_minilm
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.bundles.compiler.buckets import BucketRequest
+from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 
 LABELS = ["calm", "busy", "lost", "found"]
 
@@ -83,10 +85,21 @@ def make_sources(folder: Path) -> dict[str, Path]:
     return {name: folder / name if (folder / name / "config.json").is_file() else make(folder / name) for name, (_, make) in MODELS.items()}
 
 
-def make_repository(folder: Path, sources: dict[str, Path], *, backend: str = "openvino", dtype: str = "float32") -> Path:
+def make_repository(
+    folder: Path, sources: dict[str, Path], *, backend: str = "openvino", dtype: str = "float32", buckets: tuple[str, ...] = ()
+) -> Path:
     """A repository with a bundle of every test model."""
     for name, source in sources.items():
-        request = CompileRequest(source=str(source), task=MODELS[name][0], repository=folder, name=name, backend=backend, dtype=dtype)
+        request = CompileRequest(
+            source=str(source),
+            task=MODELS[name][0],
+            repository=folder,
+            name=name,
+            backend=backend,
+            dtype=dtype,
+            buckets=BucketRequest(buckets),
+            neuronx=NeuronxOptions(cache=folder.with_name(f"{folder.name}-cache")),
+        )
         compile_bundle(request, lambda line: None)
     return folder
 

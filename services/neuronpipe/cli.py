@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     compile_.add_argument("--name", help="the model's name in requests (default: the last part of SOURCE)")
     compile_.add_argument("--version", type=int, metavar="V", help="the bundle's version (default: the next free one)")
     compile_.add_argument("--revision", help="branch, tag or commit on the Hub")
-    compile_.add_argument("--backend", default="openvino", help="openvino (default) or fake")
+    compile_.add_argument("--backend", default="openvino", help="openvino (default), neuronx or fake")
     compile_.add_argument("--dtype", default="float32", help="float32 (default), bfloat16 or int8")
     compile_.add_argument(
         "--calibration",
@@ -109,6 +109,26 @@ def _parser() -> argparse.ArgumentParser:
     compile_.add_argument("--max-lengths", type=int, default=4, metavar="N", help="most bucket lengths of --buckets auto (default: 4)")
     compile_.add_argument(
         "--batches", default="1,8", type=_whole_numbers, metavar="B,B", help="batch sizes of --buckets auto (default: 1,8)"
+    )
+
+    neuron = compile_.add_argument_group("for neuronx")
+    neuron.add_argument("--target", default="inf2", choices=["inf2", "trn1", "trn1n"], help="instances to compile for (default: inf2)")
+    neuron.add_argument("--optlevel", type=int, default=2, choices=[1, 2, 3], help="the compiler's optimization level (default: 2)")
+    neuron.add_argument("--model-type", default="transformer", choices=["transformer", "generic"], help="default: transformer")
+    neuron.add_argument(
+        "--auto-cast",
+        default="",
+        choices=["none", "matmult", "all"],
+        help="what to compute in bfloat16 (default: matmult with that --dtype)",
+    )
+    neuron.add_argument("--attention", default="eager", choices=["eager", "sdpa"], help="form of attention that is traced (default: eager)")
+    neuron.add_argument("--compile-workers", type=int, default=1, metavar="N", help="buckets compiled at once (default: 1)")
+    neuron.add_argument(
+        "--compile-cache",
+        type=Path,
+        default=Path("~/.cache/neuronpipe/neuronx"),
+        metavar="DIR",
+        help="where compiled buckets are kept, so that none is compiled twice (default: ~/.cache/neuronpipe/neuronx)",
     )
 
     serve = commands.add_parser("serve", help="run one service, or all of them in one process")
@@ -170,6 +190,7 @@ def _compile(options: argparse.Namespace) -> None:
 
 def _compile_bundle(options: argparse.Namespace) -> Path:
     from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+    from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
     from neuronpipe.bundles.repository import default_name
 
     request = CompileRequest(
@@ -183,6 +204,15 @@ def _compile_bundle(options: argparse.Namespace) -> Path:
         dtype=options.dtype,
         calibration=options.calibration,
         buckets=_bucket_request(options),
+        neuronx=NeuronxOptions(
+            target=options.target,
+            model_type=options.model_type,
+            optlevel=options.optlevel,
+            auto_cast=options.auto_cast,
+            attention=options.attention,
+            workers=options.compile_workers,
+            cache=options.compile_cache,
+        ),
         max_divergence=options.max_divergence,
         min_agreement=options.min_agreement,
     )
@@ -211,6 +241,7 @@ def _ending_on_sigterm() -> Iterator[None]:
 def _serve(options: argparse.Namespace) -> None:
     from neuronpipe.core import config
     from neuronpipe.core.logs import log_fault, start_logging
+    from neuronpipe.core.neuron import runtime_environment
 
     module_name, settings_name = _SERVICES[options.service]
     kind: type[config.ServerSettings] = getattr(config, settings_name)
@@ -221,6 +252,8 @@ def _serve(options: argparse.Namespace) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar=name.upper(), help=text)
     settings = config.read_settings(kind, vars(parser.parse_args(options.settings)))
     start_logging(options.service)
+    if "cores" in kind.model_fields:
+        os.environ.update(runtime_environment(getattr(settings, "cores")))  # noqa: B009 (of two of the five kinds)
     # Threads of the tokenizers' own cost more than they bring: a tenth of the throughput (docs/decisions/0002).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:

@@ -27,6 +27,7 @@ _TOLERANCES = {
     # Other shapes take other kernels, which add up float32 in another order: two layers of sums of 32 to 384 products of a relative
     # error of 6e-8 each, in the worst case all to one side.
     "openvino": 1e-5,
+    "neuronx": 1e-5,  # the double computes with PyTorch
 }
 _SEED = 20261121
 
@@ -62,7 +63,7 @@ class _Loaded:
 
 
 def _bundle(request: pytest.FixtureRequest, backend: str, model: str) -> Bundle:
-    repository: Path = request.getfixturevalue({"fake": "fake_repository", "openvino": "repository"}[backend])
+    repository: Path = request.getfixturevalue({"openvino": "repository"}.get(backend, f"{backend}_repository"))
     return read_bundle(repository / model / "1")
 
 
@@ -70,7 +71,15 @@ def _bundle(request: pytest.FixtureRequest, backend: str, model: str) -> Bundle:
 def _loading(request: pytest.FixtureRequest, name: str, model: str) -> Iterator[_Loaded]:
     bundle = _bundle(request, name, model)
     artifact = bundle.artifact(name)
-    load = LoadRequest(bundle.spec, bundle.artifact_files(artifact), artifact.properties, cores=_CORES, threads=_CORES)
+    load = LoadRequest(
+        bundle.spec,
+        bundle.artifact_files(artifact),
+        artifact.properties,
+        _CORES,
+        _CORES,
+        buckets=artifact.buckets,
+        versions=artifact.versions,
+    )
     backend = load_backend(name, load)
     yield _Loaded(name, backend, bundle.spec, _TOLERANCES[name])
     backend.close()

@@ -38,6 +38,7 @@ class Accuracy(_Frozen):
     largest_output: float
     largest_difference: float
     computed_dtype: str
+    emulator: str = Field("", description="what computed in the artefact's place where the compiling machine could not run it")
     emulated_difference: float | None = None
     agreement: float | None = Field(
         None,

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from neuronpipe.bundles.compiler import accuracy, fake, openvino, quantization
+from neuronpipe.bundles.compiler import accuracy, fake, neuronx, openvino, quantization
+from neuronpipe.bundles.compiler.accuracy import ArtifactCompiler
 from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
 from neuronpipe.bundles.compiler.calibration import read_calibration
 from neuronpipe.bundles.compiler.modules import TASK_MODULES, SourceModule, load_module
+from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
 from neuronpipe.bundles.compiler.samples import calibration_batches, comparison_batches
 from neuronpipe.bundles.compiler.source import find_source
 from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
@@ -20,7 +22,7 @@ from neuronpipe.core.errors import SetupError
 
 Report: TypeAlias = Callable[[str], None]
 
-COMPILERS = {"openvino": openvino, "fake": fake}
+COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "neuronx": neuronx, "fake": fake}
 TOKENIZER_FILE = "tokenizer.json"
 
 
@@ -44,6 +46,7 @@ class CompileRequest:
     min_agreement: float | None = None
     calibration: Path | None = None
     buckets: BucketRequest = NO_BUCKETS
+    neuronx: NeuronxOptions = DEFAULT_OPTIONS
 
 
 def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
@@ -72,7 +75,8 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
         step(f"convert for {request.backend}, {request.dtype}")
         (folder / TOKENIZER_FILE).write_text(tokenizer.json, encoding="utf-8")
         compiler = COMPILERS[request.backend]
-        artifact = compiler.convert(accuracy.Conversion(module, batches[0], folder, request.dtype, buckets))
+        conversion = accuracy.Conversion(module, source, batches[0], folder, request.dtype, buckets, request.neuronx)
+        artifact = compiler.convert(conversion)
 
         if calibration is not None:
             described = calibration.description
@@ -80,7 +84,7 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
             artifact = quantization.quantize(artifact, folder, calibration_batches(module, calibration.texts), described)
 
         step("compare with PyTorch on sample texts")
-        measured = accuracy.measure(compiler, module, artifact, folder, batches, reference)
+        measured = accuracy.measure(compiler, conversion, artifact, batches, reference)
         if measured is not None:
             report(accuracy.describe(measured, request.dtype, request.task))
         accuracy.check(measured, request.max_divergence, request.min_agreement)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -11,9 +11,13 @@ import torch
 from neuronpipe.bundles.compiler.agreement import Outputs, agreement, meaning
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.samples import Batch
+from neuronpipe.bundles.compiler.source import ModelSource
 from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.core.buckets import Bucket
 from neuronpipe.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 
 _TORCH_DTYPES = {"bfloat16": torch.bfloat16}
 
@@ -23,23 +27,35 @@ class Conversion:
     """What to convert: the module and a batch for it, into the bundle's folder, for these buckets where there are any."""
 
     module: SourceModule
+    source: ModelSource
     example: Batch
     folder: Path
     dtype: str
-    buckets: tuple[Bucket, ...] = ()
+    buckets: tuple[Bucket, ...]
+    neuronx: "NeuronxOptions"
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """An artefact's outputs for each batch, and the dtype that it computed in. `emulator` says what ran in its place, if anything did."""
+
+    outputs: Sequence[Outputs]
+    computed_dtype: str
+    emulator: str = ""
 
 
 class ArtifactCompiler(Protocol):
     """The part of the compiler that belongs to one back end (a module)."""
 
     DTYPES: tuple[str, ...]
-    BUCKETS: Literal["none", "optional", "required"]
+    BUCKETS: str
+    """Whether it compiles for buckets: "none", "optional" or "required"."""
 
     def convert(self, conversion: Conversion) -> Artifact:
         """Writes the artefact below the bundle's folder and describes it. Raises SetupError."""
 
-    def run(self, artifact: Artifact, folder: Path, batches: Sequence[Batch]) -> tuple[list[Outputs], str] | None:
-        """The artefact's outputs for each batch and the dtype that it computed in, or None where there is nothing to compare."""
+    def run(self, conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran | None:
+        """Runs the artefact on every batch, or None where there is nothing to compare."""
 
 
 def reference_outputs(module: SourceModule, batches: Sequence[Batch]) -> list[Outputs]:
@@ -50,17 +66,16 @@ def reference_outputs(module: SourceModule, batches: Sequence[Batch]) -> list[Ou
 
 def measure(
     compiler: ArtifactCompiler,
-    module: SourceModule,
+    conversion: Conversion,
     artifact: Artifact,
-    folder: Path,
     batches: Sequence[Batch],
     reference: Sequence[Outputs],
 ) -> Accuracy | None:
     """The artefact's largest difference to the reference, on tokens that are not padding, and its agreement with it."""
-    ran = compiler.run(artifact, folder, batches)
+    ran = compiler.run(conversion, artifact, batches)
     if ran is None:
         return None
-    outputs, computed_dtype = ran
+    module, outputs, computed_dtype = conversion.module, ran.outputs, ran.computed_dtype
     emulated = None
     if computed_dtype != artifact.dtype:
         with torch.inference_mode(), torch.autocast("cpu", dtype=_TORCH_DTYPES[artifact.dtype]):
@@ -71,6 +86,7 @@ def measure(
         largest_output=max(float(np.abs(array).max()) for one in reference for array in one.values()),
         largest_difference=_largest_difference(module.task, outputs, reference, batches),
         computed_dtype=computed_dtype,
+        emulator=ran.emulator,
         emulated_difference=None if emulated is None else _largest_difference(module.task, emulated, reference, batches),
         agreement=agreement(module.task, outputs, reference, batches),
         emulated_agreement=None if emulated is None else agreement(module.task, emulated, reference, batches),
@@ -85,6 +101,8 @@ def describe(accuracy: Accuracy, dtype: str, task: str) -> str:
     )
     if accuracy.agreement is not None:
         line += f"\n      agreement {accuracy.agreement:.4f} ({meaning(task)})"
+    if accuracy.emulator:
+        line += f"\n      computed by {accuracy.emulator}; `neuronpipe accept` compares on the device"
     if accuracy.emulated_difference is not None:
         line += (
             f"\n      this CPU has no {dtype} instructions and computed in {accuracy.computed_dtype}; PyTorch in {dtype} differs by "

@@ -129,11 +129,24 @@ TASK_MODULES: dict[str, Callable[[Path, SourceTokenizer], SourceModule]] = {
 }
 
 
-def load_module(folder: Path, task: str, tokenizer: SourceTokenizer) -> SourceModule:
-    """Loads the model for a task. Raises SetupError for a model that cannot have it."""
+def load_module(folder: Path, task: str, tokenizer: SourceTokenizer, attention: str = "") -> SourceModule:
+    """Loads the model for a task; `attention` is transformers' attn_implementation, its own choice where empty.
+
+    Raises SetupError for a model that cannot have the task.
+    """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    return TASK_MODULES[task](folder, tokenizer)
+    module = TASK_MODULES[task](folder, tokenizer)
+    if attention:
+        _set_attention(module, attention)
+    return module
+
+
+def _set_attention(module: SourceModule, attention: str) -> None:
+    for part in module.module.modules():
+        if isinstance(part, transformers.PreTrainedModel):
+            part.set_attn_implementation(attention)
+            return
 
 
 def _load(auto_class: Any, folder: Path) -> Any:

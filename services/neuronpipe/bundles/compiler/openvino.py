@@ -2,13 +2,11 @@
 
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal
 
 import torch
 import transformers
 
-from neuronpipe.bundles.compiler.accuracy import Conversion
+from neuronpipe.bundles.compiler.accuracy import Conversion, Ran
 from neuronpipe.bundles.compiler.agreement import Outputs
 from neuronpipe.bundles.compiler.samples import Batch
 from neuronpipe.bundles.manifest import Artifact
@@ -18,7 +16,7 @@ from neuronpipe.core.openvino import engine, has_bfloat16, openvino
 # What is not quantized of an int8 artefact is computed in float32.
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
 DTYPES = tuple(_PRECISIONS)
-BUCKETS: Literal["none"] = "none"
+BUCKETS = "none"
 
 _MODEL_FILE = "artifacts/openvino/model.xml"
 _WEIGHTS_FILE = "artifacts/openvino/model.bin"
@@ -55,12 +53,12 @@ def convert(conversion: Conversion) -> Artifact:
     )
 
 
-def run(artifact: Artifact, folder: Path, batches: Sequence[Batch]) -> tuple[list[Outputs], str]:
+def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:
     """See ArtifactCompiler."""
-    compiled = engine().compile_model(folder / _MODEL_FILE, "CPU", dict(artifact.properties))
+    compiled = engine().compile_model(conversion.folder / _MODEL_FILE, "CPU", dict(artifact.properties))
     names = [port.any_name for port in compiled.inputs]
     outputs: list[Outputs] = []
     for batch in batches:
         result = compiled({name: batch[name] for name in names})
         outputs.append({port.any_name: result[port].copy() for port in compiled.outputs})
-    return outputs, artifact.dtype if artifact.dtype != "bfloat16" or has_bfloat16() else "float32"
+    return Ran(outputs, artifact.dtype if artifact.dtype != "bfloat16" or has_bfloat16() else "float32")

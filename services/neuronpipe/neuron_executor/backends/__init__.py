@@ -9,6 +9,7 @@ from neuronpipe.neuron_executor.backends.base import Backend, LoadRequest
 BACKENDS = {
     "openvino": "neuronpipe.neuron_executor.backends.openvino:OpenVinoBackend",
     "fake": "neuronpipe.neuron_executor.backends.fake:FakeBackend",
+    "neuronx": "neuronpipe.neuron_executor.backends.neuronx:NeuronxBackend",
 }
 
 
@@ -16,6 +17,11 @@ def load_backend(name: str, request: LoadRequest) -> Backend:
     """Loads a compiled model on the back end of that name. Raises SetupError."""
     if name not in BACKENDS:
         raise SetupError(f"back end {name!r} is not known; there are: {', '.join(BACKENDS)}")
+    if request.cores_per_replica != 1:
+        raise SetupError(
+            f"cores_per_replica: {request.cores_per_replica}, the back end {name!r} computes a replica on one core; torch-neuronx traces "
+            "no model that needs several (docs/neuron.md, Core groups)"
+        )
     module_name, _, class_name = BACKENDS[name].partition(":")
     try:
         module = importlib.import_module(module_name)

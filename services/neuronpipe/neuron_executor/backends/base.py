@@ -32,6 +32,7 @@ class LoadRequest:
     cores: int
     threads: int
     in_flight: int = 1
+    cores_per_replica: int = 1
     buckets: tuple[Bucket, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 

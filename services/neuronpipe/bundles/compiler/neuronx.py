@@ -1,0 +1,196 @@
+"""PyTorch to AWS Neuron: one trace for each bucket, made in processes of their own and kept in a cache."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from neuronpipe import __version__
+from neuronpipe.bundles.compiler import neuronx_processes
+from neuronpipe.bundles.compiler.accuracy import Conversion, Ran
+from neuronpipe.bundles.compiler.agreement import Outputs
+from neuronpipe.bundles.compiler.modules import SourceModule
+from neuronpipe.bundles.compiler.neuronx_cache import ArtifactCache
+from neuronpipe.bundles.compiler.neuronx_processes import FilledBucket, TraceJob
+from neuronpipe.bundles.compiler.positional import INPUT_DTYPE, Positional
+from neuronpipe.bundles.compiler.samples import Batch
+from neuronpipe.bundles.manifest import Artifact
+from neuronpipe.core.buckets import Bucket, BucketPlan, fill_bucket
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.neuron import device_count, sdk_release
+
+# dtype → (what is cast, to what); bfloat16 is the form of all of AWS's published encoder figures.
+_CASTS = {"float32": ("none", ""), "bfloat16": ("matmult", "bf16")}
+DTYPES = tuple(_CASTS)
+BUCKETS = "required"
+
+_FOLDER = "artifacts/neuronx"
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronxOptions:
+    """How to compile for Neuron. Every flag is passed, because the compiler's defaults differ between releases.
+
+    `workers` processes compile at once, each of which needs memory for the model and the compiler. `cache` is where artefacts are kept.
+    """
+
+    target: str = "inf2"
+    model_type: str = "transformer"
+    optlevel: int = 2
+    auto_cast: str = ""
+    attention: str = "eager"
+    workers: int = 1
+    cache: Path = Path("~/.cache/neuronpipe/neuronx")
+
+    def flags(self, dtype: str) -> tuple[str, ...]:
+        """The compiler's flags, all explicit. Raises SetupError where they contradict the dtype."""
+        cast, cast_type = _CASTS[dtype]
+        if self.auto_cast and (self.auto_cast == "none") != (cast == "none"):
+            raise SetupError(f"--auto-cast {self.auto_cast}: --dtype {dtype} casts {'nothing' if cast == 'none' else 'to ' + cast_type}")
+        flags = [f"--target={self.target}", f"--model-type={self.model_type}", f"--optlevel={self.optlevel}"]
+        flags.append(f"--auto-cast={self.auto_cast or cast}")
+        return (*flags, f"--auto-cast-type={cast_type}") if cast_type else tuple(flags)
+
+
+DEFAULT_OPTIONS = NeuronxOptions()
+
+
+def convert(conversion: Conversion) -> Artifact:
+    """See ArtifactCompiler. What is in the cache is not compiled again, so a compilation that was interrupted goes on."""
+    options = conversion.neuronx
+    flags = options.flags(conversion.dtype)
+    versions = _versions()
+    stamps = {bucket: _stamp(conversion, bucket, flags, versions) for bucket in BucketPlan(conversion.buckets).buckets}
+    cache = ArtifactCache(options.cache.expanduser())
+    missing = [bucket for bucket, stamp in stamps.items() if cache.find(stamp) is None]
+    if missing:
+        with tempfile.TemporaryDirectory(prefix="neuronx-") as folder:
+            job = TraceJob(
+                source_folder=str(conversion.source.folder),
+                task=conversion.module.task,
+                attention=options.attention,
+                flags=list(flags),
+                cpu_backend=not device_count(),
+                outputs={},
+            )
+            outputs = {bucket: Path(folder) / f"{bucket}.pt" for bucket in missing}
+            neuronx_processes.trace_all(
+                job,
+                {str(bucket): path for bucket, path in outputs.items()},
+                options.workers,
+                lambda name: _keep(cache, stamps, outputs, name),
+            )
+    (conversion.folder / _FOLDER).mkdir(parents=True)
+    files = []
+    for bucket, stamp in stamps.items():
+        path = cache.find(stamp)
+        if path is None:
+            raise SetupError(f"{options.cache}: lost the artefact of the bucket {bucket} again; is the folder being cleaned?")
+        files += [f"{_FOLDER}/{bucket}.pt", f"{_FOLDER}/{bucket}.json"]
+        shutil.copyfile(path, conversion.folder / files[-2])
+        (conversion.folder / files[-1]).write_text(json.dumps(stamp, indent=2) + "\n")
+    return Artifact(
+        backend="neuronx",
+        dtype=conversion.dtype,
+        files=tuple(files),
+        properties={"compiler_args": " ".join(flags)},
+        versions=versions,
+        buckets=tuple(stamps),
+    )
+
+
+def _keep(cache: ArtifactCache, stamps: Mapping[Bucket, Mapping[str, Any]], outputs: Mapping[Bucket, Path], name: str) -> None:
+    bucket = next(bucket for bucket in outputs if str(bucket) == name)
+    cache.add(stamps[bucket], outputs[bucket])
+
+
+def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:
+    """See ArtifactCompiler. A trace runs on a device only: where there is none, PyTorch computes through the same buckets."""
+    module, plan = conversion.module, BucketPlan(artifact.buckets)
+    parts = [[*_fill(batch, plan, module)] for batch in batches]
+    flat = [part for of_batch in parts for part in of_batch]
+    computed: Iterator[Outputs] = iter(
+        neuronx_processes.run_all(conversion.folder / _FOLDER, module.inputs, module.outputs, flat)
+        if device_count()
+        else _emulate(conversion, flat)
+    )
+    is_per_token = module.task == "question_answering"
+    outputs: list[Outputs] = []
+    for of_batch in parts:
+        cut = [
+            {name: array[: part.rows, : part.tokens] if is_per_token else array[: part.rows] for name, array in next(computed).items()}
+            for part in of_batch
+        ]
+        outputs.append({name: np.concatenate([one[name] for one in cut]) for name in module.outputs})
+    return Ran(outputs, artifact.dtype, "" if device_count() else "PyTorch, as no Neuron device was at hand")
+
+
+def _fill(batch: Batch, plan: BucketPlan, module: SourceModule) -> Iterator[FilledBucket]:
+    """A batch in as many buckets as its rows need."""
+    rows, tokens = batch["input_ids"].shape
+    size = plan.batches(plan.round_tokens(tokens))[-1]
+    for first in range(0, rows, size):
+        inputs = {name: batch[name][first : first + size] for name in module.inputs}
+        bucket = plan.find(len(inputs["input_ids"]), tokens)
+        assert bucket is not None  # noqa: S101 (texts are cut to the longest bucket)
+        yield FilledBucket(bucket, fill_bucket(inputs, bucket, module.tokenizer.pad_token_id), len(inputs["input_ids"]), tokens)
+
+
+def _emulate(conversion: Conversion, parts: Sequence[FilledBucket]) -> list[Outputs]:
+    module = Positional(conversion.module.module, conversion.module.inputs, conversion.module.outputs)
+    outputs: list[Outputs] = []
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=conversion.dtype != "float32"):
+        for part in parts:
+            tensors = module(*(torch.from_numpy(part.inputs[name]) for name in conversion.module.inputs))
+            outputs.append({name: tensor.float().numpy() for name, tensor in zip(conversion.module.outputs, tensors, strict=True)})
+    return outputs
+
+
+def _versions() -> dict[str, str]:
+    try:
+        torch_neuronx, compiler = import_module("torch_neuronx"), import_module("neuronxcc")
+    except ImportError as error:
+        raise SetupError(f"compiling for neuronx needs AWS's package {error.name}; docs/neuron.md says how to install it") from error
+    version = str(torch_neuronx.__version__)
+    return {
+        "sdk": sdk_release(version),
+        "torch-neuronx": version,
+        "neuronx-cc": str(compiler.__version__),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _stamp(conversion: Conversion, bucket: Bucket, flags: Sequence[str], versions: Mapping[str, str]) -> dict[str, Any]:
+    """All that an artefact depends on; the key of the cache is its digest."""
+    shape = [bucket.batch, bucket.tokens]
+    return {
+        "bucket": str(bucket),
+        "inputs": [{"name": name, "shape": shape, "dtype": INPUT_DTYPE} for name in conversion.module.inputs],
+        "outputs": list(conversion.module.outputs),
+        "task": conversion.module.task,
+        "architecture": conversion.module.architecture,
+        "attention": conversion.neuronx.attention,
+        "flags": list(flags),
+        "is_traced_without_device": not device_count(),
+        "versions": {**versions, "neuronpipe": __version__},
+        "weights_sha256": conversion.source.describe().weights_sha256,
+        "configuration_sha256": _configuration_sha256(conversion.source.folder),
+    }
+
+
+def _configuration_sha256(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.json")):
+        digest.update(f"{path.relative_to(folder)}{os.linesep}".encode() + path.read_bytes())
+    return digest.hexdigest()

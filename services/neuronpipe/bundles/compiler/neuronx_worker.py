@@ -1,0 +1,55 @@
+"""A process that traces for Neuron, or runs traces.
+
+Started by neuronx_processes.py as: python -m neuronpipe.bundles.compiler.neuronx_worker JOB.json
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from neuronpipe.bundles.compiler.modules import load_module
+from neuronpipe.bundles.compiler.neuronx_processes import DONE, TraceJob
+from neuronpipe.bundles.compiler.positional import Positional
+from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
+from neuronpipe.core.buckets import parse_bucket
+
+
+def _trace(job: TraceJob) -> None:
+    import torch_neuronx
+
+    folder = Path(job.source_folder)
+    source = load_module(folder, job.task, load_tokenizer(folder), attention=job.attention)
+    module = Positional(source.module, source.inputs, source.outputs).eval()
+    for name, path in job.outputs.items():
+        bucket = parse_bucket(name)
+        # By name, in the module's order; a row of padding alone would be masked whole.
+        values = {"input_ids": source.tokenizer.pad_token_id, "attention_mask": 1, "token_type_ids": 0}
+        example = tuple(torch.full((bucket.batch, bucket.tokens), values[input], dtype=torch.int64) for input in source.inputs)
+        traced = torch_neuronx.trace(module, example, compiler_args=job.flags, cpu_backend=job.cpu_backend)
+        torch.jit.save(traced, path)
+        print(f"{DONE}{name}", flush=True)  # noqa: T201 (read by trace_all)
+
+
+def _run(job: Mapping[str, Any]) -> None:
+    import torch_neuronx  # noqa: F401 (without it the files cannot be read)
+
+    modules: dict[str, Any] = {}
+    for number, name in enumerate(job["buckets"]):
+        if name not in modules:
+            modules[name] = torch.jit.load(Path(job["folder"]) / f"{name}.pt")
+        with np.load(Path(job["work"]) / f"in-{number}.npz") as arrays:
+            outputs = modules[name](*(torch.from_numpy(arrays[input]) for input in job["inputs"]))
+        np.savez(Path(job["work"]) / f"out-{number}.npz", *(output.float().numpy() for output in outputs))
+
+
+if __name__ == "__main__":
+    content = json.loads(Path(sys.argv[1]).read_text())
+    if "outputs" in content:
+        _trace(TraceJob(**content))
+    else:
+        _run(content)

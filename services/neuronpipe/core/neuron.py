@@ -1,0 +1,84 @@
+"""What is known of AWS Neuron without its SDK: devices, releases, and the environment that its runtime reads once, as it starts."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from neuronpipe.core.errors import SetupError
+
+# Where the driver puts devices; of NeuronCore-v2 (inf2, trn1) each has two cores.
+DEVICE_FOLDER = Path("/dev")
+CORES_PER_DEVICE = 2
+MAX_CORES = 256
+
+# torch-neuronx 2.9.0.2.15.32035 is PyTorch 2.9's of Neuron's own 2.15, which SDK 2.31 ships.
+# Source: src/helperscripts/n2-manifest.json of aws-neuron/aws-neuron-sdk, 2026-08.
+_SDK_RELEASES = {
+    "2.8": "2.24",
+    "2.9": "2.25",
+    "2.10": "2.26",
+    "2.11": "2.27",
+    "2.12": "2.28",
+    "2.13": "2.29",
+    "2.15": "2.31",
+}
+_CORES = re.compile(r"\d{1,3}(-\d{1,3})?(,\d{1,3}(-\d{1,3})?)*")
+# In seconds. The documentation names two defaults, 30 and 2.
+_EXECUTION_TIMEOUT_S = 30
+
+
+def device_count() -> int:
+    """The Neuron devices of this machine, or of this container."""
+    return sum(path.name.removeprefix("neuron").isdigit() for path in DEVICE_FOLDER.glob("neuron*"))
+
+
+def sdk_release(torch_neuronx_version: str) -> str:
+    """The release of the SDK that a version of torch-neuronx is of; "unknown" for those that are not in the list."""
+    parts = torch_neuronx_version.partition("+")[0].split(".")
+    return _SDK_RELEASES.get(".".join(parts[3:5]), "unknown")
+
+
+def sdk_words(error: BaseException) -> str:
+    """The line of an SDK's error that says what happened: TorchScript puts a traceback around it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "status=" in line] or [line for line in lines if "Error" in line and "interpreter" not in line]
+    return (telling or lines or [type(error).__name__])[-1]
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """The cores that a list such as "0-3" or "0,2-3" names, ascending. Raises SetupError."""
+    if not _CORES.fullmatch(text):
+        raise SetupError(f"cores {text!r}: must be a number of cores, or which ones: 0-3, or 0,2")
+    cores: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if int(last or first) < int(first) or int(last or first) >= MAX_CORES:
+            raise SetupError(f"cores {text!r}: {part} is no range of cores from 0 to {MAX_CORES - 1}")
+        cores.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(cores))
+
+
+def runtime_environment(cores: int | str) -> Mapping[str, str]:
+    """The variables that make Neuron's runtime take these cores, to be set before anything of the SDK is imported.
+
+    `cores`: how many, 0 for all; or which ones.
+    """
+    environment = {"NEURON_RT_EXEC_TIMEOUT": str(_EXECUTION_TIMEOUT_S)}
+    if isinstance(cores, str):
+        parse_cores(cores)
+        environment["NEURON_RT_VISIBLE_CORES"] = cores
+    elif cores:
+        environment["NEURON_RT_NUM_CORES"] = str(cores)
+    return environment
+
+
+def core_count(cores: int | str) -> int:
+    """How many cores that is. Raises SetupError where all are asked for and there are none."""
+    if isinstance(cores, str):
+        return len(parse_cores(cores))
+    found = cores or device_count() * CORES_PER_DEVICE
+    if not found:
+        raise SetupError(
+            f"no Neuron device on this machine: {DEVICE_FOLDER} holds no neuron0; in a container, hand it over with --device=/dev/neuron0"
+        )
+    return found

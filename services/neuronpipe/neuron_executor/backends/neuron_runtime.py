@@ -1,0 +1,63 @@
+"""The Neuron runtime of this process: it owns the cores, however many models are loaded on them."""
+
+import contextlib
+import functools
+import re
+import threading
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+from neuronpipe.core.neuron import sdk_words
+from neuronpipe.neuron_executor.backends.base import CoreLost
+
+# NRT status codes after which a core computes no more: 101 EXEC_UNIT_UNRECOVERABLE, 6 HW_ERROR, 1200 to 1206 hardware.
+# Source: nrt_status.rst of aws-neuron/aws-neuron-sdk.
+_FATAL = re.compile(r"status=(?:101|6|120\d)\b|UNRECOVERABLE|NRT_HW_ERROR")
+
+
+class NeuronRuntime:
+    """Loads traces onto cores and runs them, each core's within its own turns. Cores are counted from 0 within those of this process."""
+
+    def __init__(self) -> None:
+        self._sdk = import_module("torch_neuronx")
+        self.version = str(self._sdk.__version__)
+        # The context that places a model is the process's, not a thread's.
+        self._load_lock = threading.Lock()
+        self._turns: dict[int, threading.Semaphore] = {}
+        self._turns_lock = threading.Lock()
+        self._lost: dict[int, str] = {}
+
+    def load(self, read: Callable[[], Any], core: int) -> Any:
+        """What is read, a trace, on one core. Raises what the SDK does."""
+        with self._load_lock, self._placement("neuron_cores_context")(start_nc=core, nc_count=1):
+            return read()
+
+    def _placement(self, name: str) -> Any:
+        """A placement function, where this release of the SDK has it: in `experimental` before 2.25."""
+        return getattr(self._sdk, name, None) or getattr(self._sdk.experimental, name)
+
+    @contextlib.contextmanager
+    def turn(self, core: int, in_flight: int) -> Iterator[None]:
+        """For one execution of any model. Raises CoreLost."""
+        with self._turns_lock:
+            turns = self._turns.setdefault(core, threading.Semaphore(in_flight))
+        with turns:
+            if core in self._lost:
+                raise CoreLost(f"core {core} was lost: {self._lost[core]}")
+            yield
+
+    def lose(self, core: int, error: BaseException) -> CoreLost:
+        """Gives up a core for all models; the error to raise."""
+        reason = self._lost.setdefault(core, sdk_words(error))
+        return CoreLost(f"core {core} was lost: {reason}")
+
+    def is_fatal(self, error: BaseException) -> bool:
+        """Whether the core is gone for good, going by the text."""
+        return bool(_FATAL.search(str(error)))
+
+
+@functools.cache
+def neuron_runtime() -> NeuronRuntime:
+    """The one of this process: the SDK's runtime starts once, reads its environment then, and ends with the process."""
+    return NeuronRuntime()

@@ -1,0 +1,138 @@
+"""AWS Neuron: a replica of the model on each NeuronCore, a trace for each bucket."""
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neuronpipe.core.buckets import Bucket, BucketPlan, cut_bucket, fill_bucket
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.logs import log_warning
+from neuronpipe.core.neuron import core_count, sdk_release, sdk_words
+from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.neuron_executor.backends.base import BackendError, LoadRequest
+from neuronpipe.neuron_executor.backends.neuron_runtime import neuron_runtime
+
+_SDK_VERSION = "torch-neuronx"
+_DOUBLE = "+double"
+
+
+class NeuronxBackend:
+    """See Backend. One execution at a time on a core; with two in flight the next one waits in the runtime, its inputs made ready."""
+
+    def __init__(self, request: LoadRequest) -> None:
+        self._name = request.spec.name
+        self._inputs = request.spec.inputs
+        self._outputs = [output.name for output in request.spec.outputs]
+        self._per_token = {output.name for output in request.spec.outputs if output.axes[:1] == ("tokens",)}
+        self._pad_token_id = request.spec.pad_token_id
+        self.in_flight = request.in_flight
+        self.buckets = BucketPlan(request.buckets)
+        self._runtime = neuron_runtime()
+        self._check_versions(request)
+        self.cores = core_count(request.cores)
+        files = {path.name: path for path in request.files}
+        for bucket in self.buckets.buckets:
+            self._check_inputs(bucket, files)
+        # A model for each bucket and core.
+        self._replicas = [
+            {bucket: self._load(files[f"{bucket}.pt"], core) for bucket in self.buckets.buckets} for core in range(self.cores)
+        ]
+        self._threads = ThreadPoolExecutor(max_workers=self.cores * self.in_flight, thread_name_prefix=f"core-{self._name}")
+
+    def _check_versions(self, request: LoadRequest) -> None:
+        compiled, here = request.versions.get(_SDK_VERSION, ""), self._runtime.version
+        if compiled.endswith(_DOUBLE) and not here.endswith(_DOUBLE):
+            raise SetupError(
+                f"model {self._name!r}: made with the contract double of the tests, which no Neuron device can run; compile it with the SDK"
+            )
+        if compiled != here:
+            raise SetupError(
+                f"model {self._name!r}: compiled with torch-neuronx {compiled or 'unknown'} (SDK {sdk_release(compiled)}), here is {here} "
+                f"(SDK {sdk_release(here)}); compile it again with this one, or install that one"
+            )
+        if here.endswith(_DOUBLE):
+            log_warning("this is the contract double of the tests: PyTorch computes, and its times say nothing of Neuron", model=self._name)
+
+    def _check_inputs(self, bucket: Bucket, files: dict[str, Path]) -> None:
+        try:
+            stamp = json.loads(files[f"{bucket}.json"].read_text())
+            described = [(one["name"], one["shape"]) for one in stamp["inputs"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise SetupError(f"model {self._name!r}: its neuronx artefact lacks the bucket {bucket}; compile it again") from error
+        if f"{bucket}.pt" not in files or described != [(name, [bucket.batch, bucket.tokens]) for name in self._inputs]:
+            raise SetupError(f"model {self._name!r}: the bucket {bucket} was compiled for other inputs than the model's; compile it again")
+
+    def _load(self, path: Path, core: int) -> Any:
+        try:
+            return self._runtime.load(lambda: torch.jit.load(str(path)), core)
+        except (RuntimeError, ValueError) as error:
+            raise SetupError(f"{path}: cannot be loaded on core {core}: {_advice(error)}") from error
+
+    def round_tokens(self, tokens: int) -> int:
+        """See Backend."""
+        return self.buckets.round_tokens(tokens)
+
+    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+        """See Backend."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._compute, core, inputs)
+
+    def _compute(self, core: int, inputs: Arrays) -> dict[str, Array]:
+        rows, tokens = inputs["input_ids"].shape
+        if any(array.shape != (rows, tokens) for array in inputs.values()):
+            raise BackendError(f"inputs of different shapes: {[array.shape for array in inputs.values()]}")
+        bucket = self.buckets.find(rows, tokens)
+        if bucket is None:
+            raise BackendError(f"no bucket holds {rows} x {tokens} tokens; there are: {', '.join(map(str, self.buckets.buckets))}")
+        filled = fill_bucket(inputs, bucket, self._pad_token_id)
+        tensors = tuple(torch.from_numpy(filled[name]) for name in self._inputs)  # by name: a trace knows positions only
+        with self._runtime.turn(core, self.in_flight):
+            outputs = self._execute(core, bucket, tensors)
+        arrays = {name: output.float().numpy() for name, output in zip(self._outputs, outputs, strict=True)}
+        return {name: array[:, :tokens] if name in self._per_token else array for name, array in cut_bucket(arrays, rows).items()}
+
+    def _execute(self, core: int, bucket: Bucket, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        try:
+            outputs: tuple[torch.Tensor, ...] = self._replicas[core][bucket](*tensors)
+            return outputs
+        except (RuntimeError, ValueError) as error:
+            if self._runtime.is_fatal(error) or not self._is_well(core):
+                raise self._runtime.lose(core, error) from error
+            raise BackendError(f"core {core} could not compute a batch of the bucket {bucket}") from error
+
+    def _is_well(self, core: int) -> bool:
+        """Whether a core still computes a batch that it has computed before: what it failed with may be the batch's fault or its own."""
+        bucket = self.buckets.buckets[0]
+        values = {"input_ids": self._pad_token_id, "attention_mask": 1}
+        probe = tuple(torch.full((bucket.batch, bucket.tokens), values.get(name, 0), dtype=torch.int64) for name in self._inputs)
+        try:
+            self._replicas[core][bucket](*probe)
+        except (RuntimeError, ValueError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """See Backend. The device keeps the models until the process ends: so does the SDK."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._replicas.clear()
+
+
+# What the SDK's texts mean for whoever started the process; (part of the text, what to do).
+_ADVICE = (
+    ("num_devices > 0", "this machine shows no Neuron device; see `neuron-ls`, and --device=/dev/neuron0 for a container"),
+    ("not available", "its cores belong to another process; end that one, or give each its own with --cores 0-1"),
+    ("status=2", "it was compiled with a newer SDK; compile it again with this one"),
+    ("status=10", "it was compiled with a newer SDK; compile it again with this one, or update the driver and the runtime"),
+    ("status=4", "the core's memory is full; compile fewer buckets, or serve fewer models"),
+    ("nc_count", "there are fewer cores for this process; see --cores"),
+    ("start_nc", "there are fewer cores for this process; see --cores"),
+    ("Unknown", "the SDK that it was compiled with is not the one that is installed"),
+)
+
+
+def _advice(error: Exception) -> str:
+    advice = next((advice for part, advice in _ADVICE if part in str(error)), "see troubleshooting in docs/neuron.md")
+    return f"{advice} (the SDK says: {sdk_words(error)})"

@@ -1,0 +1,140 @@
+"""Compiling for Neuron, on the contract double of its SDK: what is passed, stamped and kept, and how it goes wrong."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.bundles.compiler.buckets import BucketRequest
+from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
+from neuronpipe.bundles.compiler.positional import Positional
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.errors import SetupError
+
+_FLAGS = ["--target=inf2", "--model-type=transformer", "--optlevel=2"]
+
+
+@pytest.fixture
+def log(neuron_double: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """The shapes that were compiled, in order."""
+    path = tmp_path / "log"
+    monkeypatch.setenv("NEURON_DOUBLE_LOG", str(path))
+    monkeypatch.setenv("NEURON_DOUBLE_DEVICES", "0")
+    monkeypatch.setenv("NEURON_DOUBLE_FOLDER", str(tmp_path / "neuron"))
+    return lambda: [line.split("shape=")[1] for line in path.read_text().splitlines() if " compile " in line] if path.exists() else []
+
+
+@pytest.fixture
+def compiled(log: object, sources: dict[str, Path], tmp_path: Path) -> Callable[..., Bundle]:
+    def run(*buckets: str, dtype: str = "float32", max_divergence: float | None = None, **options: object) -> Bundle:
+        request = CompileRequest(
+            source=str(sources["classifier"]),
+            task="text_classification",
+            repository=tmp_path / "repository",
+            name="model",
+            backend="neuronx",
+            dtype=dtype,
+            max_divergence=max_divergence,
+            buckets=BucketRequest(buckets),
+            neuronx=NeuronxOptions(cache=tmp_path / "cache", **options),  # type: ignore[arg-type]
+        )
+        return compile_bundle(request, lambda line: None)
+
+    return run
+
+
+def _fail(tmp_path: Path, bucket: str, failure: str) -> Path:
+    path = tmp_path / "neuron" / f"fault-compile-{bucket}"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(failure)
+    return path
+
+
+def test_every_bucket_is_compiled_once_and_stamped_with_all_that_it_depends_on(
+    compiled: Callable[..., Bundle], log: Callable[[], list[str]]
+) -> None:
+    bundle = compiled("4x32", "1x8")
+    artifact = bundle.manifest.artifacts[0]
+    assert sorted(log()) == ["1x8", "4x32"]
+    assert [str(bucket) for bucket in artifact.buckets] == ["1x8", "4x32"]
+    assert artifact.versions["torch-neuronx"].endswith("+double")
+    assert set(artifact.versions) == {"sdk", "torch-neuronx", "neuronx-cc", "torch", "transformers"}
+    stamp = json.loads((bundle.folder / "artifacts/neuronx/4x32.json").read_text())
+    assert stamp["inputs"] == [
+        {"name": name, "shape": [4, 32], "dtype": "int64"} for name in ("input_ids", "attention_mask", "token_type_ids")
+    ]
+    assert stamp["flags"] == [*_FLAGS, "--auto-cast=none"]
+    assert stamp["weights_sha256"] == bundle.manifest.source.weights_sha256
+    assert stamp["versions"].items() >= artifact.versions.items()
+
+
+def test_what_was_compiled_is_not_compiled_again_unless_something_that_it_depends_on_changed(
+    compiled: Callable[..., Bundle], log: Callable[[], list[str]]
+) -> None:
+    compiled("1x8")
+    compiled("1x8")
+    assert log() == ["1x8"]
+    compiled("1x8", optlevel=1)
+    assert log() == ["1x8", "1x8"]
+
+
+def test_a_compilation_that_was_interrupted_goes_on_where_it_ended(
+    compiled: Callable[..., Bundle], log: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    fault = _fail(tmp_path, "4x32", "kill")
+    with pytest.raises(SetupError, match=r"^bucket 4x32: the Neuron compiler was killed, as it is where memory runs out"):
+        compiled("1x8", "4x32")
+    assert not list((tmp_path / "repository").glob("model/*"))
+    fault.unlink()
+    compiled("1x8", "4x32")
+    assert log() == ["1x8", "4x32", "4x32"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [("-9", "was killed, as it is where memory runs out"), ("unsupported", "failed: .*aten::nonzero is not supported"), ("-11", "-11")],
+)
+def test_a_bucket_that_cannot_be_compiled_is_named_with_the_reason(
+    failure: str, message: str, compiled: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    _fail(tmp_path, "4x32", failure)
+    with pytest.raises(SetupError, match=f"^bucket 4x32: the Neuron compiler .*{message}"):
+        compiled("4x32")
+
+
+def test_bfloat16_is_a_cast_that_is_always_spelled_out(compiled: Callable[..., Bundle]) -> None:
+    artifact = compiled("1x8", dtype="bfloat16").manifest.artifacts[0]
+    assert artifact.properties["compiler_args"].split() == [*_FLAGS, "--auto-cast=matmult", "--auto-cast-type=bf16"]
+    assert artifact.accuracy is not None
+    # Rounded to 8 bits, so not equal; and emulated, so not claimed for the device.
+    assert 1e-4 < artifact.accuracy.largest_difference < 1
+    assert artifact.accuracy.emulator == "PyTorch, as no Neuron device was at hand"
+
+
+@pytest.mark.parametrize(("dtype", "cast"), [("float32", "matmult"), ("bfloat16", "none")])
+def test_a_cast_that_contradicts_the_dtype_is_refused(dtype: str, cast: str, compiled: Callable[..., Bundle]) -> None:
+    with pytest.raises(SetupError, match=f"--auto-cast {cast}: --dtype {dtype} casts"):
+        compiled("1x8", dtype=dtype, auto_cast=cast)
+
+
+def test_an_artefact_that_is_too_far_off_makes_no_bundle(compiled: Callable[..., Bundle], tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"differs from PyTorch float32 by .* the limit is 1.00e-06"):
+        compiled("1x8", dtype="bfloat16", max_divergence=1e-6)
+    assert not list((tmp_path / "repository").glob("model/*"))
+
+
+def test_neuronx_without_buckets_is_refused_with_what_to_name(compiled: Callable[..., Bundle]) -> None:
+    with pytest.raises(SetupError, match="neuronx computes the shapes only that it was compiled for; name them with --bucket"):
+        compiled()
+
+
+def test_inputs_reach_the_model_by_name_whatever_its_own_order_is() -> None:
+    class TypesFirst(torch.nn.Module):
+        def forward(self, input_ids: int, token_type_ids: int, attention_mask: int) -> dict[str, int]:
+            return {"b": attention_mask, "a": token_type_ids}
+
+    module = Positional(TypesFirst(), ("input_ids", "attention_mask", "token_type_ids"), ("a", "b"))
+    assert module(1, 2, 3) == (3, 2)

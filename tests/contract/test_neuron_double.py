@@ -1,0 +1,342 @@
+"""The contract double of torch_neuronx keeps what AWS documents of it: what our code may rely on, and what it must not do."""
+
+import importlib
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+_FLAGS = "--target=inf2 --auto-cast=none"
+_IDS = torch.ones(2, 3, dtype=torch.int64)
+_EXAMPLE = (_IDS, _IDS)
+
+
+class _Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(10, 4)
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.linear(self.embedding(ids)) * mask[..., None],)
+
+
+@pytest.fixture
+def model() -> torch.nn.Module:
+    torch.manual_seed(20261121)
+    return _Model().eval()
+
+
+@pytest.fixture
+def sdk(neuron_double: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """torch_neuronx in a process that has just started, on a machine with two devices of its own."""
+    module = importlib.import_module("torch_neuronx")
+    monkeypatch.setenv("NEURON_DOUBLE_FOLDER", str(tmp_path / "neuron"))
+    module._runtime.restart_process()
+    yield module
+    module._runtime.restart_process()
+
+
+@pytest.fixture
+def traced(sdk: Any, model: torch.nn.Module) -> Any:
+    """On a core."""
+    return sdk.trace(model, _EXAMPLE, compiler_args=_FLAGS)
+
+
+def _python(program: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+
+
+def test_public_names_are_the_documented_ones(sdk: Any) -> None:
+    documented = "trace dynamic_batch DataParallel BucketModelConfig bucket_model_trace PartitionerConfig analyze lazy_load async_load"
+    documented += " move_trace_to_device replace_weights set_neuron_cores set_multicore neuron_cores_context multicore_context"
+    public = {name for name in vars(sdk) if not name.startswith("_")} - {"Any", "experimental"}
+    assert public == set(documented.split())
+    with pytest.raises(AttributeError):
+        sdk.get_neuron_cores()
+
+
+def test_version_says_that_it_is_a_double(sdk: Any) -> None:
+    assert sdk.__version__.endswith("+double")
+
+
+@pytest.mark.parametrize("name", ["set_neuron_cores", "set_multicore", "neuron_cores_context", "multicore_context"])
+def test_placement_in_experimental_warns(sdk: Any, name: str) -> None:
+    with pytest.warns(UserWarning, match=f"torch_neuronx.experimental.{name} will be removed"):
+        getattr(importlib.import_module("torch_neuronx.experimental"), name)
+
+
+def test_before_sdk_2_25_placement_is_in_experimental_only(neuron_double: Mapping[str, str]) -> None:
+    program = "import torch_neuronx as t; print(*(hasattr(one, 'set_multicore') for one in (t, t.experimental)), t.__version__)"
+    assert _python(program, {"NEURON_DOUBLE_SDK": "2.24"}).stdout == "False True 2.7.0.2.8.6734+double\n"
+
+
+@pytest.mark.parametrize("example", [[_IDS, _IDS], {"ids": _IDS}, (_IDS, [1]), ()], ids=lambda example: type(example).__name__)
+def test_example_inputs_are_a_tensor_or_a_tuple(sdk: Any, model: torch.nn.Module, example: Any) -> None:
+    with pytest.raises(TypeError, match="example_inputs"):
+        sdk.trace(model, example, compiler_args=_FLAGS)
+
+
+def test_positional_arguments_and_unknown_keywords_of_trace_are_errors(sdk: Any, model: torch.nn.Module) -> None:
+    with pytest.raises(RuntimeError, match="are keywords"):
+        sdk.trace(model, _EXAMPLE, {}, None)
+    with pytest.raises(TypeError, match="compiler_arg"):
+        sdk.trace(model, _EXAMPLE, compiler_arg=_FLAGS)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--auto-cast=matmul", "-O4", "--optlevel 4", "--fast", "--target=inf1", ["--target"], "--auto-cast=none --auto-cast-type=bf16"],
+    ids=str,
+)
+def test_unknown_compiler_flags_are_refused(sdk: Any, model: torch.nn.Module, flags: Any) -> None:
+    with pytest.raises(RuntimeError, match="neuronx-cc: error"):
+        sdk.trace(model, _EXAMPLE, compiler_args=flags)
+
+
+@pytest.mark.parametrize(("release", "cast"), [("2.26", "matmult"), ("2.29", "none")])
+def test_the_default_cast_changed_with_sdk_2_27(neuron_double: Mapping[str, str], release: str, cast: str) -> None:
+    program = "from torch_neuronx._flags import parse; print(parse(None)['--auto-cast'])"
+    assert _python(program, {"NEURON_DOUBLE_SDK": release}).stdout == f"{cast}\n"
+
+
+def test_without_a_device_trace_needs_the_cpu_and_a_target(sdk: Any, model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURON_DOUBLE_DEVICES", "0")
+    with pytest.raises(RuntimeError, match="num_devices > 0"):
+        sdk.trace(model, _EXAMPLE, compiler_args=_FLAGS)
+    with pytest.raises(RuntimeError, match="please supply compiler argument target"):
+        sdk.trace(model, _EXAMPLE, compiler_args="--auto-cast=none", cpu_backend=True)
+    module = sdk.trace(model, _EXAMPLE, compiler_args=_FLAGS, cpu_backend=True)
+    with pytest.raises(RuntimeError):
+        module(*_EXAMPLE)
+
+
+def test_a_trace_is_a_script_module_called_by_position_and_computes_what_the_model_does(traced: Any, model: torch.nn.Module) -> None:
+    assert isinstance(traced, torch.jit.ScriptModule)
+    torch.testing.assert_close(traced(*_EXAMPLE), model(*_EXAMPLE))
+    with pytest.raises(RuntimeError):
+        traced(ids=_IDS, mask=_IDS)
+
+
+def test_later_changes_of_the_model_do_not_change_its_trace(traced: Any, model: torch.nn.Module) -> None:
+    (before,) = traced(*_EXAMPLE)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    torch.testing.assert_close(traced(*_EXAMPLE)[0], before)
+
+
+def test_matrices_in_bfloat16_differ_a_little(sdk: Any, model: torch.nn.Module) -> None:
+    cast = sdk.trace(model, _EXAMPLE, compiler_args="--target=inf2 --auto-cast=matmult --auto-cast-type=bf16")
+    difference = (cast(*_EXAMPLE)[0] - model(*_EXAMPLE)[0]).abs().max()
+    assert 0 < difference < 0.05
+    assert cast(*_EXAMPLE)[0].dtype == torch.float32
+
+
+_LAST_LINE = "Incorrect tensor shape at input #0: received 1 3, expected 2 3"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ((_IDS[:1], _IDS[:1]), _LAST_LINE),
+        ((_IDS.int(), _IDS), "made up"),
+        ((_IDS + (1 << 40), _IDS), "int32"),
+        ((_IDS + 20, _IDS), "status=1006"),
+        ((_IDS,), "argument"),
+        ((_IDS, _IDS, _IDS), "argument"),
+    ],
+    ids=["shape", "dtype", "int64", "out of the vocabulary", "too few", "too many"],
+)
+def test_inputs_must_be_what_was_traced(traced: Any, inputs: tuple[torch.Tensor, ...], text: str) -> None:
+    with pytest.raises(RuntimeError, match=text):
+        traced(*inputs)
+
+
+def test_outputs_are_fresh_and_have_no_gradient(traced: Any) -> None:
+    (first,), (second,) = traced(*_EXAMPLE), traced(*_EXAMPLE)
+    assert first.data_ptr() != second.data_ptr()
+    assert not first.requires_grad
+
+
+def test_an_unused_input_is_warned_of_and_still_required(sdk: Any) -> None:
+    class Unused(torch.nn.Module):
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return ids * 2
+
+    with pytest.warns(UserWarning, match=r"unused. Tensor will be ignored. \(index=1"):
+        module = sdk.trace(Unused().eval(), _EXAMPLE, compiler_args=_FLAGS)
+    with pytest.raises(RuntimeError):
+        module(_IDS)
+
+
+def test_a_file_cannot_be_read_without_the_import(traced: Any, tmp_path: Path, neuron_double: Mapping[str, str]) -> None:
+    torch.jit.save(traced, tmp_path / "model.pt")
+    program = f"import torch; torch.jit.load({str(tmp_path / 'model.pt')!r})"
+    assert "Unknown" in _python(program, neuron_double).stderr
+    assert _python(f"import torch_neuronx; {program}", neuron_double).returncode == 0
+
+
+def test_a_file_of_a_newer_sdk_is_refused(traced: Any, tmp_path: Path, neuron_double: Mapping[str, str]) -> None:
+    torch.jit.save(traced, tmp_path / "model.pt")
+    program = f"import torch, torch_neuronx; torch.jit.load({str(tmp_path / 'model.pt')!r})"
+    assert "status=2 message=Invalid" in _python(program, {**neuron_double, "NEURON_DOUBLE_SDK": "2.29"}).stderr
+
+
+def _load(sdk: Any, path: Path, start: int) -> Any:
+    with sdk.neuron_cores_context(start_nc=start, nc_count=1):
+        return torch.jit.load(path)
+
+
+def _cores(sdk: Any, module: Any) -> list[int]:
+    return [core.index for core in sdk._model.model_of(module).cores]
+
+
+def test_loads_go_to_the_core_used_least_or_to_the_one_that_the_context_says(sdk: Any, traced: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.jit.save(traced, path)
+    assert _cores(sdk, traced) == [0]
+    assert [_cores(sdk, torch.jit.load(path)) for _ in range(3)] == [[1], [2], [3]]
+    assert _cores(sdk, _load(sdk, path, 2)) == [2]
+    with sdk.multicore_context():
+        assert _cores(sdk, torch.jit.load(path)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 0), (0, -2), (0, 5), (4, 1), (-2, 1)])
+def test_cores_that_are_not_there_are_a_value_error(sdk: Any, start: int, count: int) -> None:
+    with pytest.raises(ValueError, match="nc"), sdk.neuron_cores_context(start, count):
+        pass
+
+
+@pytest.mark.parametrize(("visible", "expected"), [("2", [2]), ("1-2", [1, 2]), ("0,3", [0, 3])])
+def test_visible_cores_win_over_their_number_and_are_read_once(
+    sdk: Any, visible: str, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", visible)
+    monkeypatch.setenv("NEURON_RT_NUM_CORES", "1")
+    assert [core.index for core in sdk._runtime.runtime().cores] == expected
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0")
+    assert [core.index for core in sdk._runtime.runtime().cores] == expected
+
+
+def test_a_core_belongs_to_one_process_until_that_ends(sdk: Any, neuron_double: Mapping[str, str], tmp_path: Path) -> None:
+    environment = {**neuron_double, "NEURON_DOUBLE_DEVICES": "2", "NEURON_DOUBLE_FOLDER": str(tmp_path / "neuron")}
+    program = "import torch_neuronx; torch_neuronx._runtime.runtime()"
+    sdk._runtime.runtime()
+    assert "NeuronCore(s) not available - Requested:4 Available:0" in _python(program, environment).stderr
+    assert "Requested:nc1-nc1 Available:0" in _python(program, {**environment, "NEURON_RT_VISIBLE_CORES": "1"}).stderr
+    sdk._runtime.restart_process()
+    assert _python(program, environment).returncode == 0
+
+
+def test_a_forked_process_cannot_use_the_runtime(sdk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sdk._runtime.runtime()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match="not fork-safe"):
+        sdk._runtime.runtime()
+
+
+def test_a_core_computes_one_thing_at_a_time(sdk: Any, traced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (core,) = sdk._model.model_of(traced).cores
+    active, most = 0, 0
+    fail: Callable[[], None] = core._fail
+
+    def count() -> None:
+        nonlocal active, most
+        active += 1
+        most = max(most, active)
+        fail()
+        active -= 1
+
+    monkeypatch.setattr(core, "_fail", count)
+    core._time_s = 0.01
+    threads = [threading.Thread(target=traced, args=_EXAMPLE) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert core.most_waiting > 1
+
+
+@pytest.mark.parametrize(("status", "lasts"), [("101", True), ("1203", True), ("5", False)])
+def test_a_hardware_fault_lasts_until_the_process_ends(sdk: Any, traced: Any, status: str, lasts: bool) -> None:
+    path = sdk._runtime.folder() / "fault-core-0"
+    path.write_text(status)
+    with pytest.raises(RuntimeError, match=f"status={status}"):
+        traced(*_EXAMPLE)
+    path.unlink()
+    if lasts:
+        with pytest.raises(RuntimeError, match=f"status={status}"):
+            traced(*_EXAMPLE)
+    else:
+        traced(*_EXAMPLE)
+
+
+def test_a_core_that_is_full_refuses_to_load(sdk: Any, model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 10 x 4 + 4 x 2 + 2 = 50 weights of four bytes.
+    monkeypatch.setenv("NEURON_DOUBLE_CORE_BYTES", "399")
+    monkeypatch.setenv("NEURON_RT_NUM_CORES", "1")
+    sdk.trace(model, _EXAMPLE, compiler_args=_FLAGS)
+    with pytest.raises(RuntimeError, match="status=4 message=Allocation Failure"):
+        sdk.trace(model, _EXAMPLE, compiler_args=_FLAGS)
+
+
+@pytest.mark.parametrize(("failure", "error"), [("-9", RuntimeError), ("unsupported", NotImplementedError)])
+def test_a_compilation_can_fail(sdk: Any, model: torch.nn.Module, failure: str, error: type[Exception]) -> None:
+    (sdk._runtime.folder() / "fault-compile-2x3").write_text(failure)
+    with pytest.raises(error):
+        sdk.trace(model, _EXAMPLE, compiler_args=_FLAGS)
+
+
+def test_every_trace_compiles_again(sdk: Any, model: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURON_DOUBLE_LOG", str(tmp_path / "log"))
+    for _ in range(2):
+        sdk.trace(model, _EXAMPLE, compiler_args=_FLAGS)
+    assert (tmp_path / "log").read_text().count("compile shape=2x3") == 2
+
+
+def test_dynamic_batch_works_in_place_lasts_in_the_file_and_fills_with_zeros(sdk: Any, traced: Any, tmp_path: Path) -> None:
+    assert sdk.dynamic_batch(traced) is traced
+    torch.jit.save(traced, tmp_path / "model.pt")
+    five = torch.ones(5, 3, dtype=torch.int64)
+    assert torch.jit.load(tmp_path / "model.pt")(five, five)[0].shape == (5, 3, 2)
+    with pytest.raises(RuntimeError, match=r"ValueError|Inconsistent"):
+        traced(five, five[:4])
+
+
+@pytest.mark.parametrize("name", ["lazy_load", "async_load"])
+def test_a_model_may_be_loaded_with_its_first_call_or_in_a_thread(sdk: Any, traced: Any, tmp_path: Path, name: str) -> None:
+    getattr(sdk, name)(traced)
+    torch.jit.save(traced, tmp_path / "model.pt")
+    loaded = torch.jit.load(tmp_path / "model.pt")
+    if name == "lazy_load":
+        assert _cores(sdk, loaded) == []
+    loaded(*_EXAMPLE)
+    assert len(_cores(sdk, loaded)) == 1
+
+
+def test_weights_are_replaced_only_where_they_were_separated(sdk: Any, model: torch.nn.Module, traced: Any) -> None:
+    with pytest.warns(UserWarning, match="inside the NEFF"):
+        sdk.replace_weights(traced, model)
+    separated = sdk.trace(model, _EXAMPLE, compiler_args=_FLAGS, inline_weights_to_neff=False)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
+    sdk.replace_weights(separated, zeros)
+    assert separated(*_EXAMPLE)[0].abs().max() == 0
+
+
+def test_data_parallel_splits_a_batch_over_cores(sdk: Any, traced: Any, model: torch.nn.Module) -> None:
+    ids = torch.arange(7 * 3).reshape(7, 3) % 10
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (outputs,) = sdk.DataParallel(traced)(ids, torch.ones_like(ids))
+    torch.testing.assert_close(outputs, model(ids, torch.ones_like(ids))[0])

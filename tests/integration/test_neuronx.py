@@ -1,0 +1,167 @@
+"""Models compiled for Neuron, served by four processes on two simulated cores of the contract double."""
+
+import asyncio
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from demo.processes import ServiceProcess, four_processes
+from neuronpipe.bundles.manifest import MANIFEST_FILE
+from neuronpipe.client import AsyncClient
+from neuronpipe.core.errors import InvalidInput
+from tests.integration.requests import answer, classify, embed
+from tests.integration.systems import local_system
+
+pytestmark = pytest.mark.local_only
+
+_CONTEXT = "The ferry leaves Stockholm at half past nine. It gets to Helsinki the next morning, after a night on the Baltic Sea. "
+_REQUESTS = [classify("A fine day."), embed("The cat sat on the mat."), answer("When does the ferry leave?", _CONTEXT), embed("word " * 50)]
+# Of float32, computed in other shapes.
+_TOLERANCE = 1e-4
+
+
+@pytest.fixture
+def machine(neuron_double: Mapping[str, str], tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine with one device, and a log of what it does."""
+    return {**neuron_double, "NEURON_DOUBLE_FOLDER": str(tmp_path / "neuron"), "NEURON_DOUBLE_LOG": str(tmp_path / "log")}
+
+
+@pytest.fixture
+def processes(neuronx_repository: Path, machine: dict[str, str]) -> Iterator[dict[str, ServiceProcess]]:
+    machine["NEURON_DOUBLE_EXECUTION_MS"] = "5"
+    with four_processes(neuronx_repository, "--cores", "0-1", "--in-flight", "2", environment=machine) as processes:
+        yield processes
+
+
+def _log(machine: Mapping[str, str]) -> list[str]:
+    return [line.split(" ", 1)[1] for line in Path(machine["NEURON_DOUBLE_LOG"]).read_text().splitlines()]
+
+
+async def test_every_task_gives_the_same_results_as_with_openvino_and_nothing_is_compiled(
+    processes: dict[str, ServiceProcess], machine: Mapping[str, str], repository: Path
+) -> None:
+    # Every bucket of the three models ran on both cores before readiness.
+    warmed_up = Counter(line for line in _log(machine) if line.startswith("execute"))
+    assert set(warmed_up) == {f"execute core={core} shape={shape}" for core in (0, 1) for shape in ("1x16", "4x64", "16x64")}
+    async with AsyncClient(processes["gateway"].target) as client, local_system(repository) as reference:
+        for request in _REQUESTS:
+            result, expected = (await client.infer(request)).result, (await reference.infer(request)).result
+            if result.WhichOneof("task") == "sentence_embedding":
+                assert list(result.sentence_embedding.embedding) == pytest.approx(expected.sentence_embedding.embedding, abs=_TOLERANCE)
+            elif result.WhichOneof("task") == "text_classification":
+                scores = [{one.label: one.score for one in each.text_classification.labels} for each in (result, expected)]
+                assert scores[0] == pytest.approx(scores[1], abs=_TOLERANCE)
+            else:
+                (found,), (right,) = result.question_answering.answers, expected.question_answering.answers
+                assert (found.text, found.start, found.end) == (right.text, right.start, right.end)
+                assert found.score == pytest.approx(right.score, abs=_TOLERANCE)
+        windows = await client.infer(answer("When does the ferry leave?", _CONTEXT * 6))
+        assert windows.result.question_answering.answers
+        assert windows.usage.bucket_tokens == 64
+    assert not [line for line in _log(machine) if line.startswith("compile")]
+
+
+async def test_a_text_longer_than_the_largest_bucket_is_refused_by_its_name(processes: dict[str, ServiceProcess]) -> None:
+    async with AsyncClient(processes["gateway"].target, retries=False) as client:
+        with pytest.raises(InvalidInput, match=r"102 tokens, the model takes 64 \(its largest bucket is 4x64\)"):
+            await client.infer(classify("word " * 100))
+
+
+async def test_a_core_that_dies_under_load_costs_no_request(processes: dict[str, ServiceProcess], machine: Mapping[str, str]) -> None:
+    async def call(number: int) -> bool:
+        text = "word " * (1 + number % 50)
+        requests = (classify(text), embed(text))
+        response = await client.infer(requests[number % 2], timeout_s=60)
+        return response.result.WhichOneof("task") is not None
+
+    async with AsyncClient(processes["gateway"].target, retries=False) as client:
+        callers = [asyncio.create_task(call(number)) for number in range(400)]
+        await asyncio.wait(callers, return_when=asyncio.FIRST_COMPLETED)
+        (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-1").write_text("101")
+        assert all(await asyncio.gather(*callers))
+    processes["neuron-executor"].wait_for("core lost")
+
+
+async def test_an_executor_without_a_core_ends_and_another_takes_its_work(
+    neuronx_repository: Path, machine: dict[str, str], tmp_path: Path
+) -> None:
+    machine["NEURON_DOUBLE_EXECUTION_MS"] = "20"
+    options = ("--repository", str(neuronx_repository))
+    other = {**machine, "NEURON_DOUBLE_FOLDER": str(tmp_path / "other")}
+    with (
+        four_processes(neuronx_repository, "--cores", "1", environment=machine) as processes,
+        ServiceProcess("neuron-executor", *options, "--cores", "1", environment=other) as second,
+    ):
+        second.wait_until_ready()
+        targets = [
+            f"--tokenizer-target={processes['tokenizer'].target}",
+            f"--executor-target={processes['neuron-executor'].target},{second.target}",
+            f"--postprocessor-target={processes['postprocessor'].target}",
+        ]
+        with ServiceProcess("gateway", *options, *targets) as gateway:
+            gateway.wait_until_ready()
+            async with AsyncClient(gateway.target, retries=False) as client:
+                callers = [asyncio.create_task(client.infer(classify(f"text {number}"), timeout_s=60)) for number in range(60)]
+                await asyncio.wait(callers, return_when=asyncio.FIRST_COMPLETED)
+                (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
+                assert all(response.result.text_classification.labels for response in await asyncio.gather(*callers))
+        assert processes["neuron-executor"].wait() == 1
+
+
+def _refusal(repository: Path, environment: Mapping[str, str], *options: str) -> str:
+    with ServiceProcess("neuron-executor", "--repository", str(repository), *options, environment=environment) as process:
+        with pytest.raises(RuntimeError) as refused:
+            process.wait_until_ready()
+        assert process.wait() == 2
+    return str(refused.value)
+
+
+@pytest.fixture
+def one_model(neuronx_repository: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    shutil.copytree(neuronx_repository / "classifier", folder / "classifier")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "message"),
+    [
+        (
+            {"NEURON_DOUBLE_SDK": "2.29"},
+            ("--cores", "2"),
+            r"compiled with torch-neuronx 2.9.0.2.15.32035+double (SDK 2.31), here is 2.9.0.2.13",
+        ),
+        ({"NEURON_DOUBLE_DEVICES": "0"}, ("--cores", "2"), "this machine shows no Neuron device"),
+        ({}, (), "no Neuron device on this machine"),
+        ({}, ("--cores", "0-3"), "its cores belong to another process"),
+        ({"NEURON_DOUBLE_CORE_BYTES": "1000"}, ("--cores", "1"), "the core's memory is full"),
+        ({}, ("--cores", "2", "--cores-per-replica", "2"), "cores_per_replica: 2, the back end 'neuronx' computes a replica on one core"),
+        ({}, ("--cores", "zero"), "cores 'zero': must be a number of cores, or which ones: 0-3, or 0,2"),
+    ],
+    ids=["version", "no device", "no device found", "not ours", "memory", "group", "cores"],
+)
+def test_what_cannot_be_loaded_is_refused_with_what_to_do(
+    one_model: Path, machine: dict[str, str], environment: Mapping[str, str], options: tuple[str, ...], message: str
+) -> None:
+    assert message in _refusal(one_model, {**machine, **environment}, *options)
+
+
+def test_a_bundle_of_the_double_is_refused_by_the_sdk(one_model: Path, machine: dict[str, str], tmp_path: Path) -> None:
+    # A stand-in for the SDK, which cannot be installed here: all that matters is that its version is not the double's.
+    (tmp_path / "sdk").mkdir()
+    (tmp_path / "sdk" / "torch_neuronx.py").write_text('__version__ = "2.9.0.2.15.32035"\n')
+    path = machine["PYTHONPATH"].split(":", 1)[1]
+    message = _refusal(one_model, machine | {"PYTHONPATH": f"{tmp_path / 'sdk'}:{path}"}, "--cores", "2")
+    assert "made with the contract double of the tests" in message
+
+
+def test_a_bundle_whose_inputs_are_in_another_order_is_refused(one_model: Path, machine: dict[str, str]) -> None:
+    path = one_model / "classifier" / "1" / MANIFEST_FILE
+    content = json.loads(path.read_text())
+    content["model"]["inputs"] = ["input_ids", "token_type_ids", "attention_mask"]
+    path.write_text(json.dumps(content))
+    assert "was compiled for other inputs than the model's" in _refusal(one_model, machine, "--cores", "2")

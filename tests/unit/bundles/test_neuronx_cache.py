@@ -1,0 +1,49 @@
+"""bundles/compiler/neuronx_cache.py: an artefact is found by all that it depends on, and never half."""
+
+from pathlib import Path
+
+import pytest
+
+from neuronpipe.bundles.compiler.neuronx_cache import ArtifactCache
+from neuronpipe.core.errors import SetupError
+
+_STAMP = {"bucket": "8x128", "flags": ["--target=inf2"], "versions": {"neuronx-cc": "2.26"}, "weights_sha256": "0"}
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    path = tmp_path / "artifact.pt"
+    path.write_bytes(b"compiled")
+    return path
+
+
+def test_an_artefact_is_found_by_its_stamp(tmp_path: Path, artifact: Path) -> None:
+    ArtifactCache(tmp_path / "cache").add(_STAMP, artifact)
+    found = ArtifactCache(tmp_path / "cache").find(_STAMP)
+    assert found is not None
+    assert found.read_bytes() == b"compiled"
+
+
+@pytest.mark.parametrize("name", _STAMP)
+def test_an_artefact_of_another_stamp_is_another(name: str, tmp_path: Path, artifact: Path) -> None:
+    cache = ArtifactCache(tmp_path / "cache")
+    cache.add(_STAMP, artifact)
+    assert cache.find(_STAMP | {name: "other"}) is None
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".json"])
+def test_an_artefact_that_is_broken_or_half_there_is_not_found_and_can_be_added_again(suffix: str, tmp_path: Path, artifact: Path) -> None:
+    cache = ArtifactCache(tmp_path / "cache")
+    cache.add(_STAMP, artifact)
+    (broken,) = (tmp_path / "cache").glob(f"*{suffix}")
+    broken.write_bytes(b"half")
+    assert cache.find(_STAMP) is None
+    broken.unlink()
+    assert cache.find(_STAMP) is None
+    cache.add(_STAMP, artifact)
+    assert cache.find(_STAMP) is not None
+
+
+def test_a_folder_that_cannot_be_made_is_refused(artifact: Path) -> None:
+    with pytest.raises(SetupError, match=f"^{artifact}/cache: cannot be made: .*--compile-cache"):
+        ArtifactCache(artifact / "cache")
