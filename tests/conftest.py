@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import make_repository, make_sources
+from tests.models import NEURONX_MODELS, make_repository, make_sources
 
-NEURONX_MODELS = ("classifier", "answerer", "minilm")
 DOUBLES = Path(__file__).parent / "doubles"
 
 
@@ -64,6 +63,12 @@ def neuronx_repository(neuron_double: Mapping[str, str], sources: dict[str, Path
     return make_repository(
         tmp_path_factory.mktemp("neuronx-repository"), of_each_task, backend="neuronx", buckets=("1x16", "4x64", "16x64")
     )
+
+
+@pytest.fixture(scope="session")
+def torch_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same models, exported from PyTorch."""
+    return make_repository(tmp_path_factory.mktemp("torch-repository"), sources, backend="torch")
 
 
 @pytest.fixture(scope="session")

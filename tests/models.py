@@ -80,6 +80,9 @@ MODELS: dict[str, tuple[str, Callable[[Path], Path]]] = {
 }
 
 
+NEURONX_MODELS = ("classifier", "answerer", "minilm")
+
+
 def make_sources(folder: Path) -> dict[str, Path]:
     """The sources of all test models by name, made where they are not there yet."""
     return {name: folder / name if (folder / name / "config.json").is_file() else make(folder / name) for name, (_, make) in MODELS.items()}

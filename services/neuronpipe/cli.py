@@ -77,8 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     compile_.add_argument("--name", help="the model's name in requests (default: the last part of SOURCE)")
     compile_.add_argument("--version", type=int, metavar="V", help="the bundle's version (default: the next free one)")
     compile_.add_argument("--revision", help="branch, tag or commit on the Hub")
-    compile_.add_argument("--backend", default="openvino", help="openvino (default), neuronx or fake")
-    compile_.add_argument("--dtype", default="float32", help="float32 (default), bfloat16 or int8")
+    compile_.add_argument("--backend", default="openvino", help="openvino (default), neuronx, torch or fake")
+    compile_.add_argument("--dtype", default="float32", help="float32 (default), bfloat16, float16 (torch) or int8 (openvino)")
     compile_.add_argument(
         "--calibration",
         type=Path,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from neuronpipe.bundles.compiler import accuracy, fake, neuronx, openvino, quantization
+from neuronpipe.bundles.compiler import torch as torch_
 from neuronpipe.bundles.compiler.accuracy import ArtifactCompiler
 from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
 from neuronpipe.bundles.compiler.calibration import read_calibration
@@ -22,7 +23,7 @@ from neuronpipe.core.errors import SetupError
 
 Report: TypeAlias = Callable[[str], None]
 
-COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "neuronx": neuronx, "fake": fake}
+COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "fake": fake, "neuronx": neuronx, "torch": torch_}
 TOKENIZER_FILE = "tokenizer.json"
 
 

@@ -10,6 +10,7 @@ BACKENDS = {
     "openvino": "neuronpipe.neuron_executor.backends.openvino:OpenVinoBackend",
     "fake": "neuronpipe.neuron_executor.backends.fake:FakeBackend",
     "neuronx": "neuronpipe.neuron_executor.backends.neuronx:NeuronxBackend",
+    "torch": "neuronpipe.neuron_executor.backends.torch:TorchBackend",
 }
 
 

@@ -1,0 +1,69 @@
+"""PyTorch to an exported program: the model's graph and weights in one file, which runs without transformers and without the Hub."""
+
+import copy
+import warnings
+from collections.abc import Sequence
+
+import torch
+import transformers
+
+from neuronpipe.bundles.compiler.accuracy import Conversion, Ran
+from neuronpipe.bundles.compiler.agreement import Outputs
+from neuronpipe.bundles.compiler.samples import Batch
+from neuronpipe.bundles.manifest import Artifact
+from neuronpipe.core.errors import SetupError
+
+_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = tuple(_TORCH_DTYPES)
+BUCKETS = "none"
+
+_MODEL_FILE = "artifacts/torch/model.pt2"
+
+
+class _Float(torch.nn.Module):
+    """Outputs in float32, whatever the model computes in."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        outputs: dict[str, torch.Tensor] = self.module(input_ids, attention_mask, token_type_ids)
+        return {name: tensor.float() for name, tensor in outputs.items()}
+
+
+def convert(conversion: Conversion) -> Artifact:
+    """See ArtifactCompiler. Batch and length stay free; attention is scaled_dot_product_attention, of which each device has its own."""
+    module = conversion.module
+    converted = _Float(copy.deepcopy(module.module).to(_TORCH_DTYPES[conversion.dtype])).eval()
+    example = {name: torch.from_numpy(conversion.example[name]) for name in module.inputs}
+    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            program = torch.export.export(converted, (), kwargs=example, dynamic_shapes=dict.fromkeys(example, free), strict=False)
+        except Exception as error:  # whatever an operation raises whose shape depends on values
+            raise SetupError(f"torch {torch.__version__} cannot export {module.architecture}") from error
+        path = conversion.folder / _MODEL_FILE
+        path.parent.mkdir(parents=True)
+        torch.export.save(program, path)
+    return Artifact(
+        backend="torch",
+        dtype=conversion.dtype,
+        files=(_MODEL_FILE,),
+        versions={"torch": torch.__version__, "transformers": transformers.__version__},
+    )
+
+
+def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:
+    """See ArtifactCompiler."""
+    outputs: list[Outputs] = []
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")
+        program = torch.export.load(conversion.folder / _MODEL_FILE).module()
+        for batch in batches:
+            result = program(**{name: torch.from_numpy(batch[name]) for name in conversion.module.inputs})
+            outputs.append({name: tensor.numpy() for name, tensor in result.items()})
+    return Ran(outputs, artifact.dtype)

@@ -1,0 +1,124 @@
+"""PyTorch: on GPUs, one core each, or on the CPU, as the reference. Runs an exported program, without transformers."""
+
+import asyncio
+import contextlib
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.neuron_executor.backends.base import BackendError, CoreLost, LoadRequest
+from neuronpipe.neuron_executor.backends.cpus import available_cpus
+
+# Lengths in steps, so that sequences share batches; tensor cores work on multiples of 8.
+_TOKEN_STEP = {"cuda": 8, "cpu": 4}
+
+
+class TorchBackend:
+    """See Backend. A GPU computes the batches in flight on streams of their own: copies of one overlap with the other's computation."""
+
+    buckets = None
+
+    def __init__(self, request: LoadRequest) -> None:
+        path = next((path for path in request.files if path.suffix == ".pt2"), None)
+        if path is None:
+            raise SetupError(f"model {request.spec.name!r}: its torch artefact names no .pt2 file; compile it again")
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        self.cores = _cores(kind, request)
+        self.in_flight = request.in_flight
+        self._step = _TOKEN_STEP[kind]
+        self._max_tokens = request.spec.max_tokens
+        self._outputs = [output.name for output in request.spec.outputs]
+        devices = [torch.device(kind, core) if kind == "cuda" else torch.device(kind) for core in range(self.cores)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the loader's own parts
+            programs = {device: _load(path, device) for device in dict.fromkeys(devices)}
+        self._cores = [(device, programs[device]) for device in devices]
+        self._threads = ThreadPoolExecutor(max_workers=self.cores * self.in_flight, thread_name_prefix=f"core-{request.spec.name}")
+
+    def round_tokens(self, tokens: int) -> int:
+        """See Backend."""
+        return min(-(-tokens // self._step) * self._step, self._max_tokens)
+
+    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+        """See Backend."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._compute, core, inputs)
+
+    def _compute(self, core: int, inputs: Arrays) -> dict[str, Array]:
+        device, program = self._cores[core]
+        if len({array.shape for array in inputs.values()}) != 1:
+            raise BackendError(f"inputs of different shapes: {[array.shape for array in inputs.values()]}")
+        try:
+            with torch.inference_mode(), _stream(device) as stream:
+                outputs = program(**{name: _to_device(array, device) for name, array in inputs.items()})
+                on_host = {name: _to_host(outputs[name]) for name in self._outputs}
+                if stream is not None:
+                    stream.synchronize()
+                return {name: tensor.numpy() for name, tensor in on_host.items()}
+        except (RuntimeError, IndexError, AssertionError) as error:
+            # A fault on the device leaves the process's context unusable; too little memory does not.
+            if device.type == "cuda" and not isinstance(error, torch.cuda.OutOfMemoryError) and "CUDA error" in str(error):
+                raise CoreLost(f"{device} was lost") from error
+            raise BackendError(f"PyTorch could not compute a batch on {device}") from error
+
+    def close(self) -> None:
+        """See Backend."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._cores.clear()
+
+
+def _cores(kind: str, request: LoadRequest) -> int:
+    """Sets the CPU's threads too, which all models of the process share. Raises SetupError for more than there are."""
+    if kind == "cuda":
+        devices = torch.cuda.device_count()
+        if request.cores > devices:
+            raise SetupError(f"cores: {request.cores}, there are {devices} GPUs")
+        return request.cores or devices
+    cpus = available_cpus()
+    threads = request.threads or cpus
+    if threads > cpus:
+        raise SetupError(f"threads: {threads}, there are {cpus} CPUs for this process")
+    if request.cores > threads:
+        raise SetupError(f"cores: {request.cores}, each needs a thread of its own and there are {threads}")
+    cores = request.cores or 1
+    torch.set_num_threads(max(1, threads // cores))
+    return cores
+
+
+def _load(path: Path, device: torch.device) -> Any:
+    try:
+        program = torch.export.load(path)
+        if device.type != "cpu":
+            from torch.export.passes import move_to_device_pass
+
+            program = move_to_device_pass(program, device)
+        return program.module()
+    except Exception as error:  # whatever another version of PyTorch finds wrong with the file
+        raise SetupError(f"{path}: PyTorch {torch.__version__} cannot load it; compile the model again with this version") from error
+
+
+@contextlib.contextmanager
+def _stream(device: torch.device) -> Iterator[Any]:
+    if device.type != "cuda":
+        yield None
+        return
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        yield stream
+
+
+def _to_device(array: Array, device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    # Only a copy from pinned memory runs beside the computation of another stream.
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
