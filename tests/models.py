@@ -71,6 +71,11 @@ def answerer(folder: Path) -> Path:
     return save(transformers.BertForQuestionAnswering(bert_config()), folder)
 
 
+def embedder(folder: Path) -> Path:
+    """Sentence embedding by the mean of token vectors."""
+    return save(transformers.BertModel(bert_config()), folder)
+
+
 # model's name in requests → (task, what makes its source). MiniLM is the real one.
 MODELS: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "classifier": ("text_classification", classifier),
@@ -80,7 +85,12 @@ MODELS: dict[str, tuple[str, Callable[[Path], Path]]] = {
 }
 
 
-NEURONX_MODELS = ("classifier", "answerer", "minilm")
+# Of each task a small one, for the double of Neuron.
+NEURONX_MODELS: dict[str, tuple[str, Callable[[Path], Path]]] = {
+    "classifier": MODELS["classifier"],
+    "answerer": MODELS["answerer"],
+    "embedder": ("sentence_embedding", embedder),
+}
 
 
 def make_sources(folder: Path) -> dict[str, Path]:
@@ -95,7 +105,7 @@ def make_repository(
     for name, source in sources.items():
         request = CompileRequest(
             source=str(source),
-            task=MODELS[name][0],
+            task=(MODELS | NEURONX_MODELS)[name][0],
             repository=folder,
             name=name,
             backend=backend,
