@@ -59,7 +59,8 @@ def neuron_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[
 @pytest.fixture(scope="session")
 def neuronx_repository(neuron_double: Mapping[str, str], sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of each task, compiled for the double of Neuron."""
-    of_each_task = {name: sources[name] for name in NEURONX_MODELS}
+    folder = tmp_path_factory.mktemp("neuronx-sources")
+    of_each_task = {name: sources[name] if name in sources else make(folder) for name, (_, make) in NEURONX_MODELS.items()}
     return make_repository(
         tmp_path_factory.mktemp("neuronx-repository"), of_each_task, backend="neuronx", buckets=("1x16", "4x64", "16x64")
     )

@@ -15,11 +15,17 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import InvalidInput
 from tests.integration.requests import answer, classify, embed
 from tests.integration.systems import local_system
+from tests.models import NEURONX_MODELS, make_repository
 
 pytestmark = pytest.mark.local_only
 
 _CONTEXT = "The ferry leaves Stockholm at half past nine. It gets to Helsinki the next morning, after a night on the Baltic Sea. "
-_REQUESTS = [classify("A fine day."), embed("The cat sat on the mat."), answer("When does the ferry leave?", _CONTEXT), embed("word " * 50)]
+_REQUESTS = [
+    classify("A fine day."),
+    embed("The cat sat on the mat.", model="embedder"),
+    answer("When does the ferry leave?", _CONTEXT),
+    embed("word " * 50, model="embedder"),
+]
 # Of float32, computed in other shapes.
 _TOLERANCE = 1e-4
 
@@ -28,6 +34,13 @@ _TOLERANCE = 1e-4
 def machine(neuron_double: Mapping[str, str], tmp_path: Path) -> dict[str, str]:
     """The environment of a machine with one device, and a log of what it does."""
     return {**neuron_double, "NEURON_DOUBLE_FOLDER": str(tmp_path / "neuron"), "NEURON_DOUBLE_LOG": str(tmp_path / "log")}
+
+
+@pytest.fixture
+def reference_repository(sources: dict[str, Path], tmp_path: Path) -> Path:
+    """The same models for OpenVINO."""
+    embedder = NEURONX_MODELS["embedder"][1](tmp_path / "embedder")
+    return make_repository(tmp_path / "reference", {name: sources.get(name, embedder) for name in NEURONX_MODELS})
 
 
 @pytest.fixture
@@ -42,12 +55,12 @@ def _log(machine: Mapping[str, str]) -> list[str]:
 
 
 async def test_every_task_gives_the_same_results_as_with_openvino_and_nothing_is_compiled(
-    processes: dict[str, ServiceProcess], machine: Mapping[str, str], repository: Path
+    processes: dict[str, ServiceProcess], machine: Mapping[str, str], reference_repository: Path
 ) -> None:
     # Every bucket of the three models ran on both cores before readiness.
     warmed_up = Counter(line for line in _log(machine) if line.startswith("execute"))
     assert set(warmed_up) == {f"execute core={core} shape={shape}" for core in (0, 1) for shape in ("1x16", "4x64", "16x64")}
-    async with AsyncClient(processes["gateway"].target) as client, local_system(repository) as reference:
+    async with AsyncClient(processes["gateway"].target) as client, local_system(reference_repository) as reference:
         for request in _REQUESTS:
             result, expected = (await client.infer(request)).result, (await reference.infer(request)).result
             if result.WhichOneof("task") == "sentence_embedding":
@@ -74,7 +87,7 @@ async def test_a_text_longer_than_the_largest_bucket_is_refused_by_its_name(proc
 async def test_a_core_that_dies_under_load_costs_no_request(processes: dict[str, ServiceProcess], machine: Mapping[str, str]) -> None:
     async def call(number: int) -> bool:
         text = "word " * (1 + number % 50)
-        requests = (classify(text), embed(text))
+        requests = (classify(text), embed(text, model="embedder"))
         response = await client.infer(requests[number % 2], timeout_s=60)
         return response.result.WhichOneof("task") is not None
 

@@ -22,6 +22,8 @@ from neuronpipe.core.errors import SetupError
 DONE = "traced "
 _WORKER = "neuronpipe.bundles.compiler.neuronx_worker"
 _ERROR_LINES = 5
+# A trace runs the model three times; on a busy machine threads would mostly wait for each other.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ def trace_all(job: TraceJob, outputs: Mapping[str, Path], workers: int, done: Ca
             path = Path(folder) / "job.json"
             path.write_text(json.dumps(dataclasses.asdict(share)))
             left = list(share.outputs)
-            with subprocess.Popen([sys.executable, "-m", _WORKER, str(path)], stdout=subprocess.PIPE, stderr=errors, text=True) as process:  # noqa: S603
+            command, environment = [sys.executable, "-m", _WORKER, str(path)], {**os.environ, **_ENVIRONMENT}
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process:  # noqa: S603
                 processes.append(process)
                 for line in process.stdout or ():
                     if line.startswith(DONE):

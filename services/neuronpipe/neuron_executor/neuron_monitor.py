@@ -1,0 +1,120 @@
+"""Reads neuron-monitor, the Neuron SDK's tool that writes a JSON document a line, into snapshots for metrics.
+
+Source of the schema: tools/neuron-sys-tools/neuron-monitor-user-guide.rst of aws-neuron/aws-neuron-sdk.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from neuronpipe.core.background import beside
+from neuronpipe.core.logs import log, log_warning
+
+COMMAND = ("neuron-monitor",)
+# A document of a 48xlarge with its 24 cores is some 20 kB.
+_MAX_LINE_BYTES = 4 << 20
+_EMPTY: Mapping[Any, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronSnapshot:
+    """What neuron-monitor last said of one process, by core where it says so. Utilisation is a share from 0 to 1; latencies are in seconds.
+
+    `executions` and `errors` count within the monitor's last period, by the words of its own: completed, timed_out, …; hardware, ….
+    """
+
+    core_utilization: Mapping[int, float] = field(default_factory=dict)
+    core_memory_bytes: Mapping[int, int] = field(default_factory=dict)
+    device_memory_bytes: int = 0
+    host_memory_bytes: int = 0
+    executions: Mapping[str, int] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
+    device_latency_s: Mapping[str, float] = field(default_factory=dict)
+    total_latency_s: Mapping[str, float] = field(default_factory=dict)
+
+
+def parse_snapshot(line: bytes, pid: int) -> NeuronSnapshot | None:
+    """The snapshot of a process from one line, or None where the line has none. Raises ValueError for what is no such document.
+
+    Groups that failed (they have an `error`) or are missing stay empty: which there are is the monitor's configuration.
+    """
+    document = json.loads(line)
+    if not isinstance(document, dict):
+        raise ValueError("not an object")
+    report = next((_group(runtime, "report") for runtime in document.get("neuron_runtime_data") or () if runtime.get("pid") == pid), None)
+    if report is None:
+        return None
+    memory = _group(_group(report, "memory_used"), "neuron_runtime_used_bytes")
+    statistics = _group(report, "execution_stats")
+    cores = _group(_group(report, "neuroncore_counters"), "neuroncores_in_use")
+    by_core = _group(_group(memory, "usage_breakdown"), "neuroncore_memory_usage")
+    latencies = _group(statistics, "latency_stats")
+    return NeuronSnapshot(
+        core_utilization={int(core): float(counters["neuroncore_utilization"]) / 100 for core, counters in cores.items()},
+        core_memory_bytes={int(core): sum(int(part) for part in parts.values()) for core, parts in by_core.items()},
+        device_memory_bytes=int(memory.get("neuron_device", 0)),
+        host_memory_bytes=int(memory.get("host", 0)),
+        executions=dict(_group(statistics, "execution_summary")),
+        # The documentation's list of fields says "numeric" where its sample says "numerical".
+        errors={{"numeric": "numerical"}.get(name, name): int(count) for name, count in _group(statistics, "error_summary").items()},
+        device_latency_s=dict(_group(latencies, "device_latency")),
+        total_latency_s=dict(_group(latencies, "total_latency")),
+    )
+
+
+def _group(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    group = parent.get(name)
+    return group if isinstance(group, Mapping) and not group.get("error") else _EMPTY
+
+
+class NeuronMonitor:
+    """The newest snapshot of this process, and how many lines could not be read."""
+
+    def __init__(self) -> None:
+        self.snapshot: NeuronSnapshot | None = None
+        self.unreadable_lines = 0
+
+    async def read(self, lines: AsyncIterator[bytes]) -> None:
+        """Follows the monitor's output."""
+        async for line in lines:
+            try:
+                self.snapshot = parse_snapshot(line, os.getpid()) or self.snapshot
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                if not self.unreadable_lines:
+                    log_warning("neuron-monitor writes what cannot be read", problem=type(error).__name__)
+                self.unreadable_lines += 1
+
+
+@asynccontextmanager
+async def running_monitor(command: Sequence[str] = COMMAND) -> AsyncIterator[NeuronMonitor | None]:
+    """Runs neuron-monitor beside the block; None where the tool is not installed. That it ends is logged and disturbs nobody."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, limit=_MAX_LINE_BYTES
+        )
+    except FileNotFoundError:
+        yield None
+        return
+    assert process.stdout is not None  # noqa: S101
+    monitor, output = NeuronMonitor(), process.stdout
+
+    async def follow() -> None:
+        try:
+            await monitor.read(output)
+            log_warning("neuron-monitor ended", code=await process.wait())
+        except ValueError:  # a line beyond the limit
+            log_warning("neuron-monitor writes lines beyond the limit", limit_bytes=_MAX_LINE_BYTES)
+
+    log("neuron-monitor started")
+    try:
+        async with beside(follow()):
+            yield monitor
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
