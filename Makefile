@@ -5,6 +5,7 @@
 # check     verify and test: what .ci/run runs
 # fuzz      a million random sequences through the scheduler: a minute
 # soak      ten minutes of twice the load that can be borne
+# bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to .cache/bench/neuron-sim
 # bench     every measurement, written to docs/benchmarks; bench-quick: a short look, written to .cache/bench/quick
 
 SHELL := bash
@@ -22,7 +23,7 @@ PROTOS := $(wildcard protos/neuronpipe/api/v1/*.proto)
 
 .PHONY: help
 help:
-	@sed -n '/^# [a-z]* /s/^# //p' Makefile
+	@sed -n '/^# [a-z-]* /s/^# //p' Makefile
 
 # --- set-up -----------------------------------------------------------------------------------------------------------
 
@@ -82,6 +83,11 @@ bench: .venv/.dev
 	$(BIN)/python -m tests.bench
 bench-quick: .venv/.dev
 	$(BIN)/python -m tests.bench --rounds 2 --seconds 1.5 --only start,overhead,models,overload --out .cache/bench/quick
+
+# A simulation: no Neuron device is involved.
+.PHONY: bench-neuron-sim
+bench-neuron-sim: .venv/.dev
+	$(BIN)/python -m tests.bench.neuron_sim
 
 .PHONY: check
 check: verify test

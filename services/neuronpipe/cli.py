@@ -111,6 +111,9 @@ def _parser() -> argparse.ArgumentParser:
         "--batches", default="1,8", type=_whole_numbers, metavar="B,B", help="batch sizes of --buckets auto (default: 1,8)"
     )
 
+    compile_.add_argument(
+        "--device-times", default="", metavar="TABLE", help="for fake: simulate a device, inf2-bert-base or inf2-distilbert"
+    )
     neuron = compile_.add_argument_group("for neuronx")
     neuron.add_argument("--target", default="inf2", choices=["inf2", "trn1", "trn1n"], help="instances to compile for (default: inf2)")
     neuron.add_argument("--optlevel", type=int, default=2, choices=[1, 2, 3], help="the compiler's optimization level (default: 2)")
@@ -204,6 +207,7 @@ def _compile_bundle(options: argparse.Namespace) -> Path:
         dtype=options.dtype,
         calibration=options.calibration,
         buckets=_bucket_request(options),
+        device_times=options.device_times,
         neuronx=NeuronxOptions(
             target=options.target,
             model_type=options.model_type,

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES
 from neuronpipe.neuron_executor.bucketing import best_batch
 
 # AWS's figures for BERT-base on inf2, length 128, one core, in ms: a bucket of 1 takes 1.0, one of 8 takes 6.0.
@@ -30,3 +31,11 @@ def test_where_every_batch_would_be_late_the_smallest_is_taken() -> None:
 @pytest.mark.parametrize(("waiting", "expected"), [(1, 1), (2, 8), (9, 8)])
 def test_where_nothing_is_known_as_many_as_fit_run_together(waiting: int, expected: int) -> None:
     assert best_batch((1, 8), waiting, lambda batch: 0.0, math.inf) == expected
+
+
+def test_the_simulated_times_are_those_of_one_of_the_two_cores_that_the_published_throughput_is_of() -> None:
+    # 2 x 1 / 1998.21 and 2 x 8 / 2674.19 seconds; 2 x 1 / 3401.97 and 2 x 16 / 5307.88.
+    assert DEVICE_TIMES == {
+        "inf2-bert-base": {"1x128": 1.001, "8x128": 5.983},
+        "inf2-distilbert": {"1x128": 0.588, "16x128": 6.029},
+    }

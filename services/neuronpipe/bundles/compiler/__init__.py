@@ -11,6 +11,7 @@ from neuronpipe.bundles.compiler import torch as torch_
 from neuronpipe.bundles.compiler.accuracy import ArtifactCompiler
 from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
 from neuronpipe.bundles.compiler.calibration import read_calibration
+from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES
 from neuronpipe.bundles.compiler.modules import TASK_MODULES, SourceModule, load_module
 from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
 from neuronpipe.bundles.compiler.samples import calibration_batches, comparison_batches
@@ -32,7 +33,8 @@ class CompileRequest:
     """What to compile.
 
     `max_divergence` is the largest absolute difference of an output to PyTorch float32, and `min_agreement` (0 to 1) the smallest
-    agreement (see Accuracy), or None for no limit. `calibration` is a file of texts for int8, or None for sample text.
+    agreement (see Accuracy), or None for no limit. `calibration` is a file of texts for int8, or None for sample text. `device_times`
+    names a table of device_times.py, for the fake back end to simulate.
     """
 
     source: str
@@ -48,6 +50,7 @@ class CompileRequest:
     calibration: Path | None = None
     buckets: BucketRequest = NO_BUCKETS
     neuronx: NeuronxOptions = DEFAULT_OPTIONS
+    device_times: str = ""
 
 
 def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
@@ -76,7 +79,7 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
         step(f"convert for {request.backend}, {request.dtype}")
         (folder / TOKENIZER_FILE).write_text(tokenizer.json, encoding="utf-8")
         compiler = COMPILERS[request.backend]
-        conversion = accuracy.Conversion(module, source, batches[0], folder, request.dtype, buckets, request.neuronx)
+        conversion = accuracy.Conversion(module, source, batches[0], folder, request.dtype, buckets, request.neuronx, request.device_times)
         artifact = compiler.convert(conversion)
 
         if calibration is not None:
@@ -112,6 +115,8 @@ def _check(request: CompileRequest) -> None:
     if request.dtype not in dtypes:
         raise SetupError(f"dtype {request.dtype!r} is not known for {request.backend}; there are: {', '.join(dtypes)}")
     _check_buckets(request)
+    if request.device_times and (request.backend != "fake" or request.device_times not in DEVICE_TIMES):
+        raise SetupError(f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}")
     if request.calibration is not None and request.dtype != "int8":
         raise SetupError(f"--calibration is for --dtype int8; {request.dtype} needs none")
     if request.max_divergence is not None and not request.max_divergence >= 0:  # false for NaN too

@@ -33,6 +33,7 @@ class Conversion:
     dtype: str
     buckets: tuple[Bucket, ...]
     neuronx: "NeuronxOptions"
+    device_times: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 from neuronpipe.bundles.compiler.accuracy import Conversion, Ran
+from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES, format_times
 from neuronpipe.bundles.compiler.samples import Batch
 from neuronpipe.bundles.manifest import Artifact
+from neuronpipe.core.errors import SetupError
 
 DTYPES: tuple[str, ...] = ("float32",)
 BUCKETS = "optional"
@@ -12,7 +14,12 @@ BUCKETS = "optional"
 
 def convert(conversion: Conversion) -> Artifact:
     """See ArtifactCompiler."""
-    return Artifact(backend="fake", dtype=conversion.dtype, buckets=conversion.buckets)
+    times = DEVICE_TIMES.get(conversion.device_times, {})
+    missing = [str(bucket) for bucket in conversion.buckets if times and str(bucket) not in times]
+    if missing or (times and not conversion.buckets):
+        raise SetupError(f"--device-times {conversion.device_times}: knows the buckets {', '.join(times)}; name those with --bucket")
+    properties = {"device_times_ms": format_times(times)} if times else {}
+    return Artifact(backend="fake", dtype=conversion.dtype, buckets=conversion.buckets, properties=properties)
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran | None:

@@ -5,6 +5,8 @@ so that padding which is not cut off shows. Inputs that break the contract of Ba
 """
 
 import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -16,7 +18,8 @@ from neuronpipe.neuron_executor.backends.base import BackendError, LoadRequest
 class FakeBackend:
     """See Backend.
 
-    Properties: `device_time_s` a batch takes; a batch with a `failing_token_id` raises; a row with a `nan_token_id` is NaN.
+    Properties: `device_time_s` a batch takes, or `device_times_ms` the batches of each bucket do, as in 1x128:1.0,8x128:6.0, which a core
+    computes one after the other; a batch with a `failing_token_id` raises; a row with a `nan_token_id` is NaN.
     """
 
     def __init__(self, request: LoadRequest) -> None:
@@ -27,6 +30,10 @@ class FakeBackend:
         self._device_time_s = float(request.properties.get("device_time_s", "0"))
         self._failing_token_id = int(request.properties.get("failing_token_id", "-1"))
         self._nan_token_id = int(request.properties.get("nan_token_id", "-1"))
+        table = (entry.split(":") for entry in request.properties.get("device_times_ms", "").split(",") if entry)
+        self._device_times_s = {bucket: float(time_ms) / 1000 for bucket, time_ms in table}
+        # A thread for each core, as loops count in milliseconds only and a device keeps to microseconds.
+        self._devices = [ThreadPoolExecutor(max_workers=1) for _ in range(self._cores if self._device_times_s else 0)]
         self._positions = np.arange(1, request.spec.max_tokens + 1)
 
     @property
@@ -46,6 +53,9 @@ class FakeBackend:
         token_ids, mask = inputs["input_ids"], inputs["attention_mask"].astype(bool)
         if self._device_time_s:
             await asyncio.sleep(self._device_time_s)
+        if self._devices and self.buckets:
+            seconds = self._device_times_s[str(self.buckets.find(*token_ids.shape))]
+            await asyncio.get_running_loop().run_in_executor(self._devices[core], time.sleep, seconds)
         if self._failing_token_id >= 0 and (token_ids == self._failing_token_id).any():
             raise BackendError("a token that the test chose")
         outputs = {output.name: self._output(index, output.axes, token_ids, mask) for index, output in enumerate(self._spec.outputs)}
@@ -57,6 +67,8 @@ class FakeBackend:
 
     def close(self) -> None:
         """See Backend."""
+        for device in self._devices:
+            device.shutdown(wait=True, cancel_futures=True)
 
     def _check(self, core: int, inputs: Arrays) -> None:
         problems = []
