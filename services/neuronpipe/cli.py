@@ -11,15 +11,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from neuronpipe import __version__
+from neuronpipe.acceptance import command as accept_command
+from neuronpipe.bundles import command as compile_command
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.load import command as load_command
-
-if TYPE_CHECKING:
-    from neuronpipe.bundles.compiler.buckets import BucketRequest
 
 # service → (module with `run`, its settings)
 _SERVICES = {
@@ -71,68 +68,11 @@ def _parser() -> argparse.ArgumentParser:
 
     compile_ = commands.add_parser("compile", help="compile a Transformers model into a bundle")
     compile_.set_defaults(run=_compile, command="compile")
-    compile_.add_argument("source", metavar="SOURCE", help="local folder of a model, or its id on the Hugging Face Hub")
-    compile_.add_argument("--task", required=True, help="text-classification, sentence-embedding or question-answering")
-    compile_.add_argument("--repository", required=True, type=Path, metavar="DIR", help="folder of bundles to write to")
-    compile_.add_argument("--name", help="the model's name in requests (default: the last part of SOURCE)")
-    compile_.add_argument("--version", type=int, metavar="V", help="the bundle's version (default: the next free one)")
-    compile_.add_argument("--revision", help="branch, tag or commit on the Hub")
-    compile_.add_argument("--backend", default="openvino", help="openvino (default), neuronx, torch or fake")
-    compile_.add_argument("--dtype", default="float32", help="float32 (default), bfloat16, float16 (torch) or int8 (openvino)")
-    compile_.add_argument(
-        "--calibration",
-        type=Path,
-        metavar="FILE",
-        help="for int8: texts like those that the model will get, UTF-8, one a line, 32 or more; 300 are used (default: sample text)",
-    )
-    compile_.add_argument(
-        "--max-divergence", type=float, metavar="X", help="fail where an output differs from PyTorch float32 by more than this"
-    )
-    compile_.add_argument(
-        "--min-agreement",
-        type=float,
-        metavar="Y",
-        help="fail where the agreement with PyTorch float32 is less (0 to 1): the share of texts with the same best label or answer, or "
-        "the smallest cosine similarity of embeddings",
-    )
-    compile_.add_argument(
-        "--bucket",
-        action="append",
-        default=[],
-        metavar="BATCHxTOKENS",
-        help="a shape to compile for, as in 8x128; repeat it for others. Longer inputs are refused",
-    )
-    compile_.add_argument("--buckets", choices=["auto"], help="choose the lengths that leave the least padding, for --lengths")
-    compile_.add_argument(
-        "--lengths", type=Path, metavar="FILE", help='lengths of real inputs in tokens, a line "LENGTH" or "LENGTH COUNT" for each'
-    )
-    compile_.add_argument("--max-lengths", type=int, default=4, metavar="N", help="most bucket lengths of --buckets auto (default: 4)")
-    compile_.add_argument(
-        "--batches", default="1,8", type=_whole_numbers, metavar="B,B", help="batch sizes of --buckets auto (default: 1,8)"
-    )
+    compile_command.add_options(compile_)
 
-    compile_.add_argument(
-        "--device-times", default="", metavar="TABLE", help="for fake: simulate a device, inf2-bert-base or inf2-distilbert"
-    )
-    neuron = compile_.add_argument_group("for neuronx")
-    neuron.add_argument("--target", default="inf2", choices=["inf2", "trn1", "trn1n"], help="instances to compile for (default: inf2)")
-    neuron.add_argument("--optlevel", type=int, default=2, choices=[1, 2, 3], help="the compiler's optimization level (default: 2)")
-    neuron.add_argument("--model-type", default="transformer", choices=["transformer", "generic"], help="default: transformer")
-    neuron.add_argument(
-        "--auto-cast",
-        default="",
-        choices=["none", "matmult", "all"],
-        help="what to compute in bfloat16 (default: matmult with that --dtype)",
-    )
-    neuron.add_argument("--attention", default="eager", choices=["eager", "sdpa"], help="form of attention that is traced (default: eager)")
-    neuron.add_argument("--compile-workers", type=int, default=1, metavar="N", help="buckets compiled at once (default: 1)")
-    neuron.add_argument(
-        "--compile-cache",
-        type=Path,
-        default=Path("~/.cache/neuronpipe/neuronx"),
-        metavar="DIR",
-        help="where compiled buckets are kept, so that none is compiled twice (default: ~/.cache/neuronpipe/neuronx)",
-    )
+    accept = commands.add_parser("accept", help="compile and measure models on this machine, into a report folder")
+    accept.set_defaults(run=accept_command.run, command="accept")
+    accept_command.add_options(accept)
 
     serve = commands.add_parser("serve", help="run one service, or all of them in one process")
     serve.set_defaults(run=_serve, command="serve")
@@ -169,13 +109,6 @@ def _target(text: str) -> str:
     return text
 
 
-def _whole_numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be whole numbers with commas") from None
-
-
 def _timeout_s(text: str) -> float:
     try:
         timeout_s = float(text)
@@ -188,48 +121,7 @@ def _timeout_s(text: str) -> float:
 
 def _compile(options: argparse.Namespace) -> None:
     with _ending_on_sigterm():
-        print(_compile_bundle(options))
-
-
-def _compile_bundle(options: argparse.Namespace) -> Path:
-    from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-    from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
-    from neuronpipe.bundles.repository import default_name
-
-    request = CompileRequest(
-        source=options.source,
-        revision=options.revision,
-        task=options.task.replace("-", "_"),
-        repository=options.repository,
-        name=options.name if options.name is not None else default_name(options.source),
-        version=options.version,
-        backend=options.backend,
-        dtype=options.dtype,
-        calibration=options.calibration,
-        buckets=_bucket_request(options),
-        device_times=options.device_times,
-        neuronx=NeuronxOptions(
-            target=options.target,
-            model_type=options.model_type,
-            optlevel=options.optlevel,
-            auto_cast=options.auto_cast,
-            attention=options.attention,
-            workers=options.compile_workers,
-            cache=options.compile_cache,
-        ),
-        max_divergence=options.max_divergence,
-        min_agreement=options.min_agreement,
-    )
-    return compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True)).folder
-
-
-def _bucket_request(options: argparse.Namespace) -> "BucketRequest":
-    from neuronpipe.bundles.compiler.buckets import BucketRequest
-
-    if options.buckets and options.bucket:
-        raise SetupError("--buckets auto chooses the buckets; leave out --bucket")
-    chosen = (options.buckets,) if options.buckets else tuple(options.bucket)
-    return BucketRequest(chosen, options.lengths, options.max_lengths, options.batches)
+        print(compile_command.compile_source(options))
 
 
 @contextlib.contextmanager

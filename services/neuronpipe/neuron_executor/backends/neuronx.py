@@ -114,6 +114,24 @@ class NeuronxBackend:
             return False
         return True
 
+    def error_texts(self) -> dict[str, str]:
+        """What the SDK says of inputs that break its contract, for the acceptance report: its documents do not have all of these texts."""
+        bucket = self.buckets.buckets[0]
+        good = tuple(torch.ones((bucket.batch, bucket.tokens), dtype=torch.int64) for _ in self._inputs)
+        tried = {
+            "another shape": tuple(tensor[:, 1:] for tensor in good),
+            "another dtype": tuple(tensor.int() for tensor in good),
+            "an input too few": good[1:],
+        }
+        texts = {}
+        for name, tensors in tried.items():
+            try:
+                self._replicas[0][bucket](*tensors)
+                texts[name] = "NOT REFUSED"
+            except Exception as error:  # which one is what the report is to tell
+                texts[name] = f"{type(error).__name__}: {error}"
+        return texts
+
     def close(self) -> None:
         """See Backend. The device keeps the models until the process ends: so does the SDK."""
         self._threads.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,55 @@
+"""`neuronpipe accept`: its options, and what it measures. Imports what it needs only as it runs."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from neuronpipe.core.errors import SetupError
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="folders of models, or ids on the Hub: a small one and a base one")
+    parser.add_argument("--task", required=True, help="the task of all of them")
+    parser.add_argument("--backend", required=True, help="neuronx, openvino or torch")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the report's folder")
+    parser.add_argument("--dtype", default="float32", help="default: float32")
+    parser.add_argument(
+        "--bucket", action="append", metavar="BATCHxTOKENS", help="shapes to measure, and to compile for neuronx (default: 1x128 and 8x128)"
+    )
+    parser.add_argument("--cores", default="0", help="how many cores, or which, as 0-1 (default: all)")
+    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to measure each row (default: 10)")
+    parser.add_argument("--price-per-hour", type=float, default=0.0, metavar="USD", help="of this machine, for the cost of a million")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prints where the report is. Raises SetupError."""
+    from neuronpipe.core.config import EngineSettings
+    from neuronpipe.core.neuron import runtime_environment
+
+    if not options.seconds > 0:
+        raise SetupError(f"--seconds {options.seconds}: must be more than 0")
+    cores = EngineSettings(cores=options.cores).cores
+    os.environ.update(runtime_environment(cores))  # before anything of the Neuron SDK is imported
+    from neuronpipe.acceptance.run import AcceptRequest, accept
+    from neuronpipe.bundles.compiler import CompileRequest
+    from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest
+    from neuronpipe.bundles.repository import default_name
+    from neuronpipe.core.buckets import parse_bucket
+
+    words = tuple(options.bucket or ("1x128", "8x128"))
+    models = [
+        CompileRequest(
+            source=source,
+            task=options.task.replace("-", "_"),
+            repository=options.out / "repository",
+            name=default_name(source),
+            backend=options.backend,
+            dtype=options.dtype,
+            buckets=BucketRequest(words) if options.backend == "neuronx" else NO_BUCKETS,
+        )
+        for source in options.sources
+    ]
+    request = AcceptRequest(models, [parse_bucket(word) for word in words], options.out, cores, options.seconds, options.price_per_hour)
+    print(accept(request, lambda line: print(line, file=sys.stderr, flush=True)))
