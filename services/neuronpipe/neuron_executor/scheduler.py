@@ -24,6 +24,7 @@ from neuronpipe.neuron_executor.backends.base import Backend, CoreLost
 from neuronpipe.neuron_executor.batch_time import BatchTime
 from neuronpipe.neuron_executor.batching import check_sequence, cut, fault_of, pad
 from neuronpipe.neuron_executor.bucketing import best_batch
+from neuronpipe.neuron_executor.cores import Cores
 from neuronpipe.neuron_executor.queue import SequenceQueue, Waiting
 
 # A batch is large enough once its overhead is this share of its time; beyond, more sequences only make each other wait.
@@ -89,9 +90,7 @@ class Scheduler:
         self._queue: SequenceQueue[Computed] = SequenceQueue()
         self._numbers = itertools.count()
         self._arrived = asyncio.Event()
-        # Batches on each core, and the cores that are no more.
-        self._running = [0] * backend.cores
-        self._lost: set[int] = set()
+        self._cores = Cores(backend.cores)
         self._computed = 0
         self._unwanted = 0
         self._next_sweep_s = 0.0
@@ -118,7 +117,7 @@ class Scheduler:
 
     def _enqueue(self, sequences: Sequence[Arrays], deadline_s: float, is_bulk: bool) -> list[_Waiting]:
         limit = self._limits.max_queue_sequences
-        if self._is_closed or not self._cores_left:
+        if self._is_closed or not self._cores.left:
             raise _stopping()
         if not sequences:
             raise InvalidInput("sequences", "holds none")
@@ -153,7 +152,7 @@ class Scheduler:
 
     def _alone_s(self, padded_tokens: int) -> float:
         """How long a sequence takes in a batch of its own, as far as is known."""
-        is_idle = not any(self._running)
+        is_idle = not self._cores.running
         if is_idle and time.monotonic() >= self._last_batch_s + _ESTIMATE_LIFE_S:
             return 0.0
         batch_time = self._lone_batch_time if is_idle and not len(self._queue) else self._batch_time
@@ -164,15 +163,6 @@ class Scheduler:
         bucket = self._backend.buckets.find(rows, padded_tokens) if self._backend.buckets else None
         return bucket.padded_tokens if bucket else rows * padded_tokens
 
-    @property
-    def _cores_left(self) -> int:
-        return self._backend.cores - len(self._lost)
-
-    @property
-    def _idle_cores(self) -> int:
-        """Cores that have nothing to do."""
-        return sum(not running and core not in self._lost for core, running in enumerate(self._running))
-
     def _sweep(self) -> None:
         """Makes room of what nobody waits for any more."""
         if time.monotonic() >= self._next_sweep_s:
@@ -181,7 +171,7 @@ class Scheduler:
 
     def _queue_time_s(self, *, is_bulk: bool) -> float:
         """How long what waits already keeps the cores busy, which a new sequence waits at least."""
-        return self._queue.tokens_before(is_bulk=is_bulk) * self._batch_time.token_s / max(1, self._cores_left)
+        return self._queue.tokens_before(is_bulk=is_bulk) * self._batch_time.token_s / max(1, self._cores.left)
 
     def _wait_s(self, *, is_bulk: bool) -> float:
         return max(_MIN_RETRY_AFTER_S, self._queue_time_s(is_bulk=is_bulk))
@@ -189,7 +179,7 @@ class Scheduler:
     async def work(self, core: int) -> None:
         """Runs batches on one core until it is lost; so many times at once as the back end has batches in flight. Raises CoresLost."""
         while batch := await self._next_batch(core):
-            self._running[core] += 1
+            self._cores.begin(core)
             try:
                 await self._run_batch(core, batch)
             except CoresLost:
@@ -198,18 +188,15 @@ class Scheduler:
                 _fail(batch, _stopping())
                 raise
             finally:
-                self._running[core] -= 1
+                self._cores.end(core)
 
     async def _next_batch(self, core: int) -> list[_Waiting]:
         """None where the core is lost."""
-        while core not in self._lost:
-            # A core that works gets the next batch ahead only while no other core could begin it now.
-            if not self._running[core] or not self._idle_cores:
-                batch = self._take_batch()
-                if batch:
-                    if self._backend.in_flight > 1:
-                        self._arrived.set()  # for those that left the rest to this core
-                    return batch
+        while not self._cores.is_lost(core):
+            if self._cores.may_take(core) and (batch := self._take_batch()):
+                if self._backend.in_flight > 1:
+                    self._arrived.set()  # for those that left the rest to this core
+                return batch
             self._arrived.clear()
             await self._arrived.wait()
         return []
@@ -256,7 +243,7 @@ class Scheduler:
         Longer ones have buckets of their own: one of them would make the whole batch longer.
         """
         tokens, is_bulk, earliest_s = batch[0].padded_tokens, batch[0].is_bulk, batch[0].deadline_s
-        idle_cores = max(1, self._idle_cores)
+        idle_cores = max(1, self._cores.idle)
         share = -(-(1 + self._queue.count(tokens, is_bulk=is_bulk)) // idle_cores)
         now_s = time.monotonic()
         rows = best_batch(sizes, share, lambda size: self._batch_time.seconds(size * tokens), earliest_s - now_s)
@@ -278,7 +265,7 @@ class Scheduler:
         overhead_tokens = self._batch_time.overhead_tokens
         # A share for every idle core, or one would work and the others watch.
         own_tokens = sum(one.padded_tokens for one in batch)
-        share = (self._queue.tokens_before(is_bulk=True) + own_tokens) / max(1, self._idle_cores)
+        share = (self._queue.tokens_before(is_bulk=True) + own_tokens) / max(1, self._cores.idle)
         padded = max(one.padded_tokens for one in batch)
         earliest_s = min(one.deadline_s for one in batch)
         padding = 0
@@ -310,7 +297,7 @@ class Scheduler:
         lengths = [one.tokens for one in batch]
         bucket_tokens = max(one.padded_tokens for one in batch)
         inputs = pad([one.arrays for one in batch], bucket_tokens, self._spec)
-        is_alone = self._idle_cores == self._cores_left - 1 and sum(self._running) == 1 and not len(self._queue)
+        is_alone = self._cores.idle == self._cores.left - 1 and self._cores.running == 1 and not len(self._queue)
         started_ns = time.monotonic_ns()
         try:
             outputs = await self._backend.run(core, inputs, is_alone=is_alone)
@@ -338,7 +325,7 @@ class Scheduler:
         """After a batch failed: runs each sequence by itself; a batch of one has found the guilty sequence."""
         if len(batch) > 1:
             for one in batch:
-                if core in self._lost:
+                if self._cores.is_lost(core):
                     self._queue.push(one)
                 elif one.is_wanted(0):
                     await self._run_batch(core, [one])
@@ -348,9 +335,8 @@ class Scheduler:
 
     def _lose(self, core: int, batch: list[_Waiting], fault: CoreLost) -> None:
         """Gives back what a lost core had. Raises CoresLost where it was the last one."""
-        if core not in self._lost:
-            self._lost.add(core)
-            log_fault("core lost", fault, model=self._spec.name, core=core, cores_left=self._cores_left)
+        if self._cores.lose(core):
+            log_fault("core lost", fault, model=self._spec.name, core=core, cores_left=self._cores.left)
         for one in batch:
             one.lost_cores += 1
             if one.lost_cores >= _MAX_LOST_CORES:
@@ -358,7 +344,7 @@ class Scheduler:
             else:
                 self._queue.push(one)
         self._arrived.set()
-        if not self._cores_left:
+        if not self._cores.left:
             # What waits gets no answer here: it is sent elsewhere as soon as the process is gone.
             raise CoresLost(f"no core is left for the model {self._spec.name!r}")
 
@@ -367,7 +353,7 @@ class Scheduler:
         if not self._is_closed:
             log("computed", model=self._spec.name, version=self._spec.version, sequences=self._computed, unwanted=self._unwanted)
         self._is_closed = True
-        if self._cores_left:
+        if self._cores.left:
             _fail(self._queue, _stopping())
         self._queue.clear()
 
