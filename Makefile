@@ -68,7 +68,7 @@ demo: .venv/.demo
 .PHONY: test
 test: setup
 	$(BIN)/python -m pytest
-	.venv-transformers4/bin/python -m pytest tests/contract/test_compile.py tests/contract/test_golden_question_answering.py
+	.venv-transformers4/bin/python -m pytest tests/contract/test_compile.py tests/contract/test_compile_neuronx.py tests/contract/test_golden_question_answering.py
 
 .PHONY: fuzz
 fuzz: .venv/.dev

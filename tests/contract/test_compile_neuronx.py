@@ -126,6 +126,11 @@ def test_an_artefact_that_is_too_far_off_makes_no_bundle(compiled: Callable[...,
     assert not list((tmp_path / "repository").glob("model/*"))
 
 
+def test_less_than_one_worker_is_refused(compiled: Callable[..., Bundle]) -> None:
+    with pytest.raises(SetupError, match="--compile-workers 0: must be 1 or more"):
+        compiled("1x8", workers=0)
+
+
 def test_neuronx_without_buckets_is_refused_with_what_to_name(compiled: Callable[..., Bundle]) -> None:
     with pytest.raises(SetupError, match="neuronx computes the shapes only that it was compiled for; name them with --bucket"):
         compiled()

@@ -68,6 +68,8 @@ DEFAULT_OPTIONS = NeuronxOptions()
 def convert(conversion: Conversion) -> Artifact:
     """See ArtifactCompiler. What is in the cache is not compiled again, so a compilation that was interrupted goes on."""
     options = conversion.neuronx
+    if options.workers < 1:
+        raise SetupError(f"--compile-workers {options.workers}: must be 1 or more")
     flags = options.flags(conversion.dtype)
     versions = _versions()
     stamps = {bucket: _stamp(conversion, bucket, flags, versions) for bucket in BucketPlan(conversion.buckets).buckets}

@@ -69,7 +69,7 @@ def trace_all(job: TraceJob, outputs: Mapping[str, Path], workers: int, done: Ca
                         left.remove(name := line.removeprefix(DONE).strip())
                         with lock:
                             done(name)
-            if process.returncode != 0:
+            if left:  # one that ends badly after its last bucket has done its work
                 errors.seek(0)
                 raise SetupError(_failure(left[0], process.returncode, errors.read()))
 
