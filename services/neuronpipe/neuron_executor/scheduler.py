@@ -117,7 +117,7 @@ class Scheduler:
 
     def _enqueue(self, sequences: Sequence[Arrays], deadline_s: float, is_bulk: bool) -> list[_Waiting]:
         limit = self._limits.max_queue_sequences
-        if self._is_closed or not self._cores.left:
+        if self._is_closed and self._cores.left:  # without a core, who comes before the process ends waits as well, to be sent elsewhere
             raise _stopping()
         if not sequences:
             raise InvalidInput("sequences", "holds none")
