@@ -92,6 +92,8 @@ def _parser() -> argparse.ArgumentParser:
         "the smallest cosine similarity of embeddings",
     )
 
+    compile_.add_argument("--cache-results", action="store_true", help="have gateways cache this model's results (see docs/cache.md)")
+
     serve = commands.add_parser("serve", help="run one service, or all of them in one process")
     serve.set_defaults(run=_serve, command="serve")
     serve.add_argument("service", choices=_SERVICES, metavar="SERVICE", help=", ".join(_SERVICES))
@@ -158,6 +160,7 @@ def _compile_bundle(options: argparse.Namespace) -> Path:
         calibration=options.calibration,
         max_divergence=options.max_divergence,
         min_agreement=options.min_agreement,
+        cache_results=options.cache_results,
     )
     return compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True)).folder
 
