@@ -141,7 +141,7 @@ class Lookups:
         values = await self._remote.get([one.key for one in wanted])
         if is_timed:
             self._worth.looked_up(len(wanted), time.perf_counter() - began_s)
-        payloads = [value and unseal(one.key, value) for one, value in zip(wanted, values, strict=True)]
+        payloads = [None if value is None else unseal(one.key, value) for one, value in zip(wanted, values, strict=True)]
         for one, payload in zip(wanted, payloads, strict=True):
             self._worth.found(one.size, is_hit=payload is not None)
         return payloads

@@ -41,6 +41,7 @@ class Remote:
         """Raises SetupError for a URL that cannot be meant."""
         self._prefix = prefix.encode() + b":"
         self._timeout_s = timeout_s
+        self._asking: set[asyncio.Future[Any]] = set()
         # No second try: the breaker decides when to ask again.
         options = {
             "socket_timeout": timeout_s,
@@ -49,7 +50,7 @@ class Remote:
             "max_connections": connections,
         }
         try:
-            self._client = _client(url, options)
+            self._client, self._sentinels = _client(url, options)
         except (ValueError, TypeError, RedisError) as error:
             # Without what the parser says: that may hold a password.
             raise SetupError(f"redis_url: not an address of Redis; it is one of {_FORMS} (see docs/cache.md)") from error
@@ -103,25 +104,40 @@ class Remote:
 
     async def close(self) -> None:
         """Closes the connections."""
-        await self._client.aclose()
+        for client in (self._client, *self._sentinels):
+            await client.aclose()
 
     async def _within_limit(self, call: Awaitable[ReplyT]) -> ReplyT:
+        # In a task of its own: cancelled from outside, redis-py may take its time to clean up, or swallow the cancellation.
+        asking = asyncio.ensure_future(call)
+        self._asking.add(asking)
+        asking.add_done_callback(self._end)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await call
+            await asyncio.wait({asking}, timeout=self._timeout_s)
+        finally:
+            is_answered = not asking.cancel()
+        if not is_answered or asking.cancelled():
+            raise RemoteError("no answer in time")
         # What is no answer of Redis makes its parser fail in ways of its own.
-        except Exception as error:
+        if error := asking.exception():
             raise RemoteError(_reason(error)) from error
+        return asking.result()
+
+    def _end(self, asking: "asyncio.Future[Any]") -> None:
+        self._asking.discard(asking)
+        if not asking.cancelled():
+            asking.exception()  # whoever waited for it has it
 
 
-def _client(url: str, options: Mapping[str, Any]) -> "Redis | RedisCluster":
+def _client(url: str, options: Mapping[str, Any]) -> "tuple[Redis | RedisCluster, Sequence[Redis]]":
+    """The client of a URL, and those of the sentinels that it asks."""
     parts = urlsplit(url)
     scheme, _, kind = parts.scheme.partition("+")
     plain = urlunsplit(parts._replace(scheme=scheme))
     if not kind:
-        return Redis.from_url(plain, **options)
+        return Redis.from_url(plain, **options), ()
     if kind == "cluster":
-        return RedisCluster.from_url(plain, **options)
+        return RedisCluster.from_url(plain, **options), ()
     if kind != "sentinel":
         raise ValueError(f"{parts.scheme}:// is not known")
     service, _, database = parts.path.strip("/").partition("/")
@@ -134,8 +150,7 @@ def _client(url: str, options: Mapping[str, Any]) -> "Redis | RedisCluster":
     settings.pop("connection_class", None)
     sentinels = [_address(host) for host in hosts.split(",")]
     sentinel = Sentinel(sentinels, **settings, ssl=scheme == "rediss")  # type: ignore[no-untyped-call]
-    master: Redis = sentinel.master_for(service)
-    return master
+    return sentinel.master_for(service), sentinel.sentinels
 
 
 def _address(host: str) -> tuple[str, int]:
@@ -150,6 +165,6 @@ def _literal(prefix: bytes) -> bytes:
     return b"".join(b"\\" + bytes([sign]) if sign in b"*?[]^\\" else bytes([sign]) for sign in prefix)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """What happened, without what Redis said: that may hold keys or worse."""
     return type(error).__name__
