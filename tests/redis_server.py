@@ -47,7 +47,7 @@ class RedisServer:
         """Its reply to a command."""
         return redis.Redis(port=self.port).execute_command(*words)  # type: ignore[no-untyped-call]
 
-    def keys(self) -> list[bytes]:
+    def stored_keys(self) -> list[bytes]:
         """The names of all keys."""
         return list(self.ask("KEYS", "*"))
 
