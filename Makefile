@@ -55,8 +55,12 @@ $(NODE)/node_modules/.ready: $(NODE)/package-lock.json
 	npm ci --prefix $(NODE) --no-audit --no-fund --loglevel=error
 	touch $@
 
+.PHONY: redis-server
+redis-server:
+	command -v redis-server >/dev/null || { apt-get update -qq && apt-get install -qqy redis-server; }
+
 .PHONY: setup
-setup: .venv/.dev .venv-transformers4/.ready $(NODE)/node_modules/.ready
+setup: .venv/.dev .venv-transformers4/.ready $(NODE)/node_modules/.ready redis-server
 
 # --- run --------------------------------------------------------------------------------------------------------------
 

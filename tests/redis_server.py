@@ -30,7 +30,7 @@ class RedisServer:
             self.port: int = free.getsockname()[1]
         self._options = options
         self._is_sentinel = is_sentinel
-        self._folder = tempfile.TemporaryDirectory()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -53,6 +53,7 @@ class RedisServer:
 
     def start(self) -> None:
         """Starts it, and waits until it answers."""
+        self._folder = self._folder or tempfile.TemporaryDirectory()
         address = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder.name]
         kind = ["--sentinel"] if self._is_sentinel else ["--save", "", "--appendonly", "no"]
         # A configuration file comes first.
@@ -83,7 +84,8 @@ class RedisServer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
-        self._folder.cleanup()
+        if self._folder:
+            self._folder.cleanup()
 
 
 @contextmanager

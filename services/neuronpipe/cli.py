@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from neuronpipe import __version__
+from neuronpipe import __version__, cache_command
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.load import command as load_command
 
@@ -113,6 +113,10 @@ def _parser() -> argparse.ArgumentParser:
     load = commands.add_parser("load", help="send requests to a gateway and measure how it answers")
     load.set_defaults(run=load_command.run, command="load")
     load_command.add_options(load)
+
+    cache = commands.add_parser("cache", help="look at, delete or fill what is cached in Redis")
+    cache.set_defaults(run=cache_command.run, command="cache")
+    cache_command.add_options(cache)
     return parser
 
 

@@ -24,11 +24,16 @@ class Computed:
     seconds: float
 
 
+def name_of(kind: Kind, key: bytes) -> bytes:
+    """What a key is called in Redis, behind the prefix."""
+    return kind.encode() + b":" + key
+
+
 class Cache:
     """Values in memory and, where there is a URL, in Redis. Make it where an event loop runs, and close it there."""
 
     def __init__(self, kind: Kind, memory_bytes: int, redis: RedisSettings, policy: CachePolicy) -> None:
-        self._kind = kind.encode() + b":"
+        self._kind: Kind = kind
         self._memory = MemoryCache(memory_bytes)
         self._computing: dict[bytes, asyncio.Future[bytes | None]] = {}
         self._worth = Worth()
@@ -42,7 +47,7 @@ class Cache:
         `size` is a measure of the input that the time to compute grows with. `refresh` computes whatever the cache holds, and replaces it.
         Raises what `compute` raises; that is nobody's failure but this caller's, and another who waited for it computes for himself.
         """
-        key = self._kind + key
+        key = name_of(self._kind, key)
         while not refresh:
             if (payload := self._memory.get(key)) is not None:
                 return payload, CacheOutcome.CACHE_OUTCOME_HIT_MEMORY

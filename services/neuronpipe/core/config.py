@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from neuronpipe.core.errors import SetupError
 
-SettingsT = TypeVar("SettingsT", bound="ServerSettings")
+SettingsT = TypeVar("SettingsT", bound="_Settings")
 
 CachePolicy = Literal["auto", "always", "never"]
 
@@ -136,8 +136,14 @@ class AllSettings(ServerSettings, PipelineSettings, EngineSettings, TokenCacheSe
     listen: str = _listen("127.0.0.1:50050")
 
 
+class CacheCommandSettings(RedisSettings):
+    """Settings of `neuronpipe cache`."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_CACHE_")
+
+
 def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
-    """The settings of one service from what the command line gave and the environment. Raises SetupError."""
+    """The settings of one service, or command, from what the command line gave and the environment. Raises SetupError."""
     prefix = str(kind.model_config.get("env_prefix"))
     known = {variable_name(kind, field) for field in kind.model_fields}
     unknown = sorted(name for name in os.environ if name.startswith(prefix) and name not in known)
@@ -150,6 +156,6 @@ def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
         raise SetupError("; ".join(problems)) from error
 
 
-def variable_name(kind: type[ServerSettings], field: str) -> str:
+def variable_name(kind: type[_Settings], field: str) -> str:
     """The environment variable of a setting."""
     return f"{kind.model_config.get('env_prefix')}{field}".upper()

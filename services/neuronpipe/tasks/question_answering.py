@@ -37,6 +37,11 @@ def check(input: QuestionAnsweringInput, model: ModelSpec) -> None:
         raise InvalidInput("max_answer_tokens", f"{input.max_answer_tokens}, the limit is {_MAX_ANSWER_TOKENS}")
 
 
+def traits(input: QuestionAnsweringInput) -> tuple[str | int, ...]:
+    """What of an input its encoding depends on."""
+    return input.question, input.context, input.window_stride_tokens
+
+
 def encode(input: QuestionAnsweringInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence a window, annotated with `char_start` and `char_end`, int32 [tokens], -1 where no answer can begin or end."""
     window_tokens = min(model.max_tokens, _MAX_WINDOW_TOKENS)
@@ -149,4 +154,4 @@ def _best_spans(start: Array, end: Array, max_tokens: int, *, count: int) -> Ite
             yield _Span(first, first + more, float(flat[index]))
 
 
-TASK = Task("question_answering", ("question", "context", "window_stride_tokens"), check, encode, decode)
+TASK = Task("question_answering", check, traits, encode, decode)

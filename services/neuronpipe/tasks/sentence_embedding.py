@@ -11,7 +11,7 @@ from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, SentenceEmbeddin
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
 
 # As torch.nn.functional.normalize: the smallest length that a vector is divided by.
 _SMALLEST_NORM = 1e-12
@@ -23,6 +23,11 @@ def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
     if input.dimensions > model.embedding_dimensions:
         raise InvalidInput("dimensions", f"{input.dimensions}, the model has {model.embedding_dimensions}")
     check_truncation(input.truncation)
+
+
+def traits(input: SentenceEmbeddingInput) -> tuple[str | int, ...]:
+    """What of an input its encoding depends on."""
+    return input.text, or_default(input.truncation)
 
 
 def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -40,4 +45,4 @@ def decode(
     return SentenceEmbeddingResult(embedding=embedding.tolist())
 
 
-TASK = Task("sentence_embedding", ("text", "truncation"), check, encode, decode)
+TASK = Task("sentence_embedding", check, traits, encode, decode)

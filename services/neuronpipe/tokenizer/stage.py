@@ -41,9 +41,9 @@ class Encoder:
 
     def key(self, input: TaskInput) -> bytes:
         """Equal for inputs that have the same encoding: a digest of the tokenizer, the task's options and the texts."""
-        key, fields = self._key.copy(), getattr(input, self._task.name)
-        for name in self._task.encoded_fields:
-            key.update(_delimited(str(getattr(fields, name))))
+        key = self._key.copy()
+        for trait in self._task.traits(getattr(input, self._task.name)):
+            key.update(_delimited(str(trait)))
         return key.digest()
 
     def encode(self, input: TaskInput) -> EncodedInput:

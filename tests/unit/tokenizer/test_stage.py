@@ -107,6 +107,12 @@ def test_inputs_that_are_encoded_alike_have_one_key(tmp_path: Path) -> None:
     assert _key(encoder) == _key(encoder, top_k=3, function=ScoreFunction.SCORE_FUNCTION_NONE)
 
 
+def test_what_is_meant_where_nothing_is_said_is_the_same_as_what_is_said(tmp_path: Path) -> None:
+    encoder = _encoder(tmp_path)
+    unset, error = _item("a", Truncation.TRUNCATION_UNSPECIFIED).input, _item("a", Truncation.TRUNCATION_ERROR).input
+    assert encoder.key(unset) == encoder.key(error)
+
+
 def test_models_that_share_a_tokenizer_share_its_keys(tmp_path: Path) -> None:
     assert _key(_encoder(tmp_path / "a")) == _key(_encoder(tmp_path / "b", labels=("other",), architecture="other"))
 
