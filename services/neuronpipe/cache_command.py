@@ -127,7 +127,7 @@ async def _warm_batch(
             continue
         try:
             encoder.check(input)
-            values[key] = seal(key, pack(encoder.encode(input)))
+            values[key] = seal(key, pack(encoder.encode(input).SerializeToString()))
         except InvalidInput as error:
             report.refuse(line, error)
     if values:

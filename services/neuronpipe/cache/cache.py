@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.cache.memory import MemoryCache
+from neuronpipe.cache.sealing import AS_IT_IS, Codec
 from neuronpipe.cache.worth import Worth
 from neuronpipe.core.config import CachePolicy, RedisSettings
 
@@ -32,12 +33,12 @@ def name_of(kind: Kind, key: bytes) -> bytes:
 class Cache:
     """Values in memory and, where there is a URL, in Redis. Make it where an event loop runs, and close it there."""
 
-    def __init__(self, kind: Kind, memory_bytes: int, redis: RedisSettings, policy: CachePolicy) -> None:
+    def __init__(self, kind: Kind, memory_bytes: int, redis: RedisSettings, policy: CachePolicy, codec: Codec = AS_IT_IS) -> None:
         self._kind: Kind = kind
         self._memory = MemoryCache(memory_bytes)
         self._computing: dict[bytes, asyncio.Future[bytes | None]] = {}
         self._worth = Worth()
-        self._lookups = _lookups(redis, policy, self._worth) if redis.redis_url and policy != "never" else None
+        self._lookups = _lookups(redis, policy, self._worth, codec) if redis.redis_url and policy != "never" else None
 
     async def get(
         self, key: bytes, size: int, compute: Callable[[], Awaitable[Computed]], *, refresh: bool = False
@@ -90,11 +91,11 @@ class Cache:
             await self._lookups.close()
 
 
-def _lookups(settings: RedisSettings, policy: CachePolicy, worth: Worth) -> "Lookups":
+def _lookups(settings: RedisSettings, policy: CachePolicy, worth: Worth, codec: Codec) -> "Lookups":
     # Here, since redis-py takes 0.1 s to import, and most processes do without.
     from neuronpipe.cache.lookups import Lookups
     from neuronpipe.cache.remote import Remote
 
     timeout_s, connections = settings.redis_timeout_ms / 1000, settings.redis_connections
     remote = Remote(settings.redis_url, prefix=settings.redis_prefix, timeout_s=timeout_s, connections=connections)
-    return Lookups(remote, policy, worth, ttl_s=settings.redis_ttl_s, connections=connections)
+    return Lookups(remote, policy, worth, codec, ttl_s=settings.redis_ttl_s, connections=connections)

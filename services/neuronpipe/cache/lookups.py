@@ -9,7 +9,7 @@ from typing import Any
 
 from neuronpipe.cache.breaker import Breaker
 from neuronpipe.cache.remote import Remote, RemoteError
-from neuronpipe.cache.sealing import seal, unseal
+from neuronpipe.cache.sealing import Codec, seal, unseal
 from neuronpipe.cache.worth import Worth
 from neuronpipe.core.config import CachePolicy
 from neuronpipe.core.logs import log, log_fault, log_warning
@@ -41,8 +41,9 @@ class _Wanted:
 class Lookups:
     """One process's use of Redis for one cache. Make it where an event loop runs, and close it there."""
 
-    def __init__(self, remote: Remote, policy: CachePolicy, worth: Worth, *, ttl_s: int, connections: int) -> None:
+    def __init__(self, remote: Remote, policy: CachePolicy, worth: Worth, codec: Codec, *, ttl_s: int, connections: int) -> None:
         self._remote = remote
+        self._codec = codec
         self._policy = policy
         self._worth = worth
         self._ttl_s = ttl_s
@@ -81,7 +82,7 @@ class Lookups:
             return
         if key not in self._unstored:
             self._unstored_bytes += len(payload)
-        self._unstored[key] = seal(key, payload)
+        self._unstored[key] = seal(key, self._codec.pack(payload))
         if not self._is_storing:
             self._is_storing = True
             self._start(self._store())
@@ -137,23 +138,25 @@ class Lookups:
             self._fail(error)
 
     async def _get(self, wanted: list[_Wanted], *, is_timed: bool = True) -> list[bytes | None]:
-        began_s = time.perf_counter()
-        values = await self._remote.get([one.key for one in wanted])
-        if is_timed:
-            self._worth.looked_up(len(wanted), time.perf_counter() - began_s)
-        payloads = [None if value is None else unseal(one.key, value) for one, value in zip(wanted, values, strict=True)]
-        for one, payload in zip(wanted, payloads, strict=True):
+        values = await self._timed_get([one.key for one in wanted]) if is_timed else await self._remote.get([one.key for one in wanted])
+        sealed = [None if value is None else unseal(one.key, value) for one, value in zip(wanted, values, strict=True)]
+        for one, payload in zip(wanted, sealed, strict=True):
             self._worth.found(one.size, is_hit=payload is not None)
-        return payloads
+        return [None if payload is None else self._codec.unpack(payload) for payload in sealed]
+
+    async def _timed_get(self, keys: list[bytes]) -> list[bytes | None]:
+        began_s, computing_s = time.perf_counter(), self._worth.computing_s
+        values = await self._remote.get(keys)
+        # The event loop computes meanwhile; that is not what looking up takes.
+        self._worth.looked_up(len(keys), time.perf_counter() - began_s - (self._worth.computing_s - computing_s))
+        return values
 
     async def _store(self) -> None:
         try:
             while self._unstored:
                 batch = {key: self._unstored.pop(key) for key in list(self._unstored)[:_MAX_VALUES]}
                 self._unstored_bytes = sum(map(len, self._unstored.values()))
-                began_s = time.perf_counter()
                 refused = await self._remote.put(batch, self._ttl_s)
-                self._worth.stored(len(batch), time.perf_counter() - began_s)
                 if refused:
                     if self._store_again_s == 0.0:
                         log_warning("Redis refuses to store: it is full, or read-only", values=refused)
@@ -169,18 +172,15 @@ class Lookups:
 
     async def _watch(self) -> None:
         """Measures look-ups while the cache is used, and so finds out when Redis is back."""
-        number = 0
         while True:
             await asyncio.sleep(self.breaker.pause_s)
             await self._is_used.wait()
             self._is_used.clear()
             try:
-                for values in (1, _MEASURED_VALUES):
-                    began_s = time.perf_counter()
-                    await self._remote.get([b"-%d-%d" % (number, index) for index in range(values)])
-                    if number:  # the first one connects, too
-                        self._worth.looked_up(values, time.perf_counter() - began_s)
-                    number += 1
+                if not self.breaker.is_closed:
+                    await self._remote.get([b"-"])  # connects, which is not measured
+                await self._timed_get([b"-"])
+                await self._timed_get([b"-%d" % index for index in range(_MEASURED_VALUES)])
             except RemoteError as error:
                 self._fail(error)
                 continue

@@ -4,6 +4,8 @@ What comes back may have been cut, corrupted, written by another version, or be 
 where its digest, over key and payload, is right.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import blake2b
 
 # The meaning of all that follows it, payloads included: another number, and no older value is read.
@@ -11,6 +13,17 @@ FORMAT = b"\x01"
 
 _DIGEST_BYTES = 8
 _HEAD_BYTES = len(FORMAT) + _DIGEST_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How payloads are made small for Redis, and whole again."""
+
+    pack: Callable[[bytes], bytes]
+    unpack: Callable[[bytes], bytes]
+
+
+AS_IT_IS = Codec(lambda payload: payload, lambda payload: payload)
 
 
 def seal(key: bytes, payload: bytes) -> bytes:

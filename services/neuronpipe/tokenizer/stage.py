@@ -17,7 +17,7 @@ from neuronpipe.core.stages import Call
 from neuronpipe.core.tensors import to_tensor_set
 from neuronpipe.core.worker import Worker
 from neuronpipe.tasks import TASKS
-from neuronpipe.tokenizer.packing import pack, unpack
+from neuronpipe.tokenizer.packing import PACKING
 from neuronpipe.tokenizer.text import JsonTokenizer
 
 _KEY_BYTES = 16
@@ -74,9 +74,9 @@ class TokenizerStage:
         encoder.check(item.input)
         if not self._cache:
             return await self._worker.run(size_bytes, _encode, encoder, item.input, call)
-        compute = partial(self._worker.run, size_bytes, _encode_packed, encoder, item.input, call)
+        compute = partial(self._worker.run, size_bytes, _encode_timed, encoder, item.input, call)
         payload, outcome = await self._cache.get(encoder.key(item.input), size_bytes, compute)
-        encoded = unpack(payload)
+        encoded = EncodedInput.FromString(payload)
         encoded.token_cache = outcome
         return encoded
 
@@ -89,7 +89,7 @@ class TokenizerStage:
 async def running_tokenizer(bundles: list[Bundle], settings: TokenCacheSettings) -> AsyncIterator[TokenizerStage]:
     """The stage with every tokenizer loaded. Raises SetupError."""
     has_cache = settings.token_cache_bytes or settings.redis_url
-    cache = Cache("tokens", settings.token_cache_bytes, settings, settings.token_cache_redis) if has_cache else None
+    cache = Cache("tokens", settings.token_cache_bytes, settings, settings.token_cache_redis, PACKING) if has_cache else None
     try:
         stage = await asyncio.to_thread(TokenizerStage, bundles, cache)
         try:
@@ -106,10 +106,10 @@ def _encode(encoder: Encoder, input: TaskInput, call: Call) -> EncodedInput:
     return encoder.encode(input)
 
 
-def _encode_packed(encoder: Encoder, input: TaskInput, call: Call) -> Computed:
+def _encode_timed(encoder: Encoder, input: TaskInput, call: Call) -> Computed:
     call.check_deadline()
     began_s = time.perf_counter()
-    payload = pack(encoder.encode(input))
+    payload = encoder.encode(input).SerializeToString()
     return Computed(payload, time.perf_counter() - began_s)
 
 

@@ -20,10 +20,9 @@ def _encoded(*arrays: list[int]) -> EncodedInput:
 )
 def test_an_encoded_input_comes_back_as_it_was(numbers: list[int]) -> None:
     encoded = _encoded(numbers, numbers)
-    before = EncodedInput.FromString(encoded.SerializeToString())
-    assert unpack(pack(encoded)) == before
+    assert EncodedInput.FromString(unpack(pack(encoded.SerializeToString()))) == encoded
 
 
 def test_small_numbers_take_two_bytes() -> None:
-    large, small = pack(_encoded([70_000] * 1000)), pack(_encoded([30_000] * 1000))
+    large, small = (pack(_encoded([number] * 1000).SerializeToString()) for number in (70_000, 30_000))
     assert len(large) - len(small) == pytest.approx(4000, abs=20)
