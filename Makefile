@@ -5,7 +5,7 @@
 # check     verify and test: what .ci/run runs
 # fuzz      a million random sequences through the scheduler: a minute
 # soak      ten minutes of twice the load that can be borne
-# bench     every measurement, written to docs/benchmarks; bench-quick: a short look, written to .cache/bench/quick
+# bench     every measurement, written to docs/benchmarks; bench-quick: a short look, written to .cache/bench/quick; bench-cache: the caches
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -55,8 +55,12 @@ $(NODE)/node_modules/.ready: $(NODE)/package-lock.json
 	npm ci --prefix $(NODE) --no-audit --no-fund --loglevel=error
 	touch $@
 
+.PHONY: redis-server
+redis-server:
+	command -v redis-server >/dev/null || { apt-get update -qq && apt-get install -qqy redis-server; }
+
 .PHONY: setup
-setup: .venv/.dev .venv-transformers4/.ready $(NODE)/node_modules/.ready
+setup: .venv/.dev .venv-transformers4/.ready $(NODE)/node_modules/.ready redis-server
 
 # --- run --------------------------------------------------------------------------------------------------------------
 
@@ -77,7 +81,9 @@ fuzz: .venv/.dev
 soak: .venv/.dev
 	NEURONPIPE_SOAK_S=600 $(BIN)/python -m pytest tests/integration/test_overload.py --timeout 1200
 
-.PHONY: bench bench-quick
+.PHONY: bench bench-quick bench-cache
+bench-cache: .venv/.dev redis-server
+	$(BIN)/python -m tests.bench.cache
 bench: .venv/.dev
 	$(BIN)/python -m tests.bench
 bench-quick: .venv/.dev

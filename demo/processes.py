@@ -7,10 +7,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import IO, Self
 
 _START_LIMIT_S = 60
@@ -93,15 +93,17 @@ class ServiceProcess:
 
 
 @contextmanager
-def four_processes(repository: Path) -> Iterator[dict[str, ServiceProcess]]:
-    """The four services, ready, by name; ended with the block."""
+def four_processes(repository: Path, options: Mapping[str, Sequence[str]] = MappingProxyType({})) -> Iterator[dict[str, ServiceProcess]]:
+    """The four services, ready, by name; ended with the block. `options`: of a stage, besides the repository."""
     with ExitStack() as stack:
         started = {
-            service: stack.enter_context(ServiceProcess(service, "--repository", str(repository)))
+            service: stack.enter_context(ServiceProcess(service, "--repository", str(repository), *options.get(service, ())))
             for service in ("tokenizer", "neuron-executor", "postprocessor")
         }
         targets = [f"--{name}-target={started[service].target}" for name, service in _TARGET_OPTIONS.items()]
-        started["gateway"] = stack.enter_context(ServiceProcess("gateway", "--repository", str(repository), *targets))
+        started["gateway"] = stack.enter_context(
+            ServiceProcess("gateway", "--repository", str(repository), *targets, *options.get("gateway", ()))
+        )
         for process in started.values():
             process.wait_until_ready()
         started["gateway"].wait_for("all stages reached")

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from neuronpipe import __version__
+from neuronpipe import __version__, cache_command
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.load import command as load_command
 
@@ -92,6 +92,8 @@ def _parser() -> argparse.ArgumentParser:
         "the smallest cosine similarity of embeddings",
     )
 
+    compile_.add_argument("--cache-results", action="store_true", help="have gateways cache this model's results (see docs/cache.md)")
+
     serve = commands.add_parser("serve", help="run one service, or all of them in one process")
     serve.set_defaults(run=_serve, command="serve")
     serve.add_argument("service", choices=_SERVICES, metavar="SERVICE", help=", ".join(_SERVICES))
@@ -111,6 +113,10 @@ def _parser() -> argparse.ArgumentParser:
     load = commands.add_parser("load", help="send requests to a gateway and measure how it answers")
     load.set_defaults(run=load_command.run, command="load")
     load_command.add_options(load)
+
+    cache = commands.add_parser("cache", help="look at, delete or fill what is cached in Redis")
+    cache.set_defaults(run=cache_command.run, command="cache")
+    cache_command.add_options(cache)
     return parser
 
 
@@ -158,6 +164,7 @@ def _compile_bundle(options: argparse.Namespace) -> Path:
         calibration=options.calibration,
         max_divergence=options.max_divergence,
         min_agreement=options.min_agreement,
+        cache_results=options.cache_results,
     )
     return compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True)).folder
 

@@ -8,14 +8,16 @@ is a typing error more often than not.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from neuronpipe.core.errors import SetupError
 
-SettingsT = TypeVar("SettingsT", bound="ServerSettings")
+SettingsT = TypeVar("SettingsT", bound="_Settings")
+
+CachePolicy = Literal["auto", "always", "never"]
 
 _LAST_PORT = 65535
 
@@ -67,7 +69,31 @@ class EngineSettings(_Settings):
     max_queue_sequences: int = Field(4096, ge=1, description="most sequences that wait for each model; more are refused")
 
 
-class GatewaySettings(ServerSettings, PipelineSettings):
+class RedisSettings(_Settings):
+    """Where caches are shared."""
+
+    redis_url: str = Field("", description="Redis in which caches are shared, as redis://HOST:PORT/0 (see docs/cache.md); without: none")
+    redis_prefix: str = Field("neuronpipe", min_length=1, max_length=64, description="beginning of all keys: one for each deployment")
+    redis_ttl_s: int = Field(604_800, ge=1, description="seconds that Redis keeps what is stored")
+    redis_timeout_ms: int = Field(25, ge=1, le=10_000, description="longest wait for Redis, in milliseconds; then work goes on without")
+    redis_connections: int = Field(8, ge=3, le=256, description="most connections to Redis, for each cache")
+
+
+class TokenCacheSettings(RedisSettings):
+    """The cache of tokenizations."""
+
+    token_cache_bytes: int = Field(64 << 20, ge=0, description="memory for tokenizations in this process, in bytes; 0: no token cache")
+    token_cache_redis: CachePolicy = Field("auto", description="look in Redis: auto (where that is quicker than tokenizing), always, never")
+
+
+class ResultCacheSettings(RedisSettings):
+    """The cache of results."""
+
+    result_cache_models: str = Field("", description="models whose results are cached, with commas; *: all; also those compiled so")
+    result_cache_bytes: int = Field(64 << 20, ge=1 << 10, description="memory for results in this process, in bytes")
+
+
+class GatewaySettings(ServerSettings, PipelineSettings, ResultCacheSettings):
     """Settings of the gateway."""
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_GATEWAY_")
@@ -78,7 +104,7 @@ class GatewaySettings(ServerSettings, PipelineSettings):
     postprocessor_target: str = Field("127.0.0.1:50053", description="gRPC target of the postprocessor, or several with commas")
 
 
-class TokenizerSettings(ServerSettings):
+class TokenizerSettings(ServerSettings, TokenCacheSettings):
     """Settings of the tokenizer."""
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_TOKENIZER_")
@@ -102,7 +128,7 @@ class PostprocessorSettings(ServerSettings):
     listen: str = _listen("127.0.0.1:50053")
 
 
-class AllSettings(ServerSettings, PipelineSettings, EngineSettings):
+class AllSettings(ServerSettings, PipelineSettings, EngineSettings, TokenCacheSettings, ResultCacheSettings):
     """Settings of the whole pipeline in one process."""
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_ALL_")
@@ -110,8 +136,14 @@ class AllSettings(ServerSettings, PipelineSettings, EngineSettings):
     listen: str = _listen("127.0.0.1:50050")
 
 
+class CacheCommandSettings(RedisSettings):
+    """Settings of `neuronpipe cache`."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_CACHE_")
+
+
 def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
-    """The settings of one service from what the command line gave and the environment. Raises SetupError."""
+    """The settings of one service, or command, from what the command line gave and the environment. Raises SetupError."""
     prefix = str(kind.model_config.get("env_prefix"))
     known = {variable_name(kind, field) for field in kind.model_fields}
     unknown = sorted(name for name in os.environ if name.startswith(prefix) and name not in known)
@@ -124,6 +156,6 @@ def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
         raise SetupError("; ".join(problems)) from error
 
 
-def variable_name(kind: type[ServerSettings], field: str) -> str:
+def variable_name(kind: type[_Settings], field: str) -> str:
     """The environment variable of a setting."""
     return f"{kind.model_config.get('env_prefix')}{field}".upper()

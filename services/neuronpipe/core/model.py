@@ -44,6 +44,11 @@ class ModelSpec(BaseModel):
     prompt: str = Field("", description="text that sentence-transformers puts before every input of this model")
 
 
+def encoding_traits(spec: ModelSpec) -> tuple[object, ...]:
+    """All of a model that its inputs' encodings depend on, its tokenizer apart."""
+    return spec.task, spec.max_tokens, "token_type_ids" in spec.inputs, spec.cls_token_id, spec.prompt
+
+
 class ModelTable(Generic[EntryT]):
     """A service's models by name and version; a request without a version gets the newest."""
 

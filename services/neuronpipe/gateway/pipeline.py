@@ -10,6 +10,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from functools import partial
 
 from neuronpipe.api.v1.inference_pb2 import (
+    CacheControl,
     InferBatchRequest,
     InferBatchResponse,
     InferOutcome,
@@ -28,26 +29,36 @@ from neuronpipe.core.model import ModelSpec, ModelTable
 from neuronpipe.core.stages import Call, Stages, internal_error
 from neuronpipe.core.status import to_status
 from neuronpipe.gateway.admission import Gate, Place
+from neuronpipe.gateway.results import ResultCache
 
 _MAX_REQUEST_ID_LENGTH = 256
-_PRIORITIES = frozenset(Priority.values())
+_PRIORITIES, _CACHE_CONTROLS = frozenset(Priority.values()), frozenset(CacheControl.values())
 
 
 class Pipeline:
     """Runs requests for the models that it knows. Raises the errors of core/errors.py."""
 
-    def __init__(self, models: ModelTable[ModelSpec], stages: Stages, settings: PipelineSettings) -> None:
+    def __init__(
+        self, models: ModelTable[ModelSpec], stages: Stages, settings: PipelineSettings, results: ResultCache | None = None
+    ) -> None:
         self._models = models
         self._stages = stages
+        self._results = results
         self._settings = settings
         self._gate = Gate(settings.max_requests_in_flight, settings.max_tokens_in_flight)
 
     async def infer(self, request: InferRequest, call: Call) -> InferResponse:
-        """Runs one input through the three stages."""
+        """Runs one input through the three stages, unless its result is cached."""
         started_ns = time.perf_counter_ns()
         request_id = request.request_id or secrets.token_hex(16)
         model, input_bytes = self._check(request)
         call = Call(call.deadline_s, call.traceparent, call.tracestate, request_id, request.priority)
+        compute = partial(self._compute, request, model, call, input_bytes, started_ns)
+        if self._results and self._results.keeps(model):
+            return await self._results.get(request, model, call, started_ns, compute)
+        return await compute()
+
+    async def _compute(self, request: InferRequest, model: ModelSpec, call: Call, input_bytes: int, started_ns: int) -> InferResponse:
         timer = asyncio.timeout(None if call.deadline_s is None else call.deadline_s - time.monotonic())
         with self._gate.admit(input_bytes, is_bulk=call.is_bulk, shed=partial(_expire, timer)) as place:
             try:
@@ -57,7 +68,7 @@ class Pipeline:
                 raise
             except Exception as fault:
                 if not isinstance(fault, TimeoutError) or not timer.expired():  # a stage's own TimeoutError is a fault
-                    raise internal_error(fault, request_id) from fault
+                    raise internal_error(fault, call.request_id) from fault
                 if place.is_shed:
                     raise self._gate.overloaded() from fault
                 raise DeadlineExceeded("the deadline passed before the result was ready") from fault
@@ -166,6 +177,8 @@ class Pipeline:
             raise InvalidInput("request_id", f"{len(request.request_id)} characters, the limit is {_MAX_REQUEST_ID_LENGTH}")
         if request.priority not in _PRIORITIES:
             raise InvalidInput("priority", f"{request.priority} is none of {', '.join(Priority.keys())}")
+        if request.cache_control not in _CACHE_CONTROLS:
+            raise InvalidInput("cache_control", f"{request.cache_control} is none of {', '.join(CacheControl.keys())}")
         if not request.model:
             raise InvalidInput("model", "is empty")
         model = self._models.find(request.model, request.version)

@@ -17,6 +17,7 @@ from neuronpipe.core.stages import Stages
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.results import running_result_cache
 from neuronpipe.rpc.endpoints import follow_endpoints
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE
 from neuronpipe.rpc.server import Context, Method, SetServing, call_of, serve
@@ -86,7 +87,8 @@ async def run(settings: GatewaySettings) -> None:
         ):
             with contextlib.suppress(TimeoutError):  # a stage that is down must not keep the others' models from being listed
                 await asyncio.wait_for(complete.wait(), _CONNECT_LIMIT_S)
-            yield gateway_methods(Pipeline(models, Stages(tokenize, execute, postprocess), settings), Catalog(bundles))
+            async with running_result_cache(bundles, settings) as results:
+                yield gateway_methods(Pipeline(models, Stages(tokenize, execute, postprocess), settings, results), Catalog(bundles))
             ending.set()
 
     await serve("gateway", settings, [INFERENCE_SERVICE, MODEL_SERVICE], assemble, follow=[INFERENCE_SERVICE.full_name])

@@ -8,7 +8,7 @@ from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.config import TokenizerSettings
 from neuronpipe.rpc.items import TOKENIZE, stage_method
 from neuronpipe.rpc.server import Method, SetServing, serve
-from neuronpipe.tokenizer.stage import TokenizerStage
+from neuronpipe.tokenizer.stage import running_tokenizer
 
 
 async def run(settings: TokenizerSettings) -> None:
@@ -16,10 +16,8 @@ async def run(settings: TokenizerSettings) -> None:
 
     @asynccontextmanager
     async def assemble(set_serving: SetServing) -> AsyncIterator[Mapping[str, Method]]:
-        stage = await asyncio.to_thread(lambda: TokenizerStage(read_repository(settings.repository)))
-        try:
+        bundles = await asyncio.to_thread(read_repository, settings.repository)
+        async with running_tokenizer(bundles, settings) as stage:
             yield stage_method(TOKENIZE, stage.tokenize)
-        finally:
-            stage.close()
 
     await serve("tokenizer", settings, [TOKENIZE.service], assemble)

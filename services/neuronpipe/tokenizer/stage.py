@@ -1,41 +1,54 @@
 """The pre-process stage: finds the model's tokenizer, lets the task encode, and packs the sequences."""
 
-from dataclasses import dataclass
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from hashlib import blake2b
 
 from neuronpipe.api.v1.stages_pb2 import EncodedInput, TokenizeItem
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bundles.repository import Bundle
-from neuronpipe.core.model import ModelSpec, ModelTable
+from neuronpipe.cache.cache import Cache, Computed
+from neuronpipe.core.config import TokenCacheSettings
+from neuronpipe.core.model import ModelTable, encoding_traits
 from neuronpipe.core.stages import Call
 from neuronpipe.core.tensors import to_tensor_set
 from neuronpipe.core.worker import Worker
 from neuronpipe.tasks import TASKS
-from neuronpipe.tasks.base import TextTokenizer
+from neuronpipe.tokenizer.packing import PACKING
 from neuronpipe.tokenizer.text import JsonTokenizer
 
-
-@dataclass(frozen=True, slots=True)
-class _Model:
-    spec: ModelSpec
-    tokenizer: TextTokenizer
+_KEY_BYTES = 16
 
 
-class TokenizerStage:
-    """Encodes inputs. The instance's `tokenize` is the stage function."""
+class Encoder:
+    """Encodes the inputs of one model, and knows which of them are encoded alike."""
 
-    def __init__(self, bundles: list[Bundle]) -> None:
-        """Loads every bundle's tokenizer. Raises SetupError for a file that is missing or was changed."""
-        self._models = ModelTable({bundle.key: _Model(bundle.spec, JsonTokenizer(bundle.tokenizer_file())) for bundle in bundles})
-        self._worker = Worker("tokenize")
+    def __init__(self, bundle: Bundle) -> None:
+        """Loads the tokenizer. Raises SetupError for a file that is missing or was changed."""
+        self._spec = bundle.spec
+        self._task = TASKS[bundle.spec.task]
+        self._tokenizer = JsonTokenizer(bundle.tokenizer_file())
+        self._key = blake2b(digest_size=_KEY_BYTES)
+        for trait in (bundle.manifest.files[bundle.manifest.tokenizer_file], *encoding_traits(bundle.spec)):
+            self._key.update(_delimited(str(trait)))
 
-    async def tokenize(self, item: TokenizeItem) -> EncodedInput:
-        """Encodes one input."""
-        return await self._worker.run(item.ByteSize(), self._encode, item, Call.of_item(item.context))
+    def check(self, input: TaskInput) -> None:
+        """Checks what needs no tokens. Raises InvalidInput."""
+        self._task.check(getattr(input, self._task.name), self._spec)
 
-    def _encode(self, item: TokenizeItem, call: Call) -> EncodedInput:
-        call.check_deadline()
-        model = self._models.find(item.model, item.version)
-        task = TASKS[model.spec.task]
-        encoded = task.encode(getattr(item.input, task.name), model.tokenizer, model.spec)
+    def key(self, input: TaskInput) -> bytes:
+        """Equal for inputs that have the same encoding: a digest of the tokenizer, the task's options and the texts."""
+        key = self._key.copy()
+        for trait in self._task.traits(getattr(input, self._task.name)):
+            key.update(_delimited(str(trait)))
+        return key.digest()
+
+    def encode(self, input: TaskInput) -> EncodedInput:
+        """Encodes an input that was checked. Raises InvalidInput."""
+        encoded = self._task.encode(getattr(input, self._task.name), self._tokenizer, self._spec)
         return EncodedInput(
             sequences=[to_tensor_set(sequence) for sequence in encoded.sequences],
             annotations=[to_tensor_set(annotation) for annotation in encoded.annotations],
@@ -43,6 +56,64 @@ class TokenizerStage:
             truncated_tokens=encoded.truncated_tokens,
         )
 
+
+class TokenizerStage:
+    """Encodes inputs. The instance's `tokenize` is the stage function."""
+
+    def __init__(self, bundles: list[Bundle], cache: Cache | None = None) -> None:
+        """Loads every bundle's tokenizer. Raises SetupError for a file that is missing or was changed."""
+        self._encoders = ModelTable({bundle.key: Encoder(bundle) for bundle in bundles})
+        self._worker = Worker("tokenize")
+        self._cache = cache
+
+    async def tokenize(self, item: TokenizeItem) -> EncodedInput:
+        """Encodes one input, or finds it encoded."""
+        call, size_bytes = Call.of_item(item.context), item.ByteSize()
+        call.check_deadline()
+        encoder = self._encoders.find(item.model, item.version)
+        encoder.check(item.input)
+        if not self._cache:
+            return await self._worker.run(size_bytes, _encode, encoder, item.input, call)
+        compute = partial(self._worker.run, size_bytes, _encode_timed, encoder, item.input, call)
+        payload, outcome = await self._cache.get(encoder.key(item.input), size_bytes, compute)
+        encoded = EncodedInput.FromString(payload)
+        encoded.token_cache = outcome
+        return encoded
+
     def close(self) -> None:
         """Waits for the item being encoded and ends the thread."""
         self._worker.close()
+
+
+@asynccontextmanager
+async def running_tokenizer(bundles: list[Bundle], settings: TokenCacheSettings) -> AsyncIterator[TokenizerStage]:
+    """The stage with every tokenizer loaded. Raises SetupError."""
+    has_cache = settings.token_cache_bytes or settings.redis_url
+    cache = Cache("tokens", settings.token_cache_bytes, settings, settings.token_cache_redis, PACKING) if has_cache else None
+    try:
+        stage = await asyncio.to_thread(TokenizerStage, bundles, cache)
+        try:
+            yield stage
+        finally:
+            stage.close()
+    finally:
+        if cache:
+            await cache.close()
+
+
+def _encode(encoder: Encoder, input: TaskInput, call: Call) -> EncodedInput:
+    call.check_deadline()
+    return encoder.encode(input)
+
+
+def _encode_timed(encoder: Encoder, input: TaskInput, call: Call) -> Computed:
+    call.check_deadline()
+    began_s = time.perf_counter()
+    payload = encoder.encode(input).SerializeToString()
+    return Computed(payload, time.perf_counter() - began_s)
+
+
+def _delimited(word: str) -> bytes:
+    """A word so that no other words next to each other make the same bytes."""
+    encoded = word.encode()
+    return b"%d:%b" % (len(encoded), encoded)

@@ -41,6 +41,7 @@ class CompileRequest:
     max_divergence: float | None = None
     min_agreement: float | None = None
     calibration: Path | None = None
+    cache_results: bool = False
 
 
 def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
@@ -86,6 +87,7 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
             source=source.describe(),
             tokenizer_file=TOKENIZER_FILE,
             artifacts=(artifact.model_copy(update={"accuracy": measured}),),
+            cache_results=request.cache_results,
             files={},
         )
         write_manifest(folder, manifest)
