@@ -93,15 +93,16 @@ class ServiceProcess:
 
 
 @contextmanager
-def four_processes(repository: Path) -> Iterator[dict[str, ServiceProcess]]:
-    """The four services, ready, by name; ended with the block."""
+def four_processes(repository: Path, *options: str, environment: Mapping[str, str] | None = None) -> Iterator[dict[str, ServiceProcess]]:
+    """The four services, ready, by name; ended with the block. `options` are for all of them."""
+    options = ("--repository", str(repository), *options)
     with ExitStack() as stack:
         started = {
-            service: stack.enter_context(ServiceProcess(service, "--repository", str(repository)))
+            service: stack.enter_context(ServiceProcess(service, *options, environment=environment))
             for service in ("tokenizer", "neuron-executor", "postprocessor")
         }
         targets = [f"--{name}-target={started[service].target}" for name, service in _TARGET_OPTIONS.items()]
-        started["gateway"] = stack.enter_context(ServiceProcess("gateway", "--repository", str(repository), *targets))
+        started["gateway"] = stack.enter_context(ServiceProcess("gateway", *options, *targets, environment=environment))
         for process in started.values():
             process.wait_until_ready()
         started["gateway"].wait_for("all stages reached")

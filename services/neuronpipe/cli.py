@@ -175,6 +175,7 @@ def _ending_on_sigterm() -> Iterator[None]:
 def _serve(options: argparse.Namespace) -> None:
     from neuronpipe.core import config
     from neuronpipe.core.logs import log_fault, start_logging
+    from neuronpipe.telemetry.start import running_telemetry
 
     module_name, settings_name = _SERVICES[options.service]
     kind: type[config.ServerSettings] = getattr(config, settings_name)
@@ -188,8 +189,8 @@ def _serve(options: argparse.Namespace) -> None:
     # Threads of the tokenizers' own cost more than they bring: a tenth of the throughput (docs/decisions/0002).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        with asyncio.Runner(loop_factory=_event_loop) as runner:
-            runner.run(importlib.import_module(module_name).run(settings))
+        with running_telemetry(options.service, settings, os.environ) as telemetry, asyncio.Runner(loop_factory=_event_loop) as runner:
+            runner.run(importlib.import_module(module_name).run(settings, telemetry))
     except (SetupError, ModuleNotFoundError):
         raise
     except Exception as fault:

@@ -6,20 +6,21 @@ from contextlib import asynccontextmanager
 
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.config import TokenizerSettings
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.rpc.items import TOKENIZE, stage_method
 from neuronpipe.rpc.server import Method, SetServing, serve
 from neuronpipe.tokenizer.stage import TokenizerStage
 
 
-async def run(settings: TokenizerSettings) -> None:
+async def run(settings: TokenizerSettings, telemetry: Telemetry) -> None:
     """Serves until SIGTERM."""
 
     @asynccontextmanager
     async def assemble(set_serving: SetServing) -> AsyncIterator[Mapping[str, Method]]:
         stage = await asyncio.to_thread(lambda: TokenizerStage(read_repository(settings.repository)))
         try:
-            yield stage_method(TOKENIZE, stage.tokenize)
+            yield stage_method(TOKENIZE, stage.tokenize, telemetry)
         finally:
             stage.close()
 
-    await serve("tokenizer", settings, [TOKENIZE.service], assemble)
+    await serve("tokenizer", settings, [TOKENIZE.service], assemble, traces=telemetry.traces)

@@ -344,6 +344,9 @@ class _Clock:
     def monotonic(self) -> float:
         return self.now_s
 
+    def monotonic_ns(self) -> int:
+        return int(self.now_s * 1e9)
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
