@@ -20,6 +20,7 @@ _NEEDS = {
     "neuronpipe.core.errors": set(),
     "neuronpipe.client": _BASE,
     "neuronpipe.load.run": _BASE,
+    "neuronpipe.trace.command": _BASE,
     "neuronpipe.gateway.server": _SERVER,
     "neuronpipe.tokenizer.server": _SERVER | {"tokenizers"},
     "neuronpipe.neuron_executor.server": _SERVER,
@@ -32,7 +33,17 @@ _NEEDS = {
     "neuronpipe.telemetry.prometheus": _BASE | _OTEL,
 }
 # What must stay out of serving processes for its size, whether it is installed or not.
-_HEAVY = {"torch", "transformers", "tokenizers", "openvino", "huggingface_hub", "safetensors", "sentence_transformers", "opentelemetry", "prometheus_client"}
+_HEAVY = {
+    "torch",
+    "transformers",
+    "tokenizers",
+    "openvino",
+    "huggingface_hub",
+    "safetensors",
+    "sentence_transformers",
+    "opentelemetry",
+    "prometheus_client",
+}
 
 _PROGRAM = """
 import importlib, sys
