@@ -3,7 +3,7 @@
 import multiprocessing
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -59,16 +59,16 @@ def _run(*arguments: str) -> None:
 
 
 @contextmanager
-def serving_all(repository: Path, name: str = ALL) -> Iterator[System]:
+def serving_all(repository: Path, name: str = ALL, environment: Mapping[str, str] | None = None) -> Iterator[System]:
     """`serve all`, ready; ended with the block."""
-    with ServiceProcess("all", "--repository", str(repository)) as process:
+    with ServiceProcess("all", "--repository", str(repository), environment=environment) as process:
         yield System(name, process.wait_until_ready().target)
 
 
 @contextmanager
-def serving_four(repository: Path, name: str = FOUR) -> Iterator[System]:
+def serving_four(repository: Path, name: str = FOUR, environment: Mapping[str, str] | None = None) -> Iterator[System]:
     """The four processes, ready; ended with the block."""
-    with four_processes(repository) as processes:
+    with four_processes(repository, environment=environment) as processes:
         yield System(name, processes["gateway"].target)
 
 
