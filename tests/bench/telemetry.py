@@ -39,12 +39,7 @@ def measure_telemetry(texts: Sequence[str], rounds: int, seconds: float) -> Iter
             with ExitStack() as stack:
                 repository = find_repository(kind)
                 systems = [
-                    (
-                        how,
-                        stack.enter_context(
-                            _SERVING[system](find_repository(kind), _name(system, kind, how), _variables(how, sink.endpoint))
-                        ),
-                    )
+                    (how, stack.enter_context(_SERVING[shape](repository, _name(shape, kind, how), _variables(how, sink.endpoint))))
                     for shape in (ALL, FOUR)
                     for how in (OFF, ONE_PERCENT, EVERYTHING)
                 ]

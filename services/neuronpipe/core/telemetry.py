@@ -66,7 +66,6 @@ class Attributes:
     CORE = Name("neuronpipe.core", "the core that runs the batch")
     IS_ALONE = Name("neuronpipe.batch.is_alone", "whether the batch had all cores for itself")
     OUTCOME = Name("neuronpipe.outcome", "what became of it")
-    REASON = Name("neuronpipe.reason", "why")
     SERVICE = Name("neuronpipe.service", "the service that was asked")
     RPC_SYSTEM = Name("rpc.system.name", "grpc")
     RPC_METHOD = Name("rpc.method", "the rpc, fully qualified")

@@ -10,6 +10,9 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.telemetry import Attributes, Metrics, Spans
 from neuronpipe.core.tracing import AttributeValue, Link, Span, SpanContext, event_of
 
+# What a compute span repeats of its batch. All of it would be a third more to export.
+_OF_COMPUTE = (Attributes.BACKEND, Attributes.CORE, Attributes.BATCH_SIZE, Attributes.BUCKET_TOKENS)
+
 
 class Member(Protocol):
     """A sequence of a batch; `trace` is the context of its item where that is sampled, the same object for all of an item's sequences."""
@@ -114,7 +117,7 @@ class ModelRecords:
             if compute is None:
                 context = computes[id(member.trace)]
                 compute = own[id(member.trace)] = Span(Spans.COMPUTE, context, member.trace, run.started_ns, run.ended_ns)
-                compute.attributes |= dict(span.attributes)
+                compute.attributes |= {key: span.attributes[key] for key in _OF_COMPUTE}
             span.links.append(Link(compute.context, of_row))
             compute.links.append(Link(batch, of_row))
         for one in (span, *own.values()):
@@ -136,6 +139,4 @@ class ModelRecords:
             self._tracer.record(span)
 
     def _queue_span(self, trace: SpanContext, began_ns: int, ended_ns: int) -> Span:
-        name, version = self.labels
-        attributes: dict[str, AttributeValue] = {Attributes.MODEL: name, Attributes.VERSION: version}
-        return Span(Spans.QUEUE, trace.child(), trace, began_ns, ended_ns, attributes=attributes)
+        return Span(Spans.QUEUE, trace.child(), trace, began_ns, ended_ns)

@@ -145,7 +145,7 @@ async def test_a_failure_shows_where_it_happened(stage: str, error: NeuronpipeEr
         await _pipeline(telemetry, stage, error).infer(_request(), Call())
     failed = [span.name for span in telemetry.spans if Attributes.ERROR_TYPE in span.attributes]
     assert failed == [stage, Spans.INFER]
-    before = _STAGES[: _STAGES.index(stage)]  # type: ignore[arg-type]
+    before = _STAGES[: _STAGES.index(stage)]
     assert [span.name for span in telemetry.spans] == [*before, stage, Spans.INFER]
     status = str(telemetry.one(Spans.INFER).attributes[Attributes.RPC_STATUS])
     assert telemetry.counts(Metrics.REQUEST_DURATION) == {("small", "1", status): 1, ("small", "1", "OK"): 0}
