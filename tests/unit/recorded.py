@@ -22,7 +22,7 @@ class Recorded(Telemetry):
         return span
 
     def counts(self, instrument: Instrument) -> dict[tuple[str, ...], float]:
-        """What was counted, by the labels' values; of a histogram, how often."""
+        """What was counted, by the labels' values; of a histogram, how often. Without what never happened."""
         found: dict[tuple[str, ...], float] = {}
         for family in self.meters.families():
             if family.instrument == instrument:
@@ -31,4 +31,4 @@ class Recorded(Telemetry):
                         found[labels] = sum(series.counts)
                     elif isinstance(series, Counter):
                         found[labels] = series.value
-        return found
+        return {labels: count for labels, count in found.items() if count}

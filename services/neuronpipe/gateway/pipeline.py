@@ -46,7 +46,7 @@ class Pipeline:
         self._settings = settings
         self._gate = Gate(settings.max_requests_in_flight, settings.max_tokens_in_flight)
         telemetry = telemetry or Telemetry()
-        self._records = Records(telemetry)
+        self._records = Records(telemetry, models)
         telemetry.meters.gauge(Metrics.REQUESTS_IN_FLIGHT, lambda: self._gate.in_flight[0])
         telemetry.meters.gauge(Metrics.TOKENS_IN_FLIGHT, lambda: self._gate.in_flight[1])
 

@@ -1,7 +1,7 @@
 """What the gateway notes of a request. Its timings, its spans and the histograms are made of the same readings of one clock."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from neuronpipe.api.v1.inference_pb2 import StageTimings
@@ -115,10 +115,12 @@ class Record:
 class Records:
     """Makes the records of a gateway's requests, and keeps the metrics of each model at hand."""
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: Telemetry, models: Iterable[ModelSpec]) -> None:
         self.tracer = telemetry.tracer
         self._meters = telemetry.meters
         self._by_model: dict[int, _ModelMeters] = {}
+        for model in models:
+            self.meters_of(model)
 
     def begin(self, name: Name, call: Call) -> Record:
         """The record of a request that arrives now."""
@@ -174,6 +176,9 @@ class _ModelMeters:
         self._tokens = meters.counter(Metrics.REQUEST_TOKENS, *self._labels)
         self._truncated = meters.counter(Metrics.REQUEST_TRUNCATED, *self._labels)
         self._lookups: dict[int, Counter] = {}
+        for instrument in _ENDS.values():  # a rate from nothing to one is none
+            for stage in (ADMISSION, *_STAGES) if model else ():
+                meters.counter(instrument, *self._labels, stage)
 
     def answered(self, timings: StageTimings, rest_ns: int, encoded: EncodedInput, context: SpanContext | None) -> None:
         self._answered.record(timings.total_ns, context)

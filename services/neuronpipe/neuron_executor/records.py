@@ -7,9 +7,11 @@ from typing import Protocol
 
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.telemetry import Attributes, Metrics, Spans
+from neuronpipe.core.telemetry import Attributes, Events, Metrics, Spans
 from neuronpipe.core.tracing import AttributeValue, Link, Span, SpanContext, event_of
 
+# An item that no event stands for.
+_FAILED = "failed"
 # What a compute span repeats of its batch. All of it would be a third more to export.
 _OF_COMPUTE = (Attributes.BACKEND, Attributes.CORE, Attributes.BATCH_SIZE, Attributes.BUCKET_TOKENS)
 
@@ -52,6 +54,8 @@ class ModelRecords:
         self._failures = meters.counter(Metrics.BATCH_FAILURES, *labels)
         self._busy = [meters.counter(Metrics.CORE_BUSY, *labels, str(core)) for core in range(cores)]
         meters.gauge(Metrics.CORES, lambda: cores, *labels)
+        for outcome in (Events.SHED, Events.EXPIRED, Events.CANCELLED, _FAILED):  # a rate from nothing to one is none
+            meters.counter(Metrics.QUEUE_DROPPED, *labels, outcome)
 
     def watch(self, queued: Callable[[], tuple[int, int]]) -> None:
         """`queued` tells how many sequences wait now, and their padded tokens."""
@@ -132,7 +136,7 @@ class ModelRecords:
 
     def dropped(self, trace: SpanContext | None, arrived_ns: int, error: BaseException) -> None:
         """An item is not computed, or in vain."""
-        self._meters.counter(Metrics.QUEUE_DROPPED, *self.labels, event_of(error) or "failed").add()
+        self._meters.counter(Metrics.QUEUE_DROPPED, *self.labels, event_of(error) or _FAILED).add()
         if trace:
             span = self._queue_span(trace, arrived_ns, time.monotonic_ns())
             span.fail(error, span.ended_ns)
