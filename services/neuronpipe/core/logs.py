@@ -24,7 +24,7 @@ class _JsonLines(logging.Formatter):
             "event": record.getMessage(),
         }
         if span := current_span():
-            line |= {"trace_id": f"{span.context.trace_id:032x}", "span_id": f"{span.context.span_id:016x}"}
+            line |= span.context.ids
         line |= getattr(record, "fields", {})
         if record.exc_info and record.exc_info[1]:
             line["exception"] = "".join(traceback.format_exception(record.exc_info[1]))

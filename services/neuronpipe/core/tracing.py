@@ -54,6 +54,11 @@ class SpanContext:
         """As W3C Trace Context writes it."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.is_sampled:02x}"
 
+    @property
+    def ids(self) -> dict[str, str]:
+        """The fields of a log line."""
+        return {"trace_id": f"{self.trace_id:032x}", "span_id": f"{self.span_id:016x}"}
+
     def child(self) -> "SpanContext":
         """The context of a new span in the same trace."""
         return SpanContext(self.trace_id, _new_id(64), self.is_sampled, self.tracestate)

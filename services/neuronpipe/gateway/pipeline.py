@@ -73,7 +73,7 @@ class Pipeline:
                 raise
             except Exception as fault:
                 if not isinstance(fault, TimeoutError) or not timer.expired():  # a stage's own TimeoutError is a fault
-                    raise internal_error(fault, request_id) from fault
+                    raise internal_error(fault, request_id, call.traceparent) from fault
                 if place.is_shed:
                     raise self._gate.overloaded() from fault
                 raise DeadlineExceeded("the deadline passed before the result was ready") from fault

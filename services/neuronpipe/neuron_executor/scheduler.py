@@ -281,7 +281,8 @@ class Scheduler:
         self._unwanted += sum(one.future.done() for one in batch)
         for one, arrays in zip(batch, rows, strict=True):
             if error := fault_of(arrays):
-                log_warning("a sequence's outputs are not finite", model=self._spec.name, core=core, tokens=one.tokens)
+                ids = one.trace.ids if one.trace else {}
+                log_warning("a sequence's outputs are not finite", model=self._spec.name, core=core, tokens=one.tokens, **ids)
                 _fail([one], error)
             elif not one.future.done():
                 one.future.set_result(Computed(arrays, started_ns, finished_ns, len(batch), bucket_tokens))
@@ -293,7 +294,9 @@ class Scheduler:
                 if one.is_wanted(0):
                     await self._run_batch(core, [one])
             return
-        log_fault("a sequence could not be computed", fault, model=self._spec.name, core=core, tokens=batch[0].tokens)
+        (one,) = batch
+        ids = one.trace.ids if one.trace else {}
+        log_fault("a sequence could not be computed", fault, model=self._spec.name, core=core, tokens=one.tokens, **ids)
         _fail(batch, InternalError("the model could not compute this input"))
 
     def close(self) -> None:

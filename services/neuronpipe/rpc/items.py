@@ -143,7 +143,7 @@ class _Stream:
         except NeuronpipeError as error:
             self._finish(item, error=to_status(error))
         except Exception as fault:
-            self._finish(item, error=to_status(internal_error(fault, item.context.request_id)))
+            self._finish(item, error=to_status(internal_error(fault, item.context.request_id, item.context.traceparent)))
         finally:
             self._running.pop(item.context.item_id, None)
 
