@@ -12,7 +12,7 @@ _BASE = {"grpc", "google", "numpy", "typing_extensions"}  # the last is a depend
 _PYDANTIC = {"pydantic", "pydantic_core", "pydantic_settings", "annotated_types", "typing_inspection", "dotenv"}
 _SERVER = _BASE | _PYDANTIC | {"grpc_health", "grpc_reflection", "uvloop"}
 
-_OTEL = {"opentelemetry", "prometheus_client", "requests", "urllib3", "certifi", "idna", "charset_normalizer", "deprecated", "wrapt"}
+_OTEL = {"opentelemetry", "prometheus_client", "requests", "urllib3", "certifi", "idna", "charset_normalizer"}
 
 # module → the packages that may be there; what the extra of the same name installs.
 _NEEDS = {

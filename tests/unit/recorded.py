@@ -6,11 +6,11 @@ from neuronpipe.core.tracing import Span, Tracer
 
 
 class Recorded(Telemetry):
-    """Samples every request whose caller did not decide otherwise."""
+    """Samples a share of the requests whose caller did not decide otherwise: all of them, unless told."""
 
-    def __init__(self) -> None:
+    def __init__(self, ratio: float = 1.0) -> None:
         self.spans: list[Span] = []
-        super().__init__(Tracer([self.spans.append], ratio=1.0), Meters())
+        super().__init__(Tracer([self.spans.append], ratio=ratio), Meters())
 
     def named(self, name: str) -> list[Span]:
         """The spans of a name, in the order in which they ended."""

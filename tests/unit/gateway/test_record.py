@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -118,6 +119,16 @@ async def test_an_unsampled_request_is_counted_and_leaves_no_span() -> None:
     await _pipeline(telemetry).infer(_request(), Call(traceparent=_UNSAMPLED))
     assert telemetry.spans == []
     assert telemetry.counts(Metrics.REQUEST_DURATION) == {("small", "1", "OK"): 1}
+
+
+async def test_the_requests_of_a_batch_are_sampled_together_or_not_at_all() -> None:
+    random.seed(5)
+    sampled = []
+    for _ in range(40):
+        telemetry = Recorded(ratio=0.5)
+        await _pipeline(telemetry).infer_batch(InferBatchRequest(requests=[_request()] * 4), Call())
+        sampled.append((len(telemetry.named(Spans.INFER_BATCH)), len(telemetry.named(Spans.REQUEST))))
+    assert set(sampled) == {(0, 0), (1, 4)}
 
 
 async def test_no_request_of_an_unsampled_batch_is_sampled() -> None:

@@ -66,6 +66,12 @@ def test_spans_of_several_services_are_one_tree_in_the_order_of_time() -> None:
     ]
 
 
+def test_attributes_are_what_they_were() -> None:
+    trace = _trace()
+    assert trace.root.attributes[Attributes.TOKENS] == 5
+    assert trace.batches[0].attributes[Attributes.PADDING_RATIO] == 0.25
+
+
 def test_the_split_adds_up_to_the_request() -> None:
     # Of prediction's 7 ms, 2 and 4 are the executor's, 1 the way there and back.
     assert split(_trace()) == (
