@@ -65,7 +65,7 @@ def observed(repository: Path, collector: Collector, **variables: str) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def system(fake_repository: Path) -> Iterator[Observed]:
+def exporting(fake_repository: Path) -> Iterator[Observed]:
     """Samples what its caller samples, and nothing else."""
     with grpc_collector() as collector, observed(fake_repository, collector, OTEL_TRACES_SAMPLER="parentbased_always_off") as one:
         yield one
@@ -117,11 +117,11 @@ def _by_name(spans: Sequence[Received]) -> dict[str, Received]:
     return {span.name: span for span in spans}
 
 
-async def test_every_sampled_request_has_all_its_spans_with_the_right_parents(system: Observed) -> None:
-    answered = await _ask(system.target, [_embedding(f"text {number}") for number in range(64)])
-    _wait_for_traces(system.collector, answered)
+async def test_every_sampled_request_has_all_its_spans_with_the_right_parents(exporting: Observed) -> None:
+    answered = await _ask(exporting.target, [_embedding(f"text {number}") for number in range(64)])
+    _wait_for_traces(exporting.collector, answered)
     for one in answered:
-        spans = system.collector.trace(one.trace_id)
+        spans = exporting.collector.trace(one.trace_id)
         assert {service: sorted(span.name for span in spans if span.service == service) for service in _TREE} == {
             service: sorted(names) for service, names in _TREE.items()
         }
@@ -133,12 +133,12 @@ async def test_every_sampled_request_has_all_its_spans_with_the_right_parents(sy
             assert by_name[name].ended_ns <= by_name[parent].ended_ns + _CLOCKS_NS, name
 
 
-async def test_batches_and_their_members_link_to_each_other(system: Observed) -> None:
+async def test_batches_and_their_members_link_to_each_other(exporting: Observed) -> None:
     texts = ["word " * (1 + number % 7) for number in range(64)]
-    answered = await _ask(system.target, [_embedding(text) for text in texts])
-    _wait_for_traces(system.collector, answered)
-    by_key = {span.key: span for span in system.collector.spans}
-    computes = [_by_name(system.collector.trace(one.trace_id))[Spans.COMPUTE] for one in answered]
+    answered = await _ask(exporting.target, [_embedding(text) for text in texts])
+    _wait_for_traces(exporting.collector, answered)
+    by_key = {span.key: span for span in exporting.collector.spans}
+    computes = [_by_name(exporting.collector.trace(one.trace_id))[Spans.COMPUTE] for one in answered]
     sizes: set[int] = set()
     for one, compute in zip(answered, computes, strict=True):
         ((batch_key, of_rows),) = compute.links.items()
@@ -155,20 +155,20 @@ async def test_batches_and_their_members_link_to_each_other(system: Observed) ->
     assert max(sizes) > 1, "nothing was batched, so that this test showed nothing"
 
 
-async def test_a_request_of_several_sequences_links_each_row(system: Observed) -> None:
-    (one,) = await _ask(system.target, [_question(windows=4)])
-    _wait_for_traces(system.collector, [one])
-    computes = [span for span in system.collector.trace(one.trace_id) if span.name == Spans.COMPUTE]
+async def test_a_request_of_several_sequences_links_each_row(exporting: Observed) -> None:
+    (one,) = await _ask(exporting.target, [_question(windows=4)])
+    _wait_for_traces(exporting.collector, [one])
+    computes = [span for span in exporting.collector.trace(one.trace_id) if span.name == Spans.COMPUTE]
     rows = [row for compute in computes for links in compute.links.values() for row in links]
     assert len(rows) > 2
     assert sum(int(row[Attributes.TOKENS]) for row in rows) == one.response.usage.tokens
 
 
-async def test_the_timings_of_a_response_are_the_durations_of_its_spans(system: Observed) -> None:
-    answered = await _ask(system.target, [*(_embedding(f"text {number}") for number in range(20)), _question(windows=3)])
-    _wait_for_traces(system.collector, answered)
+async def test_the_timings_of_a_response_are_the_durations_of_its_spans(exporting: Observed) -> None:
+    answered = await _ask(exporting.target, [*(_embedding(f"text {number}") for number in range(20)), _question(windows=3)])
+    _wait_for_traces(exporting.collector, answered)
     for one in answered:
-        spans, timings = system.collector.trace(one.trace_id), one.response.timings
+        spans, timings = exporting.collector.trace(one.trace_id), one.response.timings
         by_name = _by_name(spans)
         assert by_name[Spans.INFER].duration_ns == timings.total_ns
         assert by_name[Spans.PREPROCESS].duration_ns == timings.preprocess_ns
@@ -190,10 +190,10 @@ def _covered_ns(spans: Sequence[Received]) -> int:
     return covered
 
 
-async def test_spans_tell_what_was_used(system: Observed) -> None:
-    (one,) = await _ask(system.target, [_embedding("a fine day")])
-    _wait_for_traces(system.collector, [one])
-    by_name = _by_name(system.collector.trace(one.trace_id))
+async def test_spans_tell_what_was_used(exporting: Observed) -> None:
+    (one,) = await _ask(exporting.target, [_embedding("a fine day")])
+    _wait_for_traces(exporting.collector, [one])
+    by_name = _by_name(exporting.collector.trace(one.trace_id))
     usage, root = one.response.usage, by_name[Spans.INFER]
     expected = {
         Attributes.MODEL: "minilm",
@@ -225,16 +225,16 @@ async def test_a_callers_decision_not_to_sample_is_honoured(fake_repository: Pat
     assert all(batch.links for batch in batches)
 
 
-async def test_requests_of_a_batch_are_sampled_together_under_its_span(system: Observed) -> None:
+async def test_requests_of_a_batch_are_sampled_together_under_its_span(exporting: Observed) -> None:
     trace_id = f"{random.getrandbits(128):032x}"
-    async with open_channel(system.target) as channel:
+    async with open_channel(exporting.target) as channel:
         metadata = (("traceparent", f"00-{trace_id}-00f067aa0ba902b7-01"),)
         request = InferBatchRequest(requests=[_embedding("one"), _embedding("two"), InferRequest(model="none")])
         await InferenceServiceStub(channel).InferBatch(request, timeout=30, metadata=metadata)
     # The request for an unknown model ends before any stage.
     expected = 1 + 2 * _SPANS_OF_A_REQUEST + 1
-    system.collector.wait_until(lambda found: len(found.trace(trace_id)) >= expected)
-    spans = system.collector.trace(trace_id)
+    exporting.collector.wait_until(lambda found: len(found.trace(trace_id)) >= expected)
+    spans = exporting.collector.trace(trace_id)
     (whole,) = [span for span in spans if span.name == Spans.INFER_BATCH]
     requests = [span for span in spans if span.name == Spans.REQUEST]
     assert whole.kind == SERVER_KIND
@@ -242,17 +242,17 @@ async def test_requests_of_a_batch_are_sampled_together_under_its_span(system: O
     assert sorted(str(request.attributes[Attributes.RPC_STATUS]) for request in requests) == ["NOT_FOUND", "OK", "OK"]
 
 
-async def test_every_request_of_a_stream_is_a_span(system: Observed) -> None:
+async def test_every_request_of_a_stream_is_a_span(exporting: Observed) -> None:
     trace_id = f"{random.getrandbits(128):032x}"
-    async with open_channel(system.target) as channel:
+    async with open_channel(exporting.target) as channel:
         metadata = (("traceparent", f"00-{trace_id}-00f067aa0ba902b7-01"),)
         requests = [InferRequest(model="minilm", request_id=str(number), input=_embedding("x").input) for number in range(3)]
         call = InferenceServiceStub(channel).InferStream(
             (InferStreamRequest(request=one) for one in requests), timeout=30, metadata=metadata
         )
         assert len([answer async for answer in call]) == 3
-    system.collector.wait_until(lambda found: len(found.trace(trace_id)) >= 3 * _SPANS_OF_A_REQUEST)
-    roots = [span for span in system.collector.trace(trace_id) if span.name == Spans.INFER_STREAM]
+    exporting.collector.wait_until(lambda found: len(found.trace(trace_id)) >= 3 * _SPANS_OF_A_REQUEST)
+    roots = [span for span in exporting.collector.trace(trace_id) if span.name == Spans.INFER_STREAM]
     assert sorted(str(root.attributes[Attributes.REQUEST_ID]) for root in roots) == ["0", "1", "2"]
 
 
