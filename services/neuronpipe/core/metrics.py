@@ -1,6 +1,6 @@
 """Metrics as plain numbers, which exporters read when they want to.
 
-Recording takes about half a microsecond; an instrument of the OpenTelemetry SDK takes ten times as long (docs/decisions/0010), and a
+Recording takes about half a microsecond; an instrument of the OpenTelemetry SDK takes ten times as long (docs/decisions/0011), and a
 request records nine. Recorded by one thread, the event loop's; read by others, which may see a sum that is one record ahead of its count.
 """
 

@@ -21,7 +21,7 @@ _SAMPLERS: dict[str, tuple[bool, float | None]] = {
     "parentbased_traceidratio": (True, None),
 }
 _DEFAULT_SAMPLER = "parentbased_traceidratio"
-# One in a hundred shows where time goes and costs nothing (docs/decisions/0010).
+# One in a hundred shows where time goes and costs nothing (docs/decisions/0011).
 _DEFAULT_RATIO = 0.01
 # The specification's 2048 spans are a fifth of a second of what a gateway makes when all requests are sampled.
 _DEFAULT_QUEUE_SPANS = 16_384
