@@ -1,7 +1,7 @@
 """Metrics as plain numbers, which exporters read when they want to.
 
-Recording takes about half a microsecond; an instrument of the OpenTelemetry SDK takes ten times as long (docs/decisions/0011), and a
-request records nine. Recorded by one thread, the event loop's; read by others, which may see a sum that is one record ahead of its count.
+Recording takes a quarter of a microsecond; an instrument of the OpenTelemetry SDK takes fifty times as long (docs/decisions/0011), and a
+request records nine values. Recorded by one thread, the event loop's; read by others, which may see a sum one record behind its count.
 """
 
 from bisect import bisect_left
