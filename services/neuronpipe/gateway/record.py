@@ -28,6 +28,8 @@ class Record:
         self._marks = [time.monotonic_ns()]
         self._stage: Name | None = None
         self._stage_span: Span | None = None
+        # Handed over when the request has ended, so that this is in none of its durations.
+        self._ended: list[Span] = []
         self._root = records.first_span(name, call, self._marks[0])
         self._model: ModelSpec | None = None
         self._encoded: EncodedInput | None = None
@@ -93,14 +95,14 @@ class Record:
         if self._stage_span:
             self._stage_span.fail(error, ended_ns)
             self._stage_span.ended_ns = ended_ns
-            self._records.tracer.record(self._stage_span)
+            self._ended.append(self._stage_span)
         if self._root:
             self._end(self._root, ended_ns, error)
 
     def _end_stage(self) -> None:
         if self._stage_span:
             self._stage_span.ended_ns = self._marks[-1]
-            self._records.tracer.record(self._stage_span)
+            self._ended.append(self._stage_span)
             self._stage_span = None
 
     def _end(self, root: Span, ended_ns: int, error: BaseException | None) -> None:
@@ -108,6 +110,8 @@ class Record:
         if self._model:
             version = str(self._model.version)
             root.attributes |= {Attributes.MODEL: self._model.name, Attributes.VERSION: version, Attributes.TASK: self._model.task}
+        for span in self._ended:
+            self._records.tracer.record(span)
         end_span(self._records.tracer, root, ended_ns, error)
         enter_span(None)
 
