@@ -1,7 +1,7 @@
 # Each target does its whole set-up. verify-x says what is wrong, fix-x mends it.
 # demo      a real model, compiled and served both ways, with its latency split
 # test      every test but the containers and the benchmarks
-# verify    format, lint, types, imports, protos
+# verify    format, lint, types, imports, protos, generated docs
 # check     verify and test: what .ci/run runs
 # fuzz      a million random sequences through the scheduler: a minute
 # soak      ten minutes of twice the load that can be borne
@@ -95,8 +95,8 @@ check: verify test
 # --- verify and fix ---------------------------------------------------------------------------------------------------
 
 .PHONY: verify fix
-verify: verify-format verify-lint verify-types verify-imports verify-protos
-fix: fix-protos fix-lint fix-format
+verify: verify-format verify-lint verify-types verify-imports verify-protos verify-telemetry
+fix: fix-protos fix-telemetry fix-lint fix-format
 
 .PHONY: verify-format fix-format
 verify-format: .venv/.dev
@@ -142,3 +142,11 @@ fix-protos: .venv/.dev
 	$(call generate_protos,services)
 release-protos: .venv/.dev
 	$(BIN)/buf build protos --exclude-source-info --output protos/released.binpb
+
+# docs/telemetry.md lists the names in core/telemetry.py.
+.PHONY: verify-telemetry fix-telemetry
+verify-telemetry: .venv/.dev
+	$(BIN)/python -m neuronpipe.telemetry.document | diff docs/telemetry.md - \
+	  || { echo "docs/telemetry.md is not what core/telemetry.py says; run: make fix-telemetry"; exit 1; }
+fix-telemetry: .venv/.dev
+	$(BIN)/python -m neuronpipe.telemetry.document > docs/telemetry.md

@@ -93,17 +93,21 @@ class ServiceProcess:
 
 
 @contextmanager
-def four_processes(repository: Path, options: Mapping[str, Sequence[str]] = MappingProxyType({})) -> Iterator[dict[str, ServiceProcess]]:
-    """The four services, ready, by name; ended with the block. `options`: of a stage, besides the repository."""
+def four_processes(
+    repository: Path,
+    *options: str,
+    stage_options: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[dict[str, ServiceProcess]]:
+    """The four services, ready, by name; ended with the block. `options` are for all of them, `stage_options` for some stages."""
+    options = ("--repository", str(repository), *options)
     with ExitStack() as stack:
         started = {
-            service: stack.enter_context(ServiceProcess(service, "--repository", str(repository), *options.get(service, ())))
+            service: stack.enter_context(ServiceProcess(service, *options, *stage_options.get(service, ()), environment=environment))
             for service in ("tokenizer", "neuron-executor", "postprocessor")
         }
         targets = [f"--{name}-target={started[service].target}" for name, service in _TARGET_OPTIONS.items()]
-        started["gateway"] = stack.enter_context(
-            ServiceProcess("gateway", "--repository", str(repository), *targets, *options.get("gateway", ()))
-        )
+        started["gateway"] = stack.enter_context(ServiceProcess("gateway", *options, *targets, environment=environment))
         for process in started.values():
             process.wait_until_ready()
         started["gateway"].wait_for("all stages reached")

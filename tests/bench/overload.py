@@ -28,7 +28,7 @@ def measure_overload(texts: Path, rounds: int, seconds: float) -> Iterator[Measu
                 if system == ALL:
                     gateway = executor = stack.enter_context(ServiceProcess("all", "--repository", str(repository), *NO_CACHE))
                 else:
-                    processes = stack.enter_context(four_processes(repository, {"tokenizer": NO_CACHE}))
+                    processes = stack.enter_context(four_processes(repository, stage_options={"tokenizer": NO_CACHE}))
                     gateway, executor = processes["gateway"], processes["neuron-executor"]
                 yield _measure(system, round, gateway.wait_until_ready().target, executor, texts, seconds)
 

@@ -3,7 +3,7 @@
 import multiprocessing
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -61,16 +61,20 @@ def _run(*arguments: str) -> None:
 
 
 @contextmanager
-def serving_all(repository: Path, name: str = ALL, options: Sequence[str] = NO_CACHE) -> Iterator[System]:
+def serving_all(
+    repository: Path, name: str = ALL, options: Sequence[str] = NO_CACHE, environment: Mapping[str, str] | None = None
+) -> Iterator[System]:
     """`serve all`, ready; ended with the block."""
-    with ServiceProcess("all", "--repository", str(repository), *options) as process:
+    with ServiceProcess("all", "--repository", str(repository), *options, environment=environment) as process:
         yield System(name, process.wait_until_ready().target)
 
 
 @contextmanager
-def serving_four(repository: Path, name: str = FOUR, options: Sequence[str] = NO_CACHE) -> Iterator[System]:
+def serving_four(
+    repository: Path, name: str = FOUR, options: Sequence[str] = NO_CACHE, environment: Mapping[str, str] | None = None
+) -> Iterator[System]:
     """The four processes, ready; ended with the block. `options` are the tokenizer's."""
-    with four_processes(repository, {"tokenizer": options}) as processes:
+    with four_processes(repository, stage_options={"tokenizer": options}, environment=environment) as processes:
         yield System(name, processes["gateway"].target)
 
 

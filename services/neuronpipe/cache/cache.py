@@ -10,6 +10,8 @@ from neuronpipe.cache.memory import MemoryCache
 from neuronpipe.cache.sealing import AS_IT_IS, Codec
 from neuronpipe.cache.worth import Worth
 from neuronpipe.core.config import CachePolicy, RedisSettings
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.telemetry import Metrics
 
 if TYPE_CHECKING:
     from neuronpipe.cache.lookups import Lookups
@@ -39,6 +41,12 @@ class Cache:
         self._computing: dict[bytes, asyncio.Future[bytes | None]] = {}
         self._worth = Worth()
         self._lookups = _lookups(redis, policy, self._worth, codec) if redis.redis_url and policy != "never" else None
+
+    def report(self, meters: Meters) -> None:
+        """Has what is held, and whether Redis is asked, among the metrics."""
+        meters.gauge(Metrics.CACHE_BYTES, lambda: self._memory.size_bytes, self._kind)
+        if lookups := self._lookups:
+            meters.gauge(Metrics.CACHE_REDIS, lambda: lookups.breaker.is_closed, self._kind)
 
     async def get(
         self, key: bytes, size: int, compute: Callable[[], Awaitable[Computed]], *, refresh: bool = False

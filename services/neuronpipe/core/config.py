@@ -39,11 +39,17 @@ class ServerSettings(_Settings):
     repository: Path = Field(description="folder of bundles, as `neuronpipe compile` writes it")
     grace_s: float = Field(10.0, ge=0, le=3600, description="seconds that requests in flight get to finish after SIGTERM")
     max_message_bytes: int = Field(64 << 20, ge=1 << 10, le=(1 << 31) - 1, description="largest gRPC message taken, in bytes")
+    metrics_listen: str = Field(
+        "", description="address for Prometheus, HOST:PORT; port 0 takes a free one, empty has none", pattern=r"^(.+:\d{1,5})?$"
+    )
+    kept_traces: int = Field(
+        0, ge=0, le=100_000, description="sampled traces kept in memory, which whoever reaches this server may read: for development"
+    )
 
-    @field_validator("listen")
+    @field_validator("listen", "metrics_listen")
     @classmethod
     def _check_port(cls, listen: str) -> str:
-        if int(listen.rpartition(":")[2]) > _LAST_PORT:  # gRPC would take the number modulo 65536
+        if listen and int(listen.rpartition(":")[2]) > _LAST_PORT:  # gRPC would take the number modulo 65536
             raise ValueError(f"ports end at {_LAST_PORT}")
         return listen
 

@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 
-from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, InferRequest, InferResponse, StageTimings, Usage
+from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, InferRequest, InferResponse, Usage
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.cache.cache import Cache, Computed
 from neuronpipe.core.config import ResultCacheSettings
 from neuronpipe.core.errors import DeadlineExceeded, SetupError
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.stages import Call
 
@@ -31,7 +32,7 @@ class ResultCache:
         return (model.name, model.version) in self._digests
 
     async def get(
-        self, request: InferRequest, model: ModelSpec, call: Call, started_ns: int, compute: Callable[[], Awaitable[InferResponse]]
+        self, request: InferRequest, model: ModelSpec, call: Call, compute: Callable[[], Awaitable[InferResponse]]
     ) -> InferResponse:
         """The response to a request for a model that is kept: computed by `compute`, once for all who ask at a time, or known already.
 
@@ -67,7 +68,6 @@ class ResultCache:
         response = InferResponse.FromString(payload)
         response.model, response.version, response.request_id = model.name, str(model.version), call.request_id
         response.usage.result_cache = outcome
-        response.timings.CopyFrom(StageTimings(total_ns=time.perf_counter_ns() - started_ns))
         return response
 
     def _key(self, model: ModelSpec, input: TaskInput) -> bytes:
@@ -76,7 +76,9 @@ class ResultCache:
 
 
 @asynccontextmanager
-async def running_result_cache(bundles: list[Bundle], settings: ResultCacheSettings) -> AsyncIterator[ResultCache | None]:
+async def running_result_cache(
+    bundles: list[Bundle], settings: ResultCacheSettings, telemetry: Telemetry
+) -> AsyncIterator[ResultCache | None]:
     """The cache for the models that ask for it, by setting or by manifest; None where none does. Raises SetupError for an unknown one."""
     asked = {name.strip() for name in settings.result_cache_models.split(",")} - {""}
     known = {bundle.spec.name for bundle in bundles}
@@ -87,6 +89,7 @@ async def running_result_cache(bundles: list[Bundle], settings: ResultCacheSetti
         yield None
         return
     cache = Cache("results", settings.result_cache_bytes, settings, "auto")
+    cache.report(telemetry.meters)
     try:
         yield ResultCache(cache, {bundle.key: bundle.digest for bundle in kept})
     finally:

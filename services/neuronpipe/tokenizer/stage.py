@@ -12,6 +12,7 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.cache.cache import Cache, Computed
 from neuronpipe.core.config import TokenCacheSettings
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelTable, encoding_traits
 from neuronpipe.core.stages import Call
 from neuronpipe.core.tensors import to_tensor_set
@@ -86,10 +87,14 @@ class TokenizerStage:
 
 
 @asynccontextmanager
-async def running_tokenizer(bundles: list[Bundle], settings: TokenCacheSettings) -> AsyncIterator[TokenizerStage]:
+async def running_tokenizer(
+    bundles: list[Bundle], settings: TokenCacheSettings, telemetry: Telemetry | None = None
+) -> AsyncIterator[TokenizerStage]:
     """The stage with every tokenizer loaded. Raises SetupError."""
     has_cache = settings.token_cache_bytes or settings.redis_url
     cache = Cache("tokens", settings.token_cache_bytes, settings, settings.token_cache_redis, PACKING) if has_cache else None
+    if cache and telemetry:
+        cache.report(telemetry.meters)
     try:
         stage = await asyncio.to_thread(TokenizerStage, bundles, cache)
         try:

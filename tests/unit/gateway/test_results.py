@@ -14,11 +14,14 @@ from neuronpipe.api.v1.tasks_pb2 import LabelScore, TaskInput, TaskResult, TextC
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.config import PipelineSettings, ResultCacheSettings
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, SetupError, Unavailable
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.stages import Call, Stages
+from neuronpipe.core.telemetry import Attributes, Metrics, Spans
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.results import running_result_cache
 from tests.unit.bundles.written import write_bundle
+from tests.unit.recorded import Recorded
 
 _HIT, _MISS, _BYPASS = (
     CacheOutcome.CACHE_OUTCOME_HIT_MEMORY,
@@ -67,8 +70,8 @@ def repository(tmp_path: Path) -> Path:
 async def pipeline(stages: _Stages, repository: Path) -> AsyncIterator[Pipeline]:
     bundles = read_repository(repository)
     models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
-    async with running_result_cache(bundles, ResultCacheSettings(result_cache_models="set")) as results:
-        yield Pipeline(models, Stages(stages.tokenize, stages.execute, stages.postprocess), PipelineSettings(), results)
+    async with running_result_cache(bundles, ResultCacheSettings(result_cache_models="set"), Telemetry()) as results:
+        yield Pipeline(models, Stages(stages.tokenize, stages.execute, stages.postprocess), PipelineSettings(), results=results)
 
 
 def _request(text: str = "so", model: str = "set", **changes: Any) -> InferRequest:
@@ -147,9 +150,9 @@ async def test_a_model_may_be_compiled_to_have_its_results_kept(pipeline: Pipeli
 async def test_a_known_result_is_answered_though_nothing_more_is_admitted(stages: _Stages, repository: Path) -> None:
     bundles = read_repository(repository)
     models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
-    async with running_result_cache(bundles, ResultCacheSettings(result_cache_models="*")) as results:
+    async with running_result_cache(bundles, ResultCacheSettings(result_cache_models="*"), Telemetry()) as results:
         settings = PipelineSettings(max_requests_in_flight=1)
-        pipeline = Pipeline(models, Stages(stages.tokenize, stages.execute, stages.postprocess), settings, results)
+        pipeline = Pipeline(models, Stages(stages.tokenize, stages.execute, stages.postprocess), settings, results=results)
         await _infer(pipeline, _request("known"))
         stages.may_end.clear()
         waiting = asyncio.create_task(_infer(pipeline, _request("slow")))
@@ -179,8 +182,8 @@ async def test_a_failure_is_not_kept(repository: Path, stages: _Stages) -> None:
 
     bundles = read_repository(repository)
     models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
-    async with running_result_cache(bundles, ResultCacheSettings(result_cache_models="*")) as results:
-        pipeline = Pipeline(models, Stages(stages.tokenize, execute, stages.postprocess), PipelineSettings(), results)
+    async with running_result_cache(bundles, ResultCacheSettings(result_cache_models="*"), Telemetry()) as results:
+        pipeline = Pipeline(models, Stages(stages.tokenize, execute, stages.postprocess), PipelineSettings(), results=results)
         with pytest.raises(Unavailable):
             await _infer(pipeline, _request())
         assert (await _infer(pipeline, _request())).usage.result_cache == _MISS
@@ -193,5 +196,23 @@ async def test_an_unknown_wish_is_refused(pipeline: Pipeline) -> None:
 
 async def test_a_setting_that_names_an_unknown_model_is_refused(repository: Path) -> None:
     with pytest.raises(SetupError, match="result_cache_models: other is not served; served are: compiled, plain, set"):
-        async with running_result_cache(read_repository(repository), ResultCacheSettings(result_cache_models="set, other")):
+        async with running_result_cache(read_repository(repository), ResultCacheSettings(result_cache_models="set, other"), Telemetry()):
             pass
+
+
+async def test_spans_and_metrics_say_where_a_result_came_from(stages: _Stages, repository: Path) -> None:
+    telemetry = Recorded()
+    bundles = read_repository(repository)
+    models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
+    async with running_result_cache(bundles, ResultCacheSettings(result_cache_models="set"), telemetry) as results:
+        pipeline = Pipeline(
+            models, Stages(stages.tokenize, stages.execute, stages.postprocess), PipelineSettings(), telemetry, results=results
+        )
+        _, known, _ = [await _infer(pipeline, _request(model=model)) for model in ("set", "set", "plain")]
+    assert telemetry.counts(Metrics.RESULT_CACHE) == {("set", "2", "miss"): 1, ("set", "2", "hit_memory"): 1}
+    assert telemetry.counts(Metrics.REQUEST_DURATION) == {("set", "2", "OK"): 2, ("plain", "1", "OK"): 1}
+    assert telemetry.counts(Metrics.STAGE_DURATION)["set", "2", Spans.PREDICT] == 1
+    computed, found, plain = telemetry.named(Spans.INFER)
+    assert [root.attributes.get(Attributes.RESULT_CACHE) for root in (computed, found, plain)] == ["miss", "hit_memory", None]
+    assert [span.name for span in telemetry.spans if span.context.trace_id == found.context.trace_id] == [Spans.INFER]
+    assert found.ended_ns - found.started_ns == known.timings.total_ns
