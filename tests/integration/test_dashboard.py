@@ -32,7 +32,13 @@ def series(fake_repository: Path) -> dict[str, set[str]]:
     """The labels of each series, from all services after one request."""
     found: dict[str, set[str]] = {}
     # Spans are counted where they are exported: to nobody, here.
-    environment = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9", "OTEL_TRACES_SAMPLER": "always_off"}
+    environment = {
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9",
+        "OTEL_TRACES_SAMPLER": "always_off",
+        # Whether it answers or not.
+        "NEURONPIPE_TOKENIZER_REDIS_URL": "redis://127.0.0.1:9",
+        "NEURONPIPE_GATEWAY_RESULT_CACHE_MODELS": "*",
+    }
     with four_processes(fake_repository, "--metrics-listen", "127.0.0.1:0", environment=environment) as processes:
         with Client(processes["gateway"].target) as client:
             client.embed("minilm", "A fine day.")

@@ -207,7 +207,7 @@ async def test_spans_tell_what_was_used(exporting: Observed) -> None:
         Attributes.REQUEST_ID: one.response.request_id,
         Attributes.TOKENS: usage.tokens,
         Attributes.TRUNCATED_TOKENS: 0,
-        Attributes.TOKEN_CACHE: "none",
+        Attributes.TOKEN_CACHE: "miss",
         Attributes.BATCH_SIZE: usage.batch_size,
         Attributes.BUCKET_TOKENS: usage.bucket_tokens,
         Attributes.PADDED_TOKENS: usage.padded_tokens,
