@@ -16,6 +16,14 @@ from neuronpipe.core.telemetry import Metrics
 if TYPE_CHECKING:
     from neuronpipe.cache.lookups import Lookups
 
+# Looking them up in the enumeration takes microseconds.
+_HIT_MEMORY, _HIT_REDIS, _MISS, _BYPASS = (
+    CacheOutcome.CACHE_OUTCOME_HIT_MEMORY,
+    CacheOutcome.CACHE_OUTCOME_HIT_REDIS,
+    CacheOutcome.CACHE_OUTCOME_MISS,
+    CacheOutcome.CACHE_OUTCOME_BYPASS,
+)
+
 Kind = Literal["tokens", "results"]
 
 
@@ -59,12 +67,12 @@ class Cache:
         key = name_of(self._kind, key)
         while not refresh:
             if (payload := self._memory.get(key)) is not None:
-                return payload, CacheOutcome.CACHE_OUTCOME_HIT_MEMORY
+                return payload, _HIT_MEMORY
             if (computing := self._computing.get(key)) is None:
                 break
             # Shielded, as one who leaves must not take the answer along.
             if (payload := await asyncio.shield(computing)) is not None:
-                return payload, CacheOutcome.CACHE_OUTCOME_HIT_MEMORY
+                return payload, _HIT_MEMORY
         return await self._find_or_compute(key, size, compute, refresh=refresh)
 
     async def _find_or_compute(
@@ -74,12 +82,12 @@ class Cache:
         self._computing.setdefault(key, computing)
         payload: bytes | None = None
         try:
-            outcome, was_asked = CacheOutcome.CACHE_OUTCOME_MISS, False
+            outcome, was_asked = _MISS, False
             if self._lookups and not refresh:
                 payload, was_asked = await self._lookups.find(key, size)
-                outcome = CacheOutcome.CACHE_OUTCOME_MISS if was_asked else CacheOutcome.CACHE_OUTCOME_BYPASS
+                outcome = _MISS if was_asked else _BYPASS
                 if payload is not None:
-                    outcome = CacheOutcome.CACHE_OUTCOME_HIT_REDIS
+                    outcome = _HIT_REDIS
             if payload is None:
                 computed = await compute()
                 payload = computed.payload

@@ -47,7 +47,10 @@ class Worth:
     def computed(self, size: int, seconds: float) -> None:
         """One value was computed."""
         self.computing_s += seconds
-        self._compute_s.setdefault(size.bit_length(), RunningQuantile()).add(seconds)
+        kind = size.bit_length()
+        if kind not in self._compute_s:
+            self._compute_s[kind] = RunningQuantile()
+        self._compute_s[kind].add(seconds)
 
     def looked_up(self, values: int, seconds: float) -> None:
         """So many values were asked for at once, in a time that this process did not spend on computing."""

@@ -16,6 +16,8 @@ TokenIds = NDArray[np.int32]
 Side = Literal["left", "right"]
 
 _TRUNCATIONS = frozenset(Truncation.values())
+# Looking it up in the enumeration takes a microsecond.
+_ERROR = Truncation.TRUNCATION_ERROR
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def check_truncation(truncation: "Truncation.ValueType") -> None:
 
 def or_default(truncation: "Truncation.ValueType") -> "Truncation.ValueType":
     """What is meant where nothing is said: an error."""
-    return truncation or Truncation.TRUNCATION_ERROR
+    return truncation or _ERROR
 
 
 def encode_text(
@@ -115,7 +117,7 @@ def encode_text(
     """A text or a pair as one sequence, truncated only where the caller allows it. Raises InvalidInput naming both lengths."""
     encoded = tokenizer.encode(text, text_pair)
     if len(encoded.token_ids) > model.max_tokens:
-        if or_default(truncation) == Truncation.TRUNCATION_ERROR:
+        if or_default(truncation) == _ERROR:
             field_name = "text" if text_pair is None else "text and text_pair"
             raise InvalidInput(field_name, f"{len(encoded.token_ids)} tokens, the model takes {model.max_tokens}; set truncation to cut")
         side: Side = "left" if truncation == Truncation.TRUNCATION_LEFT else "right"

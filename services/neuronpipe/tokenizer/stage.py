@@ -32,9 +32,8 @@ class Encoder:
         self._spec = bundle.spec
         self._task = TASKS[bundle.spec.task]
         self._tokenizer = JsonTokenizer(bundle.tokenizer_file())
-        self._key = blake2b(digest_size=_KEY_BYTES)
-        for trait in (bundle.manifest.files[bundle.manifest.tokenizer_file], *encoding_traits(bundle.spec)):
-            self._key.update(_delimited(str(trait)))
+        traits = (bundle.manifest.files[bundle.manifest.tokenizer_file], *encoding_traits(bundle.spec))
+        self._key = blake2b(repr(traits).encode(), digest_size=_KEY_BYTES)
 
     def check(self, input: TaskInput) -> None:
         """Checks what needs no tokens. Raises InvalidInput."""
@@ -43,8 +42,8 @@ class Encoder:
     def key(self, input: TaskInput) -> bytes:
         """Equal for inputs that have the same encoding: a digest of the tokenizer, the task's options and the texts."""
         key = self._key.copy()
-        for trait in self._task.traits(getattr(input, self._task.name)):
-            key.update(_delimited(str(trait)))
+        # As Python would write them, so that no word moves from one to the next unnoticed.
+        key.update(repr(self._task.traits(getattr(input, self._task.name))).encode())
         return key.digest()
 
     def encode(self, input: TaskInput) -> EncodedInput:
@@ -116,9 +115,3 @@ def _encode_timed(encoder: Encoder, input: TaskInput, call: Call) -> Computed:
     began_s = time.perf_counter()
     payload = encoder.encode(input).SerializeToString()
     return Computed(payload, time.perf_counter() - began_s)
-
-
-def _delimited(word: str) -> bytes:
-    """A word so that no other words next to each other make the same bytes."""
-    encoded = word.encode()
-    return b"%d:%b" % (len(encoded), encoded)
