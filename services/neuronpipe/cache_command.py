@@ -72,19 +72,28 @@ def run(options: argparse.Namespace) -> None:
 
 
 async def _stats(options: argparse.Namespace, remote: "Remote", settings: "RedisSettings") -> None:
-    keys: dict[str, list[bytes]] = {kind: [] for kind in _KINDS}
+    counts = dict.fromkeys(_KINDS, 0)
+    samples: dict[str, list[bytes]] = {kind: [] for kind in _KINDS}
     async for found in remote.scan():
         for key in found:
             kind = key.partition(b":")[0].decode(errors="replace")
-            if kind in keys:
-                keys[kind].append(key)
+            if kind in counts:
+                counts[kind] += 1
+                _sample(samples[kind], key, counts[kind])
     print(f"{'KIND':8} {'VALUES':>12} {'BYTES':>16}")
-    for kind, of_kind in keys.items():
-        sample = random.sample(of_kind, min(_SAMPLED_KEYS, len(of_kind)))
-        sizes = await remote.sizes(sample)
-        size_bytes = round(sum(sizes) / len(sizes) * len(of_kind)) if sizes else 0
-        about = "about " if len(sample) < len(of_kind) else ""
-        print(f"{kind:8} {len(of_kind):12,} {about + f'{size_bytes:,}':>16}")
+    for kind, count in counts.items():
+        sizes = await remote.sizes(samples[kind])
+        size_bytes = round(sum(sizes) / len(sizes) * count) if sizes else 0
+        about = "about " if len(sizes) < count else ""
+        print(f"{kind:8} {count:12,} {about + f'{size_bytes:,}':>16}")
+
+
+def _sample(sample: list[bytes], key: bytes, number: int) -> None:
+    """Takes the key with that number into the sample, so that each key has the same chance (reservoir sampling, algorithm R)."""
+    if len(sample) < _SAMPLED_KEYS:
+        sample.append(key)
+    elif (place := random.randrange(number)) < _SAMPLED_KEYS:
+        sample[place] = key
 
 
 async def _clear(options: argparse.Namespace, remote: "Remote", settings: "RedisSettings") -> None:
@@ -182,7 +191,7 @@ def _inputs(options: argparse.Namespace, task: str) -> "Iterator[tuple[int, Task
         with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield number, read(line.strip())
+                    yield number, read(line.rstrip("\r\n"))
     except OSError as error:
         raise SetupError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

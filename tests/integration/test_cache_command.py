@@ -49,7 +49,7 @@ def test_texts_are_tokenized_and_stored_once(
 
 async def test_a_tokenizer_finds_what_was_stored_ahead(fake_repository: Path, redis: RedisServer, tmp_path: Path) -> None:
     await asyncio.to_thread(_warm, fake_repository, _written(tmp_path, "a text that is known"))
-    settings = TokenCacheSettings(redis_url=redis.url, token_cache_redis="always", token_cache_bytes=0)
+    settings = TokenCacheSettings(redis_url=redis.url, redis_timeout_ms=1000, token_cache_redis="always", token_cache_bytes=0)
     async with running_tokenizer(read_repository(fake_repository), settings) as stage, asyncio.timeout(10):
         while True:
             item = TokenizeItem(model="classifier", version="1", input=classify("a text that is known").input)
@@ -130,7 +130,16 @@ def test_a_redis_that_is_not_there_is_said_to_be(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "neuronpipe: UNAVAILABLE: Redis does not answer (ConnectionError)\n"
 
 
-@pytest.mark.parametrize("url", ["http://:secret@h", "redis+sentinel://h:1", "redis+other://h", "redis+sentinel://:secret@h:x/service"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://:secret@h",
+        "redis+cluster://:secret@h:6379/3",
+        "redis+sentinel://h:1",
+        "redis+other://h",
+        "redis+sentinel://:secret@h:x/service",
+    ],
+)
 def test_an_address_that_is_none_is_refused_without_repeating_its_password(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["cache", "stats", "--redis-url", url])

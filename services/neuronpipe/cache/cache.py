@@ -10,6 +10,7 @@ from neuronpipe.cache.memory import MemoryCache
 from neuronpipe.cache.sealing import AS_IT_IS, Codec
 from neuronpipe.cache.worth import Worth
 from neuronpipe.core.config import CachePolicy, RedisSettings
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Unavailable
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.telemetry import Metrics
 
@@ -29,10 +30,19 @@ Kind = Literal["tokens", "results"]
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A value, and how long computing it took without waiting for anything, in seconds."""
+    """A value, how long computing it took, and for how much of that it kept the event loop from anything else, in seconds."""
 
     payload: bytes
     seconds: float
+    blocked_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of computing a value: neither payload nor error where it says nothing to others."""
+
+    payload: bytes | None = None
+    error: NeuronpipeError | None = None
 
 
 def name_of(kind: Kind, key: bytes) -> bytes:
@@ -46,7 +56,7 @@ class Cache:
     def __init__(self, kind: Kind, memory_bytes: int, redis: RedisSettings, policy: CachePolicy, codec: Codec = AS_IT_IS) -> None:
         self._kind: Kind = kind
         self._memory = MemoryCache(memory_bytes)
-        self._computing: dict[bytes, asyncio.Future[bytes | None]] = {}
+        self._computing: dict[tuple[bytes, bool], asyncio.Future[_Outcome]] = {}
         self._worth = Worth()
         self._lookups = _lookups(redis, policy, self._worth, codec) if redis.redis_url and policy != "never" else None
 
@@ -57,49 +67,60 @@ class Cache:
             meters.gauge(Metrics.CACHE_REDIS, lambda: lookups.breaker.is_closed, self._kind)
 
     async def get(
-        self, key: bytes, size: int, compute: Callable[[], Awaitable[Computed]], *, refresh: bool = False
+        self, key: bytes, size: int, compute: Callable[[], Awaitable[Computed]], *, refresh: bool = False, is_bulk: bool = False
     ) -> tuple[bytes, "CacheOutcome.ValueType"]:
         """The payload of a key, computed if need be, and where it came from.
 
         `size` is a measure of the input that the time to compute grows with. `refresh` computes whatever the cache holds, and replaces it.
-        Raises what `compute` raises; that is nobody's failure but this caller's, and another who waited for it computes for himself.
+        Interactive work does not wait for what bulk work computes, which may take its time, nor the other way round.
+
+        Raises what `compute` raises. Others who wait for it get that, too, where it is true of them: an input that is refused, a stage that
+        is away. Anything else, as a deadline, is nobody's failure but this caller's, and they compute for themselves.
         """
         key = name_of(self._kind, key)
         while not refresh:
             if (payload := self._memory.get(key)) is not None:
                 return payload, _HIT_MEMORY
-            if (computing := self._computing.get(key)) is None:
+            if (computing := self._computing.get((key, is_bulk))) is None:
                 break
             # Shielded, as one who leaves must not take the answer along.
-            if (payload := await asyncio.shield(computing)) is not None:
-                return payload, _HIT_MEMORY
-        return await self._find_or_compute(key, size, compute, refresh=refresh)
+            outcome = await asyncio.shield(computing)
+            if outcome.error:
+                raise outcome.error
+            if outcome.payload is not None:
+                return outcome.payload, _HIT_MEMORY
+        return await self._find_or_compute((key, is_bulk), size, compute, refresh=refresh)
 
     async def _find_or_compute(
-        self, key: bytes, size: int, compute: Callable[[], Awaitable[Computed]], *, refresh: bool
+        self, flight: tuple[bytes, bool], size: int, compute: Callable[[], Awaitable[Computed]], *, refresh: bool
     ) -> tuple[bytes, "CacheOutcome.ValueType"]:
+        key = flight[0]
         computing = asyncio.get_running_loop().create_future()
-        self._computing.setdefault(key, computing)
-        payload: bytes | None = None
+        # In the place of an older one, whose value is then no longer kept.
+        self._computing[flight] = computing
+        known = _Outcome()
         try:
-            outcome, was_asked = _MISS, False
+            payload, outcome, was_asked = None, _MISS, False
             if self._lookups and not refresh:
                 payload, was_asked = await self._lookups.find(key, size)
-                outcome = _MISS if was_asked else _BYPASS
-                if payload is not None:
-                    outcome = _HIT_REDIS
+                outcome = _HIT_REDIS if payload is not None else _MISS if was_asked else _BYPASS
             if payload is None:
                 computed = await compute()
                 payload = computed.payload
-                self._worth.computed(size, computed.seconds)
-                if self._lookups:
-                    self._lookups.store(key, payload, was_asked=was_asked or refresh)
-            self._memory.put(key, payload)
+                self._worth.computed(size, computed.seconds, computed.blocked_s)
+                if self._lookups and self._computing.get(flight) is computing:
+                    self._lookups.store(key, payload, is_wanted=was_asked or refresh)
+            if self._computing.get(flight) is computing:
+                self._memory.put(key, payload)
+            known = _Outcome(payload)
             return payload, outcome
+        except (InvalidInput, Unavailable) as error:
+            known = _Outcome(error=error)
+            raise
         finally:
-            if self._computing.get(key) is computing:
-                del self._computing[key]
-            computing.set_result(payload)
+            if self._computing.get(flight) is computing:
+                del self._computing[flight]
+            computing.set_result(known)
 
     async def close(self) -> None:
         """Closes what is connected."""

@@ -20,8 +20,10 @@ _MAX_VALUES = 256
 _MAX_UNSTORED_BYTES = 8 << 20
 # A value larger than this is not worth its place in a shared cache.
 _MAX_VALUE_BYTES = 1 << 20
-# How often the time of a look-up is measured while the cache is used, and how many missing keys the larger measurement asks for.
-_MEASURE_EVERY_S, _MEASURED_VALUES = 2.0, 32
+# How often, and how many times, a look-up is measured while the cache is used, and how many missing keys the larger measurement asks for.
+_MEASURE_EVERY_S, _MEASUREMENTS, _MEASURED_VALUES = 2.0, 3, 32
+# Nobody's request waits for a probe, which may have to connect.
+_PROBE_LIMIT_S = 1.0
 # One key in so many is looked up even where that is not worth it, in the background, so that the share of hits stays known. Which ones
 # depends on the key alone, so that all processes look up and store the same.
 _SAMPLED_ONE_IN = 64
@@ -47,9 +49,11 @@ class Lookups:
         self._policy = policy
         self._worth = worth
         self._ttl_s = ttl_s
-        # One connection stores, one measures.
-        self._max_asking = max(1, connections - 2)
+        # One connection stores, one measures, one samples.
+        self._max_asking = connections - 3
         self._asking = 0
+        self._is_sampling = self._is_closed = False
+        self._unanswered: set[_Wanted] = set()
         self.breaker = Breaker()
         self._wanted: list[_Wanted] = []
         self._unstored: dict[bytes, bytes] = {}
@@ -58,40 +62,44 @@ class Lookups:
         self._sample_again_s = 0.0
         self._is_storing = False
         self._is_used, self._has_failed = asyncio.Event(), asyncio.Event()
-        self._is_reported = False
+        self._is_reported = self._is_reached = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._start(self._watch())
 
     async def find(self, key: bytes, size: int) -> tuple[bytes | None, bool]:
         """The payload of a key, if Redis has it, and whether Redis was asked. Everything wanted in one pass of the loop goes together."""
         self._is_used.set()
-        if self._policy == "never" or not self.breaker.is_closed:
+        if not self.breaker.is_closed or self._is_closed:
             return None, False
         loop = asyncio.get_running_loop()
         wanted = _Wanted(key, size, loop.create_future())
         if not self._wanted:
             loop.call_soon(self._ask)
         self._wanted.append(wanted)
+        self._unanswered.add(wanted)
         return await wanted.answer
 
-    def store(self, key: bytes, payload: bytes, *, was_asked: bool) -> None:
-        """Stores a payload some time soon, if others are likely to ask for it."""
-        if not self.breaker.is_closed or not (was_asked or _is_sample(key)) or time.monotonic() < self._store_again_s:
+    def store(self, key: bytes, payload: bytes, *, is_wanted: bool) -> None:
+        """Stores a payload some time soon, where it is wanted, or one of those by which the share of hits is known."""
+        self._is_used.set()
+        if not self.breaker.is_closed or self._is_closed or time.monotonic() < self._store_again_s or not (is_wanted or _is_sample(key)):
             return
         if len(payload) > _MAX_VALUE_BYTES or self._unstored_bytes + len(payload) > _MAX_UNSTORED_BYTES:
             return
-        if key not in self._unstored:
-            self._unstored_bytes += len(payload)
-        self._unstored[key] = seal(key, self._codec.pack(payload))
+        self._unstored_bytes += len(payload) - len(self._unstored.get(key, b""))
+        self._unstored[key] = payload
         if not self._is_storing:
             self._is_storing = True
             self._start(self._store())
 
     async def close(self) -> None:
-        """Ends what is under way and closes the connections."""
+        """Ends what is under way, lets go who waits, and closes the connections."""
+        self._is_closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for wanted in list(self._unanswered):
+            self._answer(wanted, None, was_asked=False)
         with contextlib.suppress(Exception):  # of a connection that is broken already
             await self._remote.close()
 
@@ -99,17 +107,23 @@ class Lookups:
         wanted, self._wanted = self._wanted[:_MAX_VALUES], self._wanted[_MAX_VALUES:]
         if self._wanted:
             asyncio.get_running_loop().call_soon(self._ask)
-        choices = [True] * len(wanted) if self._policy == "always" else self._worth.choose([one.size for one in wanted])
-        if self._asking >= self._max_asking or not self.breaker.is_closed:
-            choices = [False] * len(wanted)
-        chosen = [one for one, is_chosen in zip(wanted, choices, strict=True) if is_chosen]
-        others = [one for one, is_chosen in zip(wanted, choices, strict=True) if not is_chosen]
+        chosen = self._choose(wanted)
         if chosen:
             self._asking += 1
             self._start(self._look_up(chosen))
+        are_chosen = set(chosen)
+        others = [one for one in wanted if one not in are_chosen]
         for one in others:
-            _answer(one, None, was_asked=False)
+            self._answer(one, None, was_asked=False)
         self._sample(others)
+
+    def _choose(self, wanted: list[_Wanted]) -> list[_Wanted]:
+        if self._is_closed or not self.breaker.is_closed or self._asking >= self._max_asking:
+            return []
+        if self._policy == "always":
+            return wanted
+        choices = self._worth.choose([one.size for one in wanted])
+        return [one for one, is_chosen in zip(wanted, choices, strict=True) if is_chosen]
 
     async def _look_up(self, wanted: list[_Wanted]) -> None:
         payloads: list[bytes | None] = [None] * len(wanted)
@@ -120,15 +134,21 @@ class Lookups:
         finally:
             self._asking -= 1
             for one, payload in zip(wanted, payloads, strict=True):
-                _answer(one, payload, was_asked=True)
+                self._answer(one, payload, was_asked=True)
+
+    def _answer(self, wanted: _Wanted, payload: bytes | None, *, was_asked: bool) -> None:
+        self._unanswered.discard(wanted)
+        if not wanted.answer.done():  # else nobody waits for it any more
+            wanted.answer.set_result((payload, was_asked))
 
     def _sample(self, others: list[_Wanted]) -> None:
         now_s = time.monotonic()
-        if self._policy != "auto" or now_s < self._sample_again_s or not self.breaker.is_closed:
+        if self._policy != "auto" or self._is_sampling or now_s < self._sample_again_s or not self.breaker.is_closed or self._is_closed:
             return
         sample = [one for one in others if _is_sample(one.key) and self._worth.could_save(one.size)]
         if sample:
             self._sample_again_s = now_s + _SAMPLE_EVERY_S
+            self._is_sampling = True
             self._start(self._look_up_in_background(sample))
 
     async def _look_up_in_background(self, sample: list[_Wanted]) -> None:
@@ -136,6 +156,8 @@ class Lookups:
             await self._get(sample, is_timed=False)
         except RemoteError as error:
             self._fail(error)
+        finally:
+            self._is_sampling = False
 
     async def _get(self, wanted: list[_Wanted], *, is_timed: bool = True) -> list[bytes | None]:
         values = await self._timed_get([one.key for one in wanted]) if is_timed else await self._remote.get([one.key for one in wanted])
@@ -145,17 +167,18 @@ class Lookups:
         return [None if payload is None else self._codec.unpack(payload) for payload in sealed]
 
     async def _timed_get(self, keys: list[bytes]) -> list[bytes | None]:
-        began_s, computing_s = time.perf_counter(), self._worth.computing_s
+        began_s, blocked_s = time.perf_counter(), self._worth.blocked_s
         values = await self._remote.get(keys)
-        # The event loop computes meanwhile; that is not what looking up takes.
-        self._worth.looked_up(len(keys), time.perf_counter() - began_s - (self._worth.computing_s - computing_s))
+        # Where the event loop computed meanwhile, that is not what looking up takes.
+        self._worth.looked_up(len(keys), time.perf_counter() - began_s - (self._worth.blocked_s - blocked_s))
         return values
 
     async def _store(self) -> None:
         try:
             while self._unstored:
-                batch = {key: self._unstored.pop(key) for key in list(self._unstored)[:_MAX_VALUES]}
-                self._unstored_bytes = sum(map(len, self._unstored.values()))
+                payloads = {key: self._unstored.pop(key) for key in list(self._unstored)[:_MAX_VALUES]}
+                self._unstored_bytes -= sum(map(len, payloads.values()))
+                batch = {key: seal(key, self._codec.pack(payload)) for key, payload in payloads.items()}
                 refused = await self._remote.put(batch, self._ttl_s)
                 if refused:
                     if self._store_again_s == 0.0:
@@ -178,25 +201,27 @@ class Lookups:
             self._is_used.clear()
             try:
                 if not self.breaker.is_closed:
-                    await self._remote.get([b"-"])  # connects, which is not measured
-                await self._timed_get([b"-"])
-                await self._timed_get([b"-%d" % index for index in range(_MEASURED_VALUES)])
+                    await self._remote.get([b"-"], limit_s=_PROBE_LIMIT_S)
+                    await self._remote.get([b"-%d" % index for index in range(_MEASURED_VALUES)])
+                    self.breaker.close()
+                    if not self._is_reached:
+                        self._is_reached = True
+                        log("Redis reached")
+                for _ in range(_MEASUREMENTS):
+                    await self._timed_get([b"-"])
+                    await self._timed_get([b"-%d" % index for index in range(_MEASURED_VALUES)])
             except RemoteError as error:
                 self._fail(error)
                 continue
-            if not self.breaker.is_closed:
-                self.breaker.close()
-                self._is_reported = False
-                log("Redis reached")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._has_failed.wait(), _MEASURE_EVERY_S)
             self._has_failed.clear()
 
     def _fail(self, error: RemoteError) -> None:
-        if not self._is_reported:
+        # One line when it is lost, however often it comes and goes before it is well again.
+        if self.breaker.open() or not self._is_reported:
+            self._is_reported, self._is_reached = True, False
             log_warning("no answer from Redis; requests go on without it", reason=str(error))
-            self._is_reported = True
-        self.breaker.open()
         self._has_failed.set()
         self._forget_unstored()
 
@@ -213,11 +238,6 @@ class Lookups:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()):  # a fault of ours, which costs a look-up and no request
             log_fault("the cache failed", fault)
-
-
-def _answer(wanted: _Wanted, payload: bytes | None, *, was_asked: bool) -> None:
-    if not wanted.answer.done():  # else nobody waits for it any more
-        wanted.answer.set_result((payload, was_asked))
 
 
 def _is_sample(key: bytes) -> bool:

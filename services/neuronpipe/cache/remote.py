@@ -19,13 +19,14 @@ from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from neuronpipe.core.errors import SetupError
 
 ReplyT = TypeVar("ReplyT")
 
 _FORMS = "redis[s]://HOST:PORT/0, unix://PATH, redis[s]+cluster://HOST:PORT, redis[s]+sentinel://HOST:PORT,HOST:PORT/SERVICE/0"
+_CONNECT_LIMIT_S = 1.0
 _SENTINEL_PORT = 26379
 _SCAN_KEYS = 1000
 
@@ -44,24 +45,26 @@ class Remote:
         self._asking: set[asyncio.Future[Any]] = set()
         # No second try: the breaker decides when to ask again.
         options = {
-            "socket_timeout": timeout_s,
-            "socket_connect_timeout": timeout_s,
+            # Backstops: calls end by a limit of their own.
+            "socket_timeout": max(timeout_s, _CONNECT_LIMIT_S),
+            "socket_connect_timeout": max(timeout_s, _CONNECT_LIMIT_S),
             "retry": Retry(NoBackoff(), 0),
-            "max_connections": connections,
+            # Those of calls that were left behind are given back only when they have ended.
+            "max_connections": 2 * connections,
         }
         try:
             self._client, self._sentinels = _client(url, options)
-        except (ValueError, TypeError, RedisError) as error:
+        except (ValueError, TypeError, RedisError, RedisClusterException) as error:
             # Without what the parser says: that may hold a password.
             raise SetupError(f"redis_url: not an address of Redis; it is one of {_FORMS} (see docs/cache.md)") from error
 
-    async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of keys, in order; None for one that is missing."""
+    async def get(self, keys: Sequence[bytes], limit_s: float | None = None) -> list[bytes | None]:
+        """The values of keys, in order; None for one that is missing. `limit_s`: other than that of all calls."""
         named = [self._prefix + key for key in keys]
         if isinstance(self._client, RedisCluster):
-            values = await self._within_limit(self._client.mget_nonatomic(named))
+            values = await self._within_limit(self._client.mget_nonatomic(named), limit_s)
         else:
-            values = await self._within_limit(self._client.mget(named))
+            values = await self._within_limit(self._client.mget(named), limit_s)
         if not isinstance(values, list) or len(values) != len(keys):
             raise RemoteError("not an answer to the question")
         return [value if isinstance(value, bytes) else None for value in values]
@@ -83,7 +86,7 @@ class Remote:
                 if len(found) == _SCAN_KEYS:
                     yield found
                     found = []
-        except (RedisError, OSError, TimeoutError) as error:
+        except Exception as error:
             raise RemoteError(_reason(error)) from error
         if found:
             yield found
@@ -104,16 +107,19 @@ class Remote:
 
     async def close(self) -> None:
         """Closes the connections."""
+        for asking in self._asking:
+            asking.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
         for client in (self._client, *self._sentinels):
             await client.aclose()
 
-    async def _within_limit(self, call: Awaitable[ReplyT]) -> ReplyT:
+    async def _within_limit(self, call: Awaitable[ReplyT], limit_s: float | None = None) -> ReplyT:
         # In a task of its own: cancelled from outside, redis-py may take its time to clean up, or swallow the cancellation.
         asking = asyncio.ensure_future(call)
         self._asking.add(asking)
         asking.add_done_callback(self._end)
         try:
-            await asyncio.wait({asking}, timeout=self._timeout_s)
+            await asyncio.wait({asking}, timeout=limit_s or self._timeout_s)
         finally:
             is_answered = not asking.cancel()
         if not is_answered or asking.cancelled():
@@ -149,7 +155,10 @@ def _client(url: str, options: Mapping[str, Any]) -> "tuple[Redis | RedisCluster
     settings: dict[str, Any] = {**options, **given}
     settings.pop("connection_class", None)
     sentinels = [_address(host) for host in hosts.split(",")]
-    sentinel = Sentinel(sentinels, **settings, ssl=scheme == "rediss")  # type: ignore[no-untyped-call]
+    settings["ssl"] = scheme == "rediss"
+    # Sentinels are reached as their master is, but for its user and database.
+    to_sentinels = {name: value for name, value in settings.items() if name == "retry" or name.startswith(("socket_", "ssl"))}
+    sentinel = Sentinel(sentinels, sentinel_kwargs=to_sentinels, **settings)  # type: ignore[no-untyped-call]
     return sentinel.master_for(service), sentinel.sentinels
 
 

@@ -9,6 +9,8 @@ _STORE_TO_LOOKUP = 3.0
 # A quarter of the measurements lie below the estimate: the time that the work itself takes, not what else the event loop did meanwhile.
 _QUANTILE, _STEP = 0.25, 0.1
 _HIT_WEIGHT = 0.02
+# Nothing takes less.
+_LEAST_S = 1e-6
 _FIRST_HIT_RATE = 0.5
 
 
@@ -41,25 +43,23 @@ class Worth:
         self._compute_s: dict[int, RunningQuantile] = {}
         self._hit_rates: dict[int, float] = {}
         self._lookup_s, self._lookup_value_s = RunningQuantile(), RunningQuantile()
-        # All of the time that computing took.
-        self.computing_s = 0.0
+        # All of the time in which the event loop computed.
+        self.blocked_s = 0.0
 
-    def computed(self, size: int, seconds: float) -> None:
-        """One value was computed."""
-        self.computing_s += seconds
+    def computed(self, size: int, seconds: float, blocked_s: float) -> None:
+        """One value was computed, which kept the event loop from anything else for `blocked_s`."""
+        self.blocked_s += blocked_s
         kind = size.bit_length()
         if kind not in self._compute_s:
             self._compute_s[kind] = RunningQuantile()
         self._compute_s[kind].add(seconds)
 
     def looked_up(self, values: int, seconds: float) -> None:
-        """So many values were asked for at once, in a time that this process did not spend on computing."""
-        if seconds <= 0:
-            return
+        """So many values were asked for at once, in a time in which the event loop did not compute."""
         if values == 1:
-            self._lookup_s.add(seconds)
-        elif (rest_s := seconds - self._lookup_s.value) > 0:
-            self._lookup_value_s.add(rest_s / values)
+            self._lookup_s.add(max(seconds, _LEAST_S))
+        else:
+            self._lookup_value_s.add(max((seconds - self._lookup_s.value) / values, _LEAST_S))
 
     def found(self, size: int, is_hit: bool) -> None:
         """What looking one value up brought."""

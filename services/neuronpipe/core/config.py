@@ -79,10 +79,12 @@ class RedisSettings(_Settings):
     """Where caches are shared."""
 
     redis_url: str = Field("", description="Redis in which caches are shared, as redis://HOST:PORT/0 (see docs/cache.md); without: none")
-    redis_prefix: str = Field("neuronpipe", min_length=1, max_length=64, description="beginning of all keys: one for each deployment")
+    redis_prefix: str = Field(
+        "neuronpipe", pattern=r"^[^:]{1,64}$", description="beginning of all keys, without a colon: one for each deployment"
+    )
     redis_ttl_s: int = Field(604_800, ge=1, description="seconds that Redis keeps what is stored")
     redis_timeout_ms: int = Field(25, ge=1, le=10_000, description="longest wait for Redis, in milliseconds; then work goes on without")
-    redis_connections: int = Field(8, ge=3, le=256, description="most connections to Redis, for each cache")
+    redis_connections: int = Field(8, ge=4, le=256, description="most connections to Redis, for each cache")
 
 
 class TokenCacheSettings(RedisSettings):
@@ -96,6 +98,7 @@ class ResultCacheSettings(RedisSettings):
     """The cache of results."""
 
     result_cache_models: str = Field("", description="models whose results are cached, with commas; *: all; also those compiled so")
+    result_cache_redis: CachePolicy = Field("auto", description="look in Redis: auto (where that is quicker than computing), always, never")
     result_cache_bytes: int = Field(64 << 20, ge=1 << 10, description="memory for results in this process, in bytes")
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 
+from neuronpipe import __version__
 from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, InferRequest, InferResponse, Usage
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bundles.repository import Bundle
@@ -58,7 +59,7 @@ class ResultCache:
         try:
             async with asyncio.timeout(None if call.deadline_s is None else call.deadline_s - time.monotonic()):
                 payload, outcome = await self._cache.get(
-                    self._key(model, request.input), request.input.ByteSize(), keep, refresh=is_refresh
+                    self._key(model, request.input), request.input.ByteSize(), keep, refresh=is_refresh, is_bulk=call.is_bulk
                 )
         except TimeoutError as error:
             raise DeadlineExceeded("the deadline passed before the result was ready") from error
@@ -71,7 +72,8 @@ class ResultCache:
         return response
 
     def _key(self, model: ModelSpec, input: TaskInput) -> bytes:
-        digest = self._digests[model.name, model.version].encode()
+        # A release may compute otherwise.
+        digest = f"{__version__} {self._digests[model.name, model.version]}".encode()
         return blake2b(digest + input.SerializeToString(deterministic=True), digest_size=_KEY_BYTES).digest()
 
 
@@ -88,7 +90,7 @@ async def running_result_cache(
     if not kept:
         yield None
         return
-    cache = Cache("results", settings.result_cache_bytes, settings, "auto")
+    cache = Cache("results", settings.result_cache_bytes, settings, settings.result_cache_redis)
     cache.report(telemetry.meters)
     try:
         yield ResultCache(cache, {bundle.key: bundle.digest for bundle in kept})

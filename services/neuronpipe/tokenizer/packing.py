@@ -19,7 +19,7 @@ def pack(payload: bytes) -> bytes:
     encoded = EncodedInput.FromString(payload)
     for tensors in (*encoded.sequences, *encoded.annotations):
         for tensor in tensors.tensors:
-            numbers = np.frombuffer(tensor.data, "<i4")
+            numbers = np.frombuffer(tensor.data if tensor.data_type == _WHOLE else b"", "<i4")
             if numbers.size and numbers.min() >= _LEAST and numbers.max() <= _MOST:
                 tensor.data_type = _PACKED
                 tensor.data = (numbers - _LEAST).astype("<u2").tobytes()

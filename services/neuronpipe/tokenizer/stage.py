@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import blake2b
 
+from neuronpipe import __version__
 from neuronpipe.api.v1.stages_pb2 import EncodedInput, TokenizeItem
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bundles.repository import Bundle
@@ -19,7 +20,7 @@ from neuronpipe.core.tensors import to_tensor_set
 from neuronpipe.core.worker import Worker
 from neuronpipe.tasks import TASKS
 from neuronpipe.tokenizer.packing import PACKING
-from neuronpipe.tokenizer.text import JsonTokenizer
+from neuronpipe.tokenizer.text import LIBRARY_VERSION, JsonTokenizer
 
 _KEY_BYTES = 16
 
@@ -32,7 +33,9 @@ class Encoder:
         self._spec = bundle.spec
         self._task = TASKS[bundle.spec.task]
         self._tokenizer = JsonTokenizer(bundle.tokenizer_file())
-        traits = (bundle.manifest.files[bundle.manifest.tokenizer_file], *encoding_traits(bundle.spec))
+        # A release, of ours or of the library's, may encode otherwise.
+        releases = (__version__, LIBRARY_VERSION)
+        traits = (*releases, bundle.manifest.files[bundle.manifest.tokenizer_file], *encoding_traits(bundle.spec))
         self._key = blake2b(repr(traits).encode(), digest_size=_KEY_BYTES)
 
     def check(self, input: TaskInput) -> None:
@@ -90,8 +93,9 @@ async def running_tokenizer(
     bundles: list[Bundle], settings: TokenCacheSettings, telemetry: Telemetry | None = None
 ) -> AsyncIterator[TokenizerStage]:
     """The stage with every tokenizer loaded. Raises SetupError."""
-    has_cache = settings.token_cache_bytes or settings.redis_url
-    cache = Cache("tokens", settings.token_cache_bytes, settings, settings.token_cache_redis, PACKING) if has_cache else None
+    policy = settings.token_cache_redis
+    has_cache = settings.token_cache_bytes or (settings.redis_url and policy != "never")
+    cache = Cache("tokens", settings.token_cache_bytes, settings, policy, PACKING) if has_cache else None
     if cache and telemetry:
         cache.report(telemetry.meters)
     try:
@@ -114,4 +118,14 @@ def _encode_timed(encoder: Encoder, input: TaskInput, call: Call) -> Computed:
     call.check_deadline()
     began_s = time.perf_counter()
     payload = encoder.encode(input).SerializeToString()
-    return Computed(payload, time.perf_counter() - began_s)
+    seconds = time.perf_counter() - began_s
+    # In the thread the event loop goes on.
+    return Computed(payload, seconds, blocked_s=seconds if _is_on_event_loop() else 0.0)
+
+
+def _is_on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

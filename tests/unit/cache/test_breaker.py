@@ -39,7 +39,7 @@ def test_the_next_probe_is_due_after_a_pause() -> None:
     assert breaker.pause_s == 0
 
 
-def test_pauses_grow_to_five_seconds_and_begin_anew_after_a_probe_that_went_well() -> None:
+def test_pauses_grow_to_five_seconds_and_begin_anew_after_ten_that_went_well() -> None:
     clock = _Clock()
     breaker = Breaker(clock)
     pauses = []
@@ -49,8 +49,22 @@ def test_pauses_grow_to_five_seconds_and_begin_anew_after_a_probe_that_went_well
         clock.now_s += breaker.pause_s
     assert [round(pause, 3) for pause in pauses] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
     breaker.close()
-    breaker.open()
+    clock.now_s += 10
+    assert breaker.open()
     assert round(breaker.pause_s, 3) == 0.1
+
+
+def test_probes_that_succeed_where_questions_fail_do_not_begin_the_pauses_anew() -> None:
+    clock = _Clock()
+    breaker = Breaker(clock)
+    pauses = []
+    for _ in range(4):
+        breaker.close()
+        clock.now_s += 0.5
+        assert not breaker.open()
+        pauses.append(breaker.pause_s)
+        clock.now_s += breaker.pause_s
+    assert [round(pause, 3) for pause in pauses] == [0.1, 0.2, 0.4, 0.8]
 
 
 def test_failures_of_what_was_under_way_do_not_make_the_pause_longer() -> None:

@@ -9,7 +9,7 @@ import pytest_asyncio
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.cache.cache import Cache, Computed
 from neuronpipe.core.config import RedisSettings
-from neuronpipe.core.errors import DeadlineExceeded, InvalidInput
+from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, Overloaded, Unavailable
 
 _HIT, _MISS = CacheOutcome.CACHE_OUTCOME_HIT_MEMORY, CacheOutcome.CACHE_OUTCOME_MISS
 
@@ -82,7 +82,7 @@ async def test_where_the_one_who_computes_leaves_another_goes_on(cache: Cache, w
     assert await third == (b"value 2", _HIT)
 
 
-@pytest.mark.parametrize("error", [DeadlineExceeded("late"), InvalidInput("text", "is empty"), RuntimeError("a fault")], ids=repr)
+@pytest.mark.parametrize("error", [DeadlineExceeded("late"), Overloaded("full", 1.0), RuntimeError("a fault")], ids=repr)
 async def test_a_failure_is_nobodys_but_the_one_whose_it_is(cache: Cache, work: _Work, error: Exception) -> None:
     failing = asyncio.create_task(cache.get(b"key", 1, _failing(error)))
     await asyncio.sleep(0)
@@ -91,6 +91,37 @@ async def test_a_failure_is_nobodys_but_the_one_whose_it_is(cache: Cache, work: 
     with pytest.raises(type(error)):
         await failing
     assert await other == (b"value 1", _MISS)
+
+
+@pytest.mark.parametrize("error", [InvalidInput("text", "is empty"), Unavailable("the stage is away")], ids=repr)
+async def test_a_failure_that_is_true_of_all_ends_all_at_once(cache: Cache, work: _Work, error: Exception) -> None:
+    failing = asyncio.create_task(cache.get(b"key", 1, _failing(error)))
+    others = [asyncio.create_task(cache.get(b"key", 1, work.compute)) for _ in range(20)]
+    ended = await asyncio.gather(failing, *others, return_exceptions=True)
+    assert ended == [error] * 21
+    assert work.begun == 0
+
+
+async def test_interactive_work_does_not_wait_for_bulk_work(cache: Cache, work: _Work) -> None:
+    bulk = asyncio.create_task(cache.get(b"key", 1, work.compute, is_bulk=True))
+    await asyncio.sleep(0)
+    soon = _Work()
+    soon.may_end.set()
+    assert await cache.get(b"key", 1, soon.compute) == (b"value 1", _MISS)
+    work.may_end.set()
+    await bulk
+
+
+async def test_an_older_computation_does_not_replace_what_was_refreshed(cache: Cache, work: _Work) -> None:
+    older = asyncio.create_task(cache.get(b"key", 1, work.compute))
+    await asyncio.sleep(0)
+    newer = _Work()
+    newer.begun = 10
+    newer.may_end.set()
+    assert await cache.get(b"key", 1, newer.compute, refresh=True) == (b"value 11", _MISS)
+    work.may_end.set()
+    assert await older == (b"value 1", _MISS)
+    assert await cache.get(b"key", 1, work.compute) == (b"value 11", _HIT)
 
 
 async def test_refreshing_computes_anew_and_replaces(cache: Cache, work: _Work) -> None:

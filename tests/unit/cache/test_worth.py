@@ -19,7 +19,7 @@ def _worth(*, hits: float = 0.9) -> Worth:
         worth.looked_up(32, _LOOKUP_S + 32 * _LOOKUP_VALUE_S)
     for size, seconds in ((_SHORT, _SHORT_S), (_LONG, _LONG_S)):
         for number in range(1000):
-            worth.computed(size, seconds)
+            worth.computed(size, seconds, 0)
             worth.found(size, is_hit=number * 37 % 100 < 100 * hits)
     return worth
 
@@ -45,7 +45,7 @@ def test_what_is_hardly_ever_found_is_not_looked_up() -> None:
 def test_those_that_save_nothing_stay_behind() -> None:
     worth = _worth()
     for _ in range(500):
-        worth.computed(8, 5e-6)
+        worth.computed(8, 5e-6, 0)
     assert worth.choose([8, _LONG, 8]) == [False, True, False]
 
 
@@ -62,15 +62,15 @@ def test_the_first_text_of_all_is_looked_up() -> None:
 
 def test_the_time_for_a_size_never_seen_is_that_of_the_nearest_in_proportion() -> None:
     worth = Worth()
-    worth.computed(1 << 10, 1e-3)
-    worth.computed(1 << 20, 1.0)
+    worth.computed(1 << 10, 1e-3, 0)
+    worth.computed(1 << 20, 1.0, 0)
     assert worth.compute_s(1 << 12) == pytest.approx(4e-3)
     assert worth.compute_s(1 << 19) == pytest.approx(0.5)
 
 
 def test_a_text_that_is_quicker_computed_than_found_cannot_save_anything() -> None:
     worth = _worth()
-    worth.computed(4, 1e-6)
+    worth.computed(4, 1e-6, 0)
     assert not worth.could_save(4)
     assert worth.could_save(_SHORT)
 

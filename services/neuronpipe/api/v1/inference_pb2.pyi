@@ -30,7 +30,7 @@ class _CacheControlEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheCon
     CACHE_CONTROL_UNSPECIFIED: _CacheControl.ValueType  # 0
     """A cached result is as good as a computed one, which it equals."""
     CACHE_CONTROL_BYPASS: _CacheControl.ValueType  # 1
-    """The result is computed, and not kept."""
+    """The result is computed, and not kept. (Its tokens may come from a cache of their own, and are kept there.)"""
     CACHE_CONTROL_REFRESH: _CacheControl.ValueType  # 2
     """The result is computed, and replaces the one that is kept."""
 
@@ -40,7 +40,7 @@ class CacheControl(_CacheControl, metaclass=_CacheControlEnumTypeWrapper):
 CACHE_CONTROL_UNSPECIFIED: CacheControl.ValueType  # 0
 """A cached result is as good as a computed one, which it equals."""
 CACHE_CONTROL_BYPASS: CacheControl.ValueType  # 1
-"""The result is computed, and not kept."""
+"""The result is computed, and not kept. (Its tokens may come from a cache of their own, and are kept there.)"""
 CACHE_CONTROL_REFRESH: CacheControl.ValueType  # 2
 """The result is computed, and replaces the one that is kept."""
 Global___CacheControl: _TypeAlias = CacheControl  # noqa: Y015
