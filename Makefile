@@ -1,12 +1,12 @@
 # Each target does its whole set-up. verify-x says what is wrong, fix-x mends it.
 # demo      a real model, compiled and served both ways, with its latency split
 # test      every test but the containers and the benchmarks
-# verify    format, lint, types, imports, protos
+# verify    format, lint, types, imports, protos, generated docs
 # check     verify and test: what .ci/run runs
 # fuzz      a million random sequences through the scheduler: a minute
 # soak      ten minutes of twice the load that can be borne
+# bench     every measurement, written to docs/benchmarks; bench-quick: a short look, written to .cache/bench/quick; bench-cache: the caches
 # bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to .cache/bench/neuron-sim
-# bench     every measurement, written to docs/benchmarks; bench-quick: a short look, written to .cache/bench/quick
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -56,8 +56,12 @@ $(NODE)/node_modules/.ready: $(NODE)/package-lock.json
 	npm ci --prefix $(NODE) --no-audit --no-fund --loglevel=error
 	touch $@
 
+.PHONY: redis-server
+redis-server:
+	command -v redis-server >/dev/null || { apt-get update -qq && apt-get install -qqy redis-server; }
+
 .PHONY: setup
-setup: .venv/.dev .venv-transformers4/.ready $(NODE)/node_modules/.ready
+setup: .venv/.dev .venv-transformers4/.ready $(NODE)/node_modules/.ready redis-server
 
 # --- run --------------------------------------------------------------------------------------------------------------
 
@@ -78,7 +82,9 @@ fuzz: .venv/.dev
 soak: .venv/.dev
 	NEURONPIPE_SOAK_S=600 $(BIN)/python -m pytest tests/integration/test_overload.py --timeout 1200
 
-.PHONY: bench bench-quick
+.PHONY: bench bench-quick bench-cache
+bench-cache: .venv/.dev redis-server
+	$(BIN)/python -m tests.bench.cache
 bench: .venv/.dev
 	$(BIN)/python -m tests.bench
 bench-quick: .venv/.dev
@@ -95,8 +101,8 @@ check: verify test
 # --- verify and fix ---------------------------------------------------------------------------------------------------
 
 .PHONY: verify fix
-verify: verify-format verify-lint verify-types verify-imports verify-protos
-fix: fix-protos fix-lint fix-format
+verify: verify-format verify-lint verify-types verify-imports verify-protos verify-telemetry
+fix: fix-protos fix-telemetry fix-lint fix-format
 
 .PHONY: verify-format fix-format
 verify-format: .venv/.dev
@@ -142,3 +148,11 @@ fix-protos: .venv/.dev
 	$(call generate_protos,services)
 release-protos: .venv/.dev
 	$(BIN)/buf build protos --exclude-source-info --output protos/released.binpb
+
+# docs/telemetry.md lists the names in core/telemetry.py.
+.PHONY: verify-telemetry fix-telemetry
+verify-telemetry: .venv/.dev
+	$(BIN)/python -m neuronpipe.telemetry.document | diff docs/telemetry.md - \
+	  || { echo "docs/telemetry.md is not what core/telemetry.py says; run: make fix-telemetry"; exit 1; }
+fix-telemetry: .venv/.dev
+	$(BIN)/python -m neuronpipe.telemetry.document > docs/telemetry.md

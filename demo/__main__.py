@@ -5,6 +5,7 @@ Run: make demo
 
 import argparse
 import itertools
+import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 
 from demo.model import find_minilm, is_compiled
 from demo.processes import ServiceProcess, four_processes
+from neuronpipe import cli
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
@@ -34,6 +36,9 @@ SENTENCES = [
     "He has been a cellist with the symphony for years.",
 ]
 WARM_REQUESTS = 200
+# Every request is traced here, and the last ones are kept.
+_TRACED = ("--kept-traces", "100")
+_SAMPLED = {"OTEL_TRACES_SAMPLER": "parentbased_always_on"}
 
 
 def main() -> None:
@@ -56,8 +61,8 @@ def _run(repository: Path) -> None:
         compile_bundle(request, lambda line: print(f"  {line}", flush=True))
     with ExitStack() as stack:
         print("\nStarting the four services, and the same pipeline in one process:")
-        processes = stack.enter_context(four_processes(repository))
-        one = stack.enter_context(ServiceProcess("all", "--repository", str(repository))).wait_until_ready()
+        processes = stack.enter_context(four_processes(repository, *_TRACED, environment=_SAMPLED))
+        one = stack.enter_context(ServiceProcess("all", "--repository", str(repository), *_TRACED, environment=_SAMPLED)).wait_until_ready()
         for process in (*processes.values(), one):
             print(f"  {process.service:16} {process.target:16} pid {process.pid}", flush=True)
         clients = {
@@ -71,6 +76,9 @@ def _run(repository: Path) -> None:
             for name, client in clients.items()
         }
         _print_latency(cold, warm)
+        print("\nOne request through the four processes, as `neuronpipe trace` draws it:\n", flush=True)
+        input = json.dumps({"sentence_embedding": {"text": SENTENCES[0]}})
+        cli.main(["trace", "--target", processes["gateway"].target, "--model", MODEL, "--json", input])
 
 
 def _embed(client: Client, text: str) -> InferResponse:

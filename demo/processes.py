@@ -7,10 +7,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import IO, Self
 
 _START_LIMIT_S = 60
@@ -94,19 +94,20 @@ class ServiceProcess:
 
 @contextmanager
 def four_processes(
-    repository: Path, *executor_options: str, environment: Mapping[str, str] | None = None
+    repository: Path,
+    *options: str,
+    stage_options: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[dict[str, ServiceProcess]]:
-    """The four services, ready, by name; ended with the block. `environment` is the executor's besides our own."""
+    """The four services, ready, by name; ended with the block. `options` are for all of them, `stage_options` for some stages."""
+    options = ("--repository", str(repository), *options)
     with ExitStack() as stack:
         started = {
-            service: stack.enter_context(ServiceProcess(service, "--repository", str(repository)))
-            for service in ("tokenizer", "postprocessor")
+            service: stack.enter_context(ServiceProcess(service, *options, *stage_options.get(service, ()), environment=environment))
+            for service in ("tokenizer", "neuron-executor", "postprocessor")
         }
-        started["neuron-executor"] = stack.enter_context(
-            ServiceProcess("neuron-executor", "--repository", str(repository), *executor_options, environment=environment)
-        )
         targets = [f"--{name}-target={started[service].target}" for name, service in _TARGET_OPTIONS.items()]
-        started["gateway"] = stack.enter_context(ServiceProcess("gateway", "--repository", str(repository), *targets))
+        started["gateway"] = stack.enter_context(ServiceProcess("gateway", *options, *targets, environment=environment))
         for process in started.values():
             process.wait_until_ready()
         started["gateway"].wait_for("all stages reached")

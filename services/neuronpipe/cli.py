@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from neuronpipe import __version__
+from neuronpipe import __version__, cache_command
 from neuronpipe.acceptance import command as accept_command
 from neuronpipe.bundles import command as compile_command
 from neuronpipe.core.errors import NeuronpipeError, SetupError
@@ -82,9 +83,15 @@ def _parser() -> argparse.ArgumentParser:
     infer = commands.add_parser("infer", help="run one input and print the response as JSON")
     infer.set_defaults(run=_infer, command="infer")
     _add_target(infer)
-    infer.add_argument("--model", required=True, metavar="M", help="the model's name")
-    infer.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
-    infer.add_argument("--json", required=True, metavar="INPUT", help="""a TaskInput, as '{"sentence_embedding": {"text": "…"}}'""")
+    _add_request(infer)
+
+    trace = commands.add_parser("trace", help="run one input and show where its time went; for servers with --kept-traces")
+    trace.set_defaults(run=_trace, command="trace")
+    _add_target(trace)
+    _add_request(trace)
+    trace.add_argument("--warm-up", type=int, default=3, metavar="N", help="requests sent before, which are not shown (default: 3)")
+    trace.add_argument("--html", type=Path, metavar="FILE", help="write the waterfall as a page")
+    trace.add_argument("--otlp", type=Path, metavar="FILE", help="write the spans as OTLP JSON, which Jaeger's page can load")
 
     models = commands.add_parser("models", help="list the models that a gateway serves")
     models.set_defaults(run=_models, command="models")
@@ -93,6 +100,10 @@ def _parser() -> argparse.ArgumentParser:
     load = commands.add_parser("load", help="send requests to a gateway and measure how it answers")
     load.set_defaults(run=load_command.run, command="load")
     load_command.add_options(load)
+
+    cache = commands.add_parser("cache", help="look at, delete or fill what is cached in Redis")
+    cache.set_defaults(run=cache_command.run, command="cache")
+    cache_command.add_options(cache)
     return parser
 
 
@@ -101,6 +112,12 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout-s", type=_timeout_s, default=30.0, metavar="S", help=f"deadline in seconds, at most {_MAX_TIMEOUT_S:,} (default: 30)"
     )
+
+
+def _add_request(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, metavar="M", help="the model's name")
+    parser.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
+    parser.add_argument("--json", required=True, metavar="INPUT", help="""a TaskInput, as '{"sentence_embedding": {"text": "…"}}'""")
 
 
 def _target(text: str) -> str:
@@ -138,6 +155,7 @@ def _serve(options: argparse.Namespace) -> None:
     from neuronpipe.core import config
     from neuronpipe.core.logs import log_fault, start_logging
     from neuronpipe.core.neuron import runtime_environment
+    from neuronpipe.telemetry.start import running_telemetry
 
     module_name, settings_name = _SERVICES[options.service]
     kind: type[config.ServerSettings] = getattr(config, settings_name)
@@ -153,8 +171,8 @@ def _serve(options: argparse.Namespace) -> None:
     # Threads of the tokenizers' own cost more than they bring: a tenth of the throughput (docs/decisions/0002).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        with asyncio.Runner(loop_factory=_event_loop) as runner:
-            runner.run(importlib.import_module(module_name).run(settings))
+        with running_telemetry(options.service, settings, os.environ) as telemetry, asyncio.Runner(loop_factory=_event_loop) as runner:
+            runner.run(importlib.import_module(module_name).run(settings, telemetry))
     except (SetupError, ModuleNotFoundError):
         raise
     except Exception as fault:
@@ -183,6 +201,12 @@ def _infer(options: argparse.Namespace) -> None:
     with Client(options.target, timeout_s=options.timeout_s) as client:
         response = client.infer(InferRequest(model=options.model, version=options.version, input=input))
     print(json_format.MessageToJson(response, preserving_proto_field_name=True, ensure_ascii=False))
+
+
+def _trace(options: argparse.Namespace) -> None:
+    from neuronpipe.trace import command as trace_command
+
+    trace_command.run(options)
 
 
 def _models(options: argparse.Namespace) -> None:

@@ -20,8 +20,9 @@ from tests.bench.overload import measure_overload
 from tests.bench.report import Run, write_report
 from tests.bench.startup import measure_starts
 from tests.bench.systems import read_texts
+from tests.bench.telemetry import measure_telemetry
 
-_SECTIONS = ("start", "overhead", "models", "peers", "overload")
+_SECTIONS = ("start", "overhead", "models", "peers", "overload", "telemetry")
 # The queue has to fill before an open loop says anything.
 _OVERLOAD_FACTOR = 3
 
@@ -39,6 +40,7 @@ def main() -> None:
         "overhead": lambda: measure_overhead(texts, options.rounds, options.seconds),
         "models": lambda: measure_models(texts, options.rounds, options.seconds),
         "peers": lambda: measure_peers(options.peers, texts, options.rounds, options.seconds, run.unavailable),
+        "telemetry": lambda: measure_telemetry(texts, options.rounds, options.seconds),
         "overload": lambda: measure_overload(file, options.rounds, options.seconds * _OVERLOAD_FACTOR),
     }
     page = ""

@@ -108,7 +108,12 @@ def _figures(answers: Sequence[bytes]) -> dict[str, float]:
     responses = [InferResponse.FromString(answer) for answer in answers]
     padded = sum(one.usage.padded_tokens for one in responses)
     parts = {f"{part}_p50_ms": statistics.median(_part_ms(one.timings, part) for one in responses) for part in _PARTS}
+    covered = [
+        (one.timings.preprocess_ns + one.timings.predict_ns + one.timings.postprocess_ns) / one.timings.total_ns for one in responses
+    ]
     return {
+        "covered": statistics.median(covered),
+        "covered_least": min(covered),
         "tokens_per_answer": statistics.fmean(one.usage.tokens for one in responses),
         "padding": 1 - sum(one.usage.tokens for one in responses) / max(1, padded),
         "batch_size": statistics.fmean(one.usage.batch_size for one in responses),

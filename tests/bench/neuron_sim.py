@@ -26,6 +26,7 @@ from neuronpipe.core.config import EngineSettings
 from neuronpipe.core.tensors import to_tensor_set
 from neuronpipe.neuron_executor.stage import running_executor
 from tests.bench.closed_loop import ClosedLoop, System
+from tests.bench.systems import NO_CACHE
 from tests.integration.requests import classify
 from tests.models import classifier
 
@@ -61,11 +62,11 @@ def _served(repository: Path, cores: int, callers: int, seconds: float) -> dict[
     options = ("--cores", str(cores), "--in-flight", str(_IN_FLIGHT))
     rates = {}
     with ExitStack() as stack:
-        one = stack.enter_context(ServiceProcess("all", "--repository", str(repository), *options)).wait_until_ready()
+        one = stack.enter_context(ServiceProcess("all", "--repository", str(repository), *options, *NO_CACHE)).wait_until_ready()
         loop = stack.enter_context(ClosedLoop.started([request.SerializeToString()]))
         rates["serve all"] = loop.measure(System("serve all", one.target), callers, seconds).throughput_per_s
     with ExitStack() as stack:
-        four = stack.enter_context(four_processes(repository, *options))
+        four = stack.enter_context(four_processes(repository, stage_options={"neuron-executor": options, "tokenizer": NO_CACHE}))
         loop = stack.enter_context(ClosedLoop.started([request.SerializeToString()]))
         rates["four processes"] = loop.measure(System("four processes", four["gateway"].target), callers, seconds).throughput_per_s
     return rates

@@ -10,7 +10,7 @@ from neuronpipe.load.figures import LoadResult
 from neuronpipe.load.request import LoadRequest
 from neuronpipe.load.run import run_load
 from tests.bench.measurements import Measurement
-from tests.bench.systems import ALL, FOUR, MODEL, find_repository
+from tests.bench.systems import ALL, FOUR, MODEL, NO_CACHE, find_repository
 
 SECTION = "overload"
 CALLERS = 32
@@ -26,9 +26,9 @@ def measure_overload(texts: Path, rounds: int, seconds: float) -> Iterator[Measu
         for system in (ALL, FOUR):
             with ExitStack() as stack:
                 if system == ALL:
-                    gateway = executor = stack.enter_context(ServiceProcess("all", "--repository", str(repository)))
+                    gateway = executor = stack.enter_context(ServiceProcess("all", "--repository", str(repository), *NO_CACHE))
                 else:
-                    processes = stack.enter_context(four_processes(repository))
+                    processes = stack.enter_context(four_processes(repository, stage_options={"tokenizer": NO_CACHE}))
                     gateway, executor = processes["gateway"], processes["neuron-executor"]
                 yield _measure(system, round, gateway.wait_until_ready().target, executor, texts, seconds)
 

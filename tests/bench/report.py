@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tests.bench import against_peers, models, overhead, overload
+from tests.bench import against_peers, models, overhead, overload, telemetry
 from tests.bench.measurements import Measurement, Measurements, Spread, figure, latency, p50, throughput
 from tests.bench.models import CEILING, of_dtype
 from tests.bench.startup import SERVICES, Start
@@ -188,7 +188,41 @@ def _overload(found: Measurements) -> Iterator[str]:
     yield from _table(headings, rows)
 
 
-_SECTIONS = {overhead.SECTION: _overhead, models.SECTION: _models, against_peers.SECTION: _peers, overload.SECTION: _overload}
+def _telemetry(found: Measurements) -> Iterator[str]:
+    section = telemetry.SECTION
+    yield "## Traces and metrics"
+    yield ""
+    yield (
+        "Nothing exported (metrics are counted all the same), traces of 1 % and of all requests, to a collector on the same machine that "
+        "only keeps what it gets. *To off*: throughput to that of the same system without traces. *Covered*: the three stages' share of "
+        "the request's span, median and least."
+    )
+    yield ""
+    rows = []
+    for system in found.systems(section):
+        if system.startswith(telemetry.LOST):
+            continue
+        reference = f"{system.rpartition(', ')[0]}, {telemetry.OFF}"
+        for callers in (telemetry.CALLERS, *telemetry.COVERAGE_CALLERS):
+            if found.of(section, system, callers):
+                ratio = found.ratio(section, system, reference, callers, throughput)
+                covered = (found.spread(section, system, callers, figure(name, 100)) for name in ("covered", "covered_least"))
+                rows.append((system, str(callers), *_loop_cells(found, section, system, callers), _spread(ratio), *map(_spread, covered)))
+    headings = ("", "callers", "requests/s", "p50 ms", "p90 ms", "p99 ms", "errors", "to off", "covered %", "least covered %")
+    yield from _table(headings, rows)
+    lost = [system for system in found.systems(section) if system.startswith(telemetry.LOST)]
+    cells = ("requests", "complete_traces", "spans")
+    rows = [(system, *(_spread(found.spread(section, system, telemetry.CALLERS, figure(cell))) for cell in cells)) for system in lost]
+    yield from _table(("", "requests", "complete traces", "spans, batches included"), rows)
+
+
+_SECTIONS = {
+    overhead.SECTION: _overhead,
+    models.SECTION: _models,
+    against_peers.SECTION: _peers,
+    overload.SECTION: _overload,
+    telemetry.SECTION: _telemetry,
+}
 
 
 def _starts(starts: Sequence[Start]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import multiprocessing
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,6 +20,8 @@ from tests.bench.peers.environments import CACHE, ROOT
 MODEL = "minilm"
 DTYPES = ("float32", "bfloat16", "int8")
 ALL, FOUR, ECHO_SERVER = "serve all", "four processes", "echo"
+# The texts come round and round: with a cache, none would be tokenized.
+NO_CACHE = ("--token-cache-bytes", "0")
 # One the reference for the other: also what the peers serve.
 SOURCE = CACHE / "source"
 _TEXTS = 1024
@@ -59,16 +61,20 @@ def _run(*arguments: str) -> None:
 
 
 @contextmanager
-def serving_all(repository: Path, name: str = ALL) -> Iterator[System]:
+def serving_all(
+    repository: Path, name: str = ALL, options: Sequence[str] = NO_CACHE, environment: Mapping[str, str] | None = None
+) -> Iterator[System]:
     """`serve all`, ready; ended with the block."""
-    with ServiceProcess("all", "--repository", str(repository)) as process:
+    with ServiceProcess("all", "--repository", str(repository), *options, environment=environment) as process:
         yield System(name, process.wait_until_ready().target)
 
 
 @contextmanager
-def serving_four(repository: Path, name: str = FOUR) -> Iterator[System]:
-    """The four processes, ready; ended with the block."""
-    with four_processes(repository) as processes:
+def serving_four(
+    repository: Path, name: str = FOUR, options: Sequence[str] = NO_CACHE, environment: Mapping[str, str] | None = None
+) -> Iterator[System]:
+    """The four processes, ready; ended with the block. `options` are the tokenizer's."""
+    with four_processes(repository, stage_options={"tokenizer": options}, environment=environment) as processes:
         yield System(name, processes["gateway"].target)
 
 

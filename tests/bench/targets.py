@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.bench import against_peers, models, overhead, overload
+from tests.bench import against_peers, models, overhead, overload, telemetry
 from tests.bench.measurements import Measurements, Spread, Value, figure, p50, throughput
 from tests.bench.models import CEILING, of_dtype
 from tests.bench.systems import ALL, DTYPES, ECHO_SERVER, FOUR
@@ -29,7 +29,7 @@ class Target:
 
 def check_targets(found: Measurements) -> list[Target]:
     """All of them, in the order of the sections."""
-    return [*_overhead(found), *_models(found), *_peers(found), *_overload(found)]
+    return [*_overhead(found), *_models(found), *_peers(found), *_overload(found), *_telemetry(found)]
 
 
 def _overhead(found: Measurements) -> Iterator[Target]:
@@ -67,6 +67,21 @@ def _peers(found: Measurements) -> Iterator[Target]:
     for dtype in DTYPES:
         ratio = found.ratio(section, of_dtype(ALL, dtype), best, 1, p50) if best else None
         yield Target(f"{of_dtype(ALL, dtype)}, 1 caller: p50 to {_named(best)}", 1 / 3, False, ratio)
+
+
+def _telemetry(found: Measurements) -> Iterator[Target]:
+    section, callers = telemetry.SECTION, telemetry.CALLERS
+    for system in (ALL, FOUR):
+        for how, limit in ((telemetry.ONE_PERCENT, 98.0), (telemetry.EVERYTHING, 85.0)):
+            ratio = found.ratio(section, f"{system}, float32, {how}", f"{system}, float32, {telemetry.OFF}", callers, throughput)
+            yield Target(f"{system}, MiniLM, {how} of requests traced: throughput to that without", limit, True, _percent(ratio), " %")
+        for callers_covered in telemetry.COVERAGE_CALLERS:
+            for kind in telemetry.KINDS:
+                name = f"{system}, {kind}, {telemetry.EVERYTHING}"
+                covered = found.spread(section, name, callers_covered, figure("covered", 100))
+                yield Target(f"{system}, {kind}, {callers_covered} callers: stages, of a request's span", 95.0, True, covered, " %")
+        complete = found.spread(section, f"{telemetry.LOST}, {system}", callers, figure("complete_traces"))
+        yield Target(f"{system}: complete traces of 10,000 requests", 10_000, True, complete)
 
 
 def _overload(found: Measurements) -> Iterator[Target]:

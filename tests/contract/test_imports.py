@@ -12,21 +12,38 @@ _BASE = {"grpc", "google", "numpy", "typing_extensions"}  # the last is a depend
 _PYDANTIC = {"pydantic", "pydantic_core", "pydantic_settings", "annotated_types", "typing_inspection", "dotenv"}
 _SERVER = _BASE | _PYDANTIC | {"grpc_health", "grpc_reflection", "uvloop"}
 
+_OTEL = {"opentelemetry", "prometheus_client", "requests", "urllib3", "certifi", "idna", "charset_normalizer"}
+
 # module → the packages that may be there; what the extra of the same name installs.
 _NEEDS = {
     "neuronpipe.cli": set(),
     "neuronpipe.core.errors": set(),
     "neuronpipe.client": _BASE,
     "neuronpipe.load.run": _BASE,
+    "neuronpipe.trace.command": _BASE,
     "neuronpipe.gateway.server": _SERVER,
     "neuronpipe.tokenizer.server": _SERVER | {"tokenizers"},
     "neuronpipe.neuron_executor.server": _SERVER,
     "neuronpipe.neuron_executor.backends.fake": _BASE | _PYDANTIC,
     "neuronpipe.postprocessor.server": _SERVER,
     "neuronpipe.local": _SERVER | {"tokenizers"},
+    "neuronpipe.telemetry.start": _PYDANTIC | _BASE,
+    "neuronpipe.telemetry.spans": _BASE | _OTEL,
+    "neuronpipe.telemetry.otlp_metrics": _BASE | _OTEL,
+    "neuronpipe.telemetry.prometheus": _BASE | _OTEL,
 }
 # What must stay out of serving processes for its size, whether it is installed or not.
-_HEAVY = {"torch", "transformers", "tokenizers", "openvino", "huggingface_hub", "safetensors", "sentence_transformers"}
+_HEAVY = {
+    "torch",
+    "transformers",
+    "tokenizers",
+    "openvino",
+    "huggingface_hub",
+    "safetensors",
+    "sentence_transformers",
+    "opentelemetry",
+    "prometheus_client",
+}
 
 _PROGRAM = """
 import importlib, sys

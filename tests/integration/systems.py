@@ -74,6 +74,6 @@ async def local_system(repository: Path) -> AsyncIterator[System]:
     """A pipeline over local stages."""
     settings = AllSettings(repository=repository)
     bundles = read_repository(repository)
-    async with local_stages(bundles, settings) as stages:
+    async with local_stages(bundles, settings, settings) as stages:
         models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
         yield LocalSystem(Pipeline(models, stages, settings), Catalog(bundles))

@@ -46,7 +46,9 @@ def reference_repository(sources: dict[str, Path], tmp_path: Path) -> Path:
 @pytest.fixture
 def processes(neuronx_repository: Path, machine: dict[str, str]) -> Iterator[dict[str, ServiceProcess]]:
     machine["NEURON_DOUBLE_EXECUTION_MS"] = "5"
-    with four_processes(neuronx_repository, "--cores", "0-1", "--in-flight", "2", environment=machine) as processes:
+    with four_processes(
+        neuronx_repository, stage_options={"neuron-executor": ("--cores", "0-1", "--in-flight", "2")}, environment=machine
+    ) as processes:
         yield processes
 
 
@@ -106,7 +108,7 @@ async def test_an_executor_without_a_core_ends_and_another_takes_its_work(
     options = ("--repository", str(neuronx_repository))
     other = {**machine, "NEURON_DOUBLE_FOLDER": str(tmp_path / "other")}
     with (
-        four_processes(neuronx_repository, "--cores", "1", environment=machine) as processes,
+        four_processes(neuronx_repository, stage_options={"neuron-executor": ("--cores", "1")}, environment=machine) as processes,
         ServiceProcess("neuron-executor", *options, "--cores", "1", environment=other) as second,
     ):
         second.wait_until_ready()

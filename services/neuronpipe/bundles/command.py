@@ -37,6 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="fail where the agreement with PyTorch float32 is less (0 to 1): the share of texts with the same best label or answer, or "
         "the smallest cosine similarity of embeddings",
     )
+    parser.add_argument("--cache-results", action="store_true", help="have gateways cache this model's results (see docs/cache.md)")
     parser.add_argument(
         "--bucket",
         action="append",
@@ -111,6 +112,7 @@ def compile_source(options: argparse.Namespace) -> Path:
         ),
         max_divergence=options.max_divergence,
         min_agreement=options.min_agreement,
+        cache_results=options.cache_results,
     )
     return compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True)).folder
 

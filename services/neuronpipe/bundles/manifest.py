@@ -10,7 +10,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
 
 MANIFEST_FILE = "manifest.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class _Frozen(BaseModel):
@@ -77,6 +77,7 @@ class Manifest(_Frozen):
     source: Source
     tokenizer_file: str
     artifacts: tuple[Artifact, ...] = Field(min_length=1)
+    cache_results: bool = Field(False, description="whether a gateway caches this model's results (since schema version 2)")
     files: dict[str, str] = Field(description="sha256 of every file of the bundle but this one")
 
     @classmethod

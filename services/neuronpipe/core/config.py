@@ -8,7 +8,7 @@ is a typing error more often than not.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -16,7 +16,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.neuron import MAX_CORES, parse_cores
 
-SettingsT = TypeVar("SettingsT", bound="ServerSettings")
+SettingsT = TypeVar("SettingsT", bound="_Settings")
+
+CachePolicy = Literal["auto", "always", "never"]
 
 _LAST_PORT = 65535
 
@@ -38,11 +40,17 @@ class ServerSettings(_Settings):
     repository: Path = Field(description="folder of bundles, as `neuronpipe compile` writes it")
     grace_s: float = Field(10.0, ge=0, le=3600, description="seconds that requests in flight get to finish after SIGTERM")
     max_message_bytes: int = Field(64 << 20, ge=1 << 10, le=(1 << 31) - 1, description="largest gRPC message taken, in bytes")
+    metrics_listen: str = Field(
+        "", description="address for Prometheus, HOST:PORT; port 0 takes a free one, empty has none", pattern=r"^(.+:\d{1,5})?$"
+    )
+    kept_traces: int = Field(
+        0, ge=0, le=100_000, description="sampled traces kept in memory, which whoever reaches this server may read: for development"
+    )
 
-    @field_validator("listen")
+    @field_validator("listen", "metrics_listen")
     @classmethod
     def _check_port(cls, listen: str) -> str:
-        if int(listen.rpartition(":")[2]) > _LAST_PORT:  # gRPC would take the number modulo 65536
+        if listen and int(listen.rpartition(":")[2]) > _LAST_PORT:  # gRPC would take the number modulo 65536
             raise ValueError(f"ports end at {_LAST_PORT}")
         return listen
 
@@ -90,7 +98,34 @@ class EngineSettings(_Settings):
         return len(parse_cores(self.cores)) if isinstance(self.cores, str) else self.cores
 
 
-class GatewaySettings(ServerSettings, PipelineSettings):
+class RedisSettings(_Settings):
+    """Where caches are shared."""
+
+    redis_url: str = Field("", description="Redis in which caches are shared, as redis://HOST:PORT/0 (see docs/cache.md); without: none")
+    redis_prefix: str = Field(
+        "neuronpipe", pattern=r"^[^:]{1,64}$", description="beginning of all keys, without a colon: one for each deployment"
+    )
+    redis_ttl_s: int = Field(604_800, ge=1, description="seconds that Redis keeps what is stored")
+    redis_timeout_ms: int = Field(25, ge=1, le=10_000, description="longest wait for Redis, in milliseconds; then work goes on without")
+    redis_connections: int = Field(8, ge=4, le=256, description="most connections to Redis, for each cache")
+
+
+class TokenCacheSettings(RedisSettings):
+    """The cache of tokenizations."""
+
+    token_cache_bytes: int = Field(64 << 20, ge=0, description="memory for tokenizations in this process, in bytes; 0: no token cache")
+    token_cache_redis: CachePolicy = Field("auto", description="look in Redis: auto (where that is quicker than tokenizing), always, never")
+
+
+class ResultCacheSettings(RedisSettings):
+    """The cache of results."""
+
+    result_cache_models: str = Field("", description="models whose results are cached, with commas; *: all; also those compiled so")
+    result_cache_redis: CachePolicy = Field("auto", description="look in Redis: auto (where that is quicker than computing), always, never")
+    result_cache_bytes: int = Field(64 << 20, ge=1 << 10, description="memory for results in this process, in bytes")
+
+
+class GatewaySettings(ServerSettings, PipelineSettings, ResultCacheSettings):
     """Settings of the gateway."""
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_GATEWAY_")
@@ -101,7 +136,7 @@ class GatewaySettings(ServerSettings, PipelineSettings):
     postprocessor_target: str = Field("127.0.0.1:50053", description="gRPC target of the postprocessor, or several with commas")
 
 
-class TokenizerSettings(ServerSettings):
+class TokenizerSettings(ServerSettings, TokenCacheSettings):
     """Settings of the tokenizer."""
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_TOKENIZER_")
@@ -125,7 +160,7 @@ class PostprocessorSettings(ServerSettings):
     listen: str = _listen("127.0.0.1:50053")
 
 
-class AllSettings(ServerSettings, PipelineSettings, EngineSettings):
+class AllSettings(ServerSettings, PipelineSettings, EngineSettings, TokenCacheSettings, ResultCacheSettings):
     """Settings of the whole pipeline in one process."""
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_ALL_")
@@ -133,8 +168,14 @@ class AllSettings(ServerSettings, PipelineSettings, EngineSettings):
     listen: str = _listen("127.0.0.1:50050")
 
 
+class CacheCommandSettings(RedisSettings):
+    """Settings of `neuronpipe cache`."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_CACHE_")
+
+
 def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
-    """The settings of one service from what the command line gave and the environment. Raises SetupError."""
+    """The settings of one service, or command, from what the command line gave and the environment. Raises SetupError."""
     prefix = str(kind.model_config.get("env_prefix"))
     known = {variable_name(kind, field) for field in kind.model_fields}
     unknown = sorted(name for name in os.environ if name.startswith(prefix) and name not in known)
@@ -147,6 +188,6 @@ def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
         raise SetupError("; ".join(problems)) from error
 
 
-def variable_name(kind: type[ServerSettings], field: str) -> str:
+def variable_name(kind: type[_Settings], field: str) -> str:
     """The environment variable of a setting."""
     return f"{kind.model_config.get('env_prefix')}{field}".upper()

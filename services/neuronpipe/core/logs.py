@@ -6,6 +6,8 @@ import sys
 import time
 import traceback
 
+from neuronpipe.core.tracing import current_span
+
 _LOGGER = logging.getLogger("neuronpipe")
 
 
@@ -21,6 +23,8 @@ class _JsonLines(logging.Formatter):
             "service": self._service,
             "event": record.getMessage(),
         }
+        if span := current_span():
+            line |= span.context.ids
         line |= getattr(record, "fields", {})
         if record.exc_info and record.exc_info[1]:
             line["exception"] = "".join(traceback.format_exception(record.exc_info[1]))

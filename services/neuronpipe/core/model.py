@@ -50,6 +50,11 @@ class ModelSpec(BaseModel):
         return f"{self.max_tokens} (its largest bucket is {self.largest_bucket})" if self.largest_bucket else str(self.max_tokens)
 
 
+def encoding_traits(spec: ModelSpec) -> tuple[object, ...]:
+    """All of a model that its inputs' encodings depend on, its tokenizer apart."""
+    return spec.task, spec.max_tokens, "token_type_ids" in spec.inputs, spec.cls_token_id, spec.prompt
+
+
 class ModelTable(Generic[EntryT]):
     """A service's models by name and version; a request without a version gets the newest."""
 

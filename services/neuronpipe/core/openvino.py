@@ -21,6 +21,9 @@ def engine() -> openvino.Core:
     """
     core = openvino.Core()
     core.get_property("CPU", "FULL_DEVICE_NAME")  # loads the plugin, so that those of others, NNCF's, come and go within its time
+    # On 2026.4 two threads that need its table of dtypes for the first time at once wait for each other for ever: one holds the
+    # interpreter's lock and waits for the table, the other makes the table and waits for the lock.
+    openvino.Type.f32.to_dtype()
     return core
 
 

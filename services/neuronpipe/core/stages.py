@@ -14,6 +14,7 @@ from neuronpipe.api.v1.stages_pb2 import EncodedInput, ExecuteItem, ItemContext,
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.core.errors import DeadlineExceeded, InternalError
 from neuronpipe.core.logs import log_fault
+from neuronpipe.core.tracing import SpanContext
 
 # Looking it up in the enumeration takes microseconds.
 _BULK = Priority.PRIORITY_BULK
@@ -77,7 +78,8 @@ class Call:
             raise DeadlineExceeded("the deadline passed before the work began")
 
 
-def internal_error(fault: Exception, request_id: str) -> InternalError:
-    """What a caller learns of a fault of ours: where to find it. The fault itself goes to the log."""
-    log_fault("a request failed by a fault of the server", fault, request_id=request_id)
+def internal_error(fault: Exception, request_id: str, traceparent: str = "") -> InternalError:
+    """What a caller learns of a fault of ours: where to find it. The fault itself goes to the log, with the caller's trace if any."""
+    context = SpanContext.parse(traceparent)
+    log_fault("a request failed by a fault of the server", fault, request_id=request_id, **(context.ids if context else {}))
     return InternalError(f"internal error; the server's log has it under request_id {request_id!r}")

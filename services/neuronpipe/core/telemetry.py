@@ -1,5 +1,224 @@
-"""The names that telemetry uses. Defined here and nowhere else."""
+"""The names that telemetry uses. Defined here and nowhere else; docs/telemetry.md is made from them.
+
+A span, an attribute or an event is a `Name`, which is its word and says what it stands for. A metric is an `Instrument`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
 
 # W3C Trace Context, https://www.w3.org/TR/trace-context/: gRPC carries both as metadata under these keys.
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
+
+
+class Name(str):
+    """A name, and what it stands for."""
+
+    __slots__ = ("text",)
+
+    text: str
+
+    def __new__(cls, word: str, text: str) -> "Name":
+        """A name with its text."""
+        name = super().__new__(cls, word)
+        name.text = text
+        return name
+
+
+class Spans:
+    """Spans. Those of kind SERVER bear the name of their rpc, as OpenTelemetry's conventions want it."""
+
+    INFER = Name("neuronpipe.api.v1.InferenceService/Infer", "SERVER, gateway: one request, as long as its `total_ns`")
+    INFER_BATCH = Name("neuronpipe.api.v1.InferenceService/InferBatch", "SERVER, gateway: a call with many requests")
+    INFER_STREAM = Name("neuronpipe.api.v1.InferenceService/InferStream", "SERVER, gateway: one request of a stream, as `Infer`")
+    REQUEST = Name("request", "gateway: one request of an InferBatch, as long as its `total_ns`")
+    PREPROCESS = Name("preprocess", "gateway: tokenizing, hop and queue included (`preprocess_ns`)")
+    PREDICT = Name("predict", "gateway: prediction, hop and queue included (`predict_ns`)")
+    POSTPROCESS = Name("postprocess", "gateway: decoding, hop and queue included (`postprocess_ns`)")
+    TOKENIZE_RPC = Name("neuronpipe.api.v1.TokenizerService/Tokenize", "SERVER, tokenizer: one item, from its message to its outcome")
+    EXECUTE_RPC = Name("neuronpipe.api.v1.NeuronExecutorService/Execute", "SERVER, neuron-executor: one item, as above")
+    POSTPROCESS_RPC = Name("neuronpipe.api.v1.PostprocessorService/Postprocess", "SERVER, postprocessor: one item, as above")
+    QUEUE = Name("predict.queue", "neuron-executor: none of the item's sequences is being computed; all of them make `predict_queue_ns`")
+    COMPUTE = Name("predict.compute", "neuron-executor: a batch with sequences of the item runs; together they cover `predict_compute_ns`")
+    BATCH = Name("batch", "neuron-executor: one run of the model, a trace of its own, with a link to the compute span of each sampled row")
+
+
+class Attributes:
+    """Attributes of spans, links and metrics."""
+
+    MODEL = Name("neuronpipe.model.name", "the model's name; empty where a request names none that is served")
+    VERSION = Name("neuronpipe.model.version", "the version that runs")
+    TASK = Name("neuronpipe.task", "the model's task")
+    BACKEND = Name("neuronpipe.backend", "the back end that runs it")
+    REQUEST_ID = Name("neuronpipe.request.id", "the request's id")
+    PRIORITY = Name("neuronpipe.request.priority", "interactive or bulk")
+    STAGE = Name("neuronpipe.stage", "preprocess, predict, postprocess; predict.queue, predict.compute; rest: in none of them; admission")
+    REST_NS = Name("neuronpipe.rest_ns", "of a request's span, what is in none of its three stages, in nanoseconds")
+    TOKENS = Name("neuronpipe.tokens", "tokens given to the model")
+    TRUNCATED_TOKENS = Name("neuronpipe.truncated_tokens", "tokens dropped to fit the model")
+    TOKEN_CACHE = Name("neuronpipe.token_cache", "where the tokenization came from: none, hit_memory, hit_redis, miss or bypass")
+    RESULT_CACHE = Name("neuronpipe.result_cache", "where the result came from, in the same words; only of models whose results are cached")
+    CACHE = Name("neuronpipe.cache", "which cache: tokens or results")
+    SEQUENCES = Name("neuronpipe.sequences", "sequences of the item")
+    BATCH_SIZE = Name("neuronpipe.batch.size", "sequences in the batch; of an item in several batches, the largest")
+    BUCKET_TOKENS = Name("neuronpipe.bucket.tokens", "the batch's padded length; of an item in several batches, the largest")
+    PADDED_TOKENS = Name("neuronpipe.padded_tokens", "tokens computed, padding included")
+    PADDING_RATIO = Name("neuronpipe.padding_ratio", "of the tokens computed, the share that is padding")
+    ROW = Name("neuronpipe.batch.row", "the sequence's row in the batch")
+    CORE = Name("neuronpipe.core", "the core that runs the batch")
+    IS_ALONE = Name("neuronpipe.batch.is_alone", "whether the batch had all cores for itself")
+    OUTCOME = Name("neuronpipe.outcome", "what became of it")
+    SERVICE = Name("neuronpipe.service", "the service that was asked")
+    RPC_SYSTEM = Name("rpc.system.name", "grpc")
+    RPC_METHOD = Name("rpc.method", "the rpc, fully qualified")
+    RPC_STATUS = Name("rpc.response.status_code", "the gRPC status, as `OK` or `DEADLINE_EXCEEDED`")
+    ERROR_TYPE = Name("error.type", "on a failure, the gRPC status")
+
+
+class Events:
+    """Events of spans."""
+
+    SHED = Name("shed", "refused, or given up for others, since there was too much")
+    EXPIRED = Name("expired", "its deadline passed, or would have")
+    CANCELLED = Name("cancelled", "its caller left")
+    RETRIED = Name("retried", "sent again, to another process, since the one that had it is gone or stops")
+
+
+# Upper bounds of histograms' buckets.
+_DURATIONS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
+_DURATIONS_NS = tuple(round(milliseconds * 1e6) for milliseconds in _DURATIONS_MS)
+_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+_RATIOS = (0.0, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75)
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """A metric. One in "s" is recorded in nanoseconds, as integers, so that sums stay exact; it is exported in seconds.
+
+    `bounds`: a histogram's upper bounds, in what is recorded.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    unit: str
+    text: str
+    labels: tuple[Name, ...] = ()
+    bounds: tuple[float, ...] = ()
+
+
+_OF_MODEL = (Attributes.MODEL, Attributes.VERSION)
+
+
+class Metrics:
+    """Metrics."""
+
+    REQUEST_DURATION = Instrument(
+        "neuronpipe.request.duration",
+        "histogram",
+        "s",
+        "requests in the gateway, from decoded to answered, whatever became of them",
+        (*_OF_MODEL, Attributes.RPC_STATUS),
+        _DURATIONS_NS,
+    )
+    STAGE_DURATION = Instrument(
+        "neuronpipe.stage.duration",
+        "histogram",
+        "s",
+        "the parts of answered requests: the same numbers as in their responses and spans",
+        (*_OF_MODEL, Attributes.STAGE),
+        _DURATIONS_NS,
+    )
+    REQUEST_TOKENS = Instrument("neuronpipe.request.tokens", "counter", "{token}", "tokens of answered requests", _OF_MODEL)
+    REQUEST_TRUNCATED = Instrument("neuronpipe.request.truncated_tokens", "counter", "{token}", "tokens dropped to fit models", _OF_MODEL)
+    TOKEN_CACHE = Instrument(
+        "neuronpipe.token_cache.lookups",
+        "counter",
+        "{request}",
+        "tokenizations by origin",
+        (*_OF_MODEL, Attributes.TOKEN_CACHE),
+    )
+    RESULT_CACHE = Instrument(
+        "neuronpipe.result_cache.lookups",
+        "counter",
+        "{request}",
+        "results by origin, of models whose results are cached",
+        (*_OF_MODEL, Attributes.RESULT_CACHE),
+    )
+    CACHE_BYTES = Instrument("neuronpipe.cache.memory", "gauge", "By", "what a cache holds in this process", (Attributes.CACHE,))
+    CACHE_REDIS = Instrument(
+        "neuronpipe.cache.redis_available", "gauge", "1", "1 while Redis is asked, 0 while it is left alone", (Attributes.CACHE,)
+    )
+    SHED = Instrument(
+        "neuronpipe.request.shed", "counter", "{request}", "requests refused, or given up for others", (*_OF_MODEL, Attributes.STAGE)
+    )
+    EXPIRED = Instrument(
+        "neuronpipe.request.expired", "counter", "{request}", "requests that their deadline ended, by where", (*_OF_MODEL, Attributes.STAGE)
+    )
+    CANCELLED = Instrument(
+        "neuronpipe.request.cancelled", "counter", "{request}", "requests that their caller left, by where", (*_OF_MODEL, Attributes.STAGE)
+    )
+    RETRIED = Instrument("neuronpipe.item.retried", "counter", "{item}", "items sent again, to another process", (Attributes.SERVICE,))
+    REQUESTS_IN_FLIGHT = Instrument("neuronpipe.request.in_flight", "gauge", "{request}", "requests inside the gateway's gate")
+    TOKENS_IN_FLIGHT = Instrument("neuronpipe.request.tokens_in_flight", "gauge", "{token}", "their tokens, estimated until counted")
+    ITEM_DURATION = Instrument(
+        "neuronpipe.item.duration",
+        "histogram",
+        "s",
+        "items in a stage's process, from their message to their outcome",
+        (Attributes.RPC_METHOD, Attributes.RPC_STATUS),
+        _DURATIONS_NS,
+    )
+    ITEMS_IN_FLIGHT = Instrument("neuronpipe.item.in_flight", "gauge", "{item}", "items being worked on", (Attributes.RPC_METHOD,))
+    QUEUE_SEQUENCES = Instrument("neuronpipe.queue.sequences", "gauge", "{sequence}", "sequences that wait for a core", _OF_MODEL)
+    QUEUE_TOKENS = Instrument("neuronpipe.queue.tokens", "gauge", "{token}", "their tokens, each padded for itself", _OF_MODEL)
+    QUEUE_DROPPED = Instrument(
+        "neuronpipe.queue.dropped",
+        "counter",
+        "{item}",
+        "items that were not computed, or in vain: shed, expired, cancelled or failed",
+        (*_OF_MODEL, Attributes.OUTCOME),
+    )
+    BATCH_SIZE = Instrument("neuronpipe.batch.size", "histogram", "{sequence}", "sequences in a batch", _OF_MODEL, _COUNTS)
+    BATCH_PADDING = Instrument("neuronpipe.batch.padding_ratio", "histogram", "1", "share of padding in a batch", _OF_MODEL, _RATIOS)
+    BATCH_DURATION = Instrument(
+        "neuronpipe.batch.duration", "histogram", "s", "runs of the model", (*_OF_MODEL, Attributes.BACKEND), _DURATIONS_NS
+    )
+    BATCH_TOKENS = Instrument("neuronpipe.batch.tokens", "counter", "{token}", "tokens computed, padding included", _OF_MODEL)
+    BATCH_FAILURES = Instrument("neuronpipe.batch.failures", "counter", "{batch}", "batches that could not be run", _OF_MODEL)
+    CORE_BUSY = Instrument(
+        "neuronpipe.core.busy",
+        "counter",
+        "s",
+        "time in which a core ran batches; its rate is utilisation",
+        (*_OF_MODEL, Attributes.CORE),
+    )
+    CORES = Instrument("neuronpipe.cores", "gauge", "{core}", "cores that a model has", _OF_MODEL)
+    READY_DURATION = Instrument(
+        "neuronpipe.model.ready_duration",
+        "gauge",
+        "s",
+        "from a compiled bundle to a model that is loaded and warm",
+        (*_OF_MODEL, Attributes.BACKEND),
+    )
+    SPANS = Instrument(
+        "neuronpipe.telemetry.spans",
+        "counter",
+        "{span}",
+        "spans by what became of them: exported; dropped, since the queue was full; failed, since the collector took them not",
+        (Attributes.OUTCOME,),
+    )
+
+
+# Where a request was refused before any stage.
+ADMISSION = "admission"
+REST = "rest"
+
+
+def names_in(group: type) -> list[Name]:
+    """The names of a group, in order."""
+    return [value for value in vars(group).values() if isinstance(value, Name)]
+
+
+def instruments() -> list[Instrument]:
+    """All metrics, in order."""
+    return [value for value in vars(Metrics).values() if isinstance(value, Instrument)]

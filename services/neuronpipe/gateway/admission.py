@@ -47,6 +47,11 @@ class Gate:
         self._drained = (_Rate(), _Rate())
         self._tokens_per_byte = _TOKENS_PER_BYTE
 
+    @property
+    def in_flight(self) -> tuple[int, int]:
+        """Requests and tokens inside."""
+        return self._requests, self._tokens
+
     @contextmanager
     def admit(self, input_bytes: int, *, is_bulk: bool, shed: Callable[[], None]) -> Iterator[Place]:
         """A place in the gate for a request of so many bytes. Raises Overloaded where it is full.

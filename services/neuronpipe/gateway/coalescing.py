@@ -16,7 +16,10 @@ from typing import Any, Protocol, TypeAlias
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.core.logs import log_warning
+from neuronpipe.core.metrics import Counter
 from neuronpipe.core.status import from_status
+from neuronpipe.core.telemetry import Events
+from neuronpipe.core.tracing import Event, current_span
 
 _BULK = Priority.PRIORITY_BULK
 
@@ -48,7 +51,7 @@ class Stream(Protocol):
 class _Waiting:
     """An item until its outcome is there."""
 
-    __slots__ = ("deadline_s", "endpoint", "future", "item", "losses")
+    __slots__ = ("deadline_s", "endpoint", "future", "is_returned", "item", "losses", "retries")
 
     def __init__(self, item: _Item, future: "asyncio.Future[_Outcome]") -> None:
         self.item = item
@@ -56,14 +59,17 @@ class _Waiting:
         self.deadline_s = time.monotonic() + item.context.remaining_ns / 1e9 if item.context.remaining_ns else None
         self.endpoint: _Endpoint | None = None
         self.losses = 0
+        self.is_returned = False
+        self.retries: list[Event] = []
 
 
 class Coalescer:
     """One stage behind all of its endpoints. The instance is the stage function; `serve` gives it an endpoint."""
 
-    def __init__(self, service: str, report: Callable[[bool], Awaitable[None]]) -> None:
-        """`report` is told when the first endpoint comes and when the last one goes."""
+    def __init__(self, service: str, report: Callable[[bool], Awaitable[None]], retried: Counter | None = None) -> None:
+        """`report` is told when the first endpoint comes and when the last one goes; `retried` counts items that are sent again."""
         self.service = service
+        self._retried = retried or Counter()
         self._report = report
         self._interactive: deque[_Waiting] = deque()
         self._bulk: deque[_Waiting] = deque()
@@ -85,6 +91,8 @@ class Coalescer:
         finally:
             if waiting.future.cancelled() and waiting.endpoint:
                 waiting.endpoint.abandon(item.context.item_id)
+            if waiting.retries and (span := current_span()):
+                span.events.extend(waiting.retries)
         kind = outcome.WhichOneof("outcome")
         if kind == "error":
             raise from_status(outcome.error)
@@ -117,6 +125,7 @@ class Coalescer:
         self._endpoints.discard(endpoint)
         for waiting in reversed(left):  # each goes to the front
             waiting.endpoint = None
+            waiting.is_returned = True
             if waiting.losses >= _MAX_LOSSES:
                 self._fail(waiting)
             elif waiting.losses >= _SUSPECT_LOSSES:
@@ -163,6 +172,10 @@ class Coalescer:
                 if waiting.deadline_s is not None:
                     # Its caller's timer ends it; an item on its way must only not look like one without a deadline.
                     waiting.item.context.remaining_ns = max(1, int((waiting.deadline_s - time.monotonic()) * 1e9))
+                if waiting.is_returned:
+                    waiting.is_returned = False
+                    waiting.retries.append(Event(Events.RETRIED, time.monotonic_ns()))
+                    self._retried.add()
                 size_bytes += waiting.item.ByteSize()
                 taken.append(waiting)
         if self._interactive or self._bulk or self._suspects:

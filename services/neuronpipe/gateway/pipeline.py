@@ -10,6 +10,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from functools import partial
 
 from neuronpipe.api.v1.inference_pb2 import (
+    CacheControl,
     InferBatchRequest,
     InferBatchResponse,
     InferOutcome,
@@ -18,67 +19,98 @@ from neuronpipe.api.v1.inference_pb2 import (
     InferStreamRequest,
     InferStreamResponse,
     Priority,
-    StageTimings,
     Usage,
 )
 from neuronpipe.api.v1.stages_pb2 import ExecuteItem, PostprocessItem, TokenizeItem
 from neuronpipe.core.config import PipelineSettings
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeError, WrongTask
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec, ModelTable
 from neuronpipe.core.stages import Call, Stages, internal_error
 from neuronpipe.core.status import to_status
+from neuronpipe.core.telemetry import Metrics, Name, Spans
 from neuronpipe.gateway.admission import Gate, Place
+from neuronpipe.gateway.record import Record, Records
+from neuronpipe.gateway.results import ResultCache
 
 _MAX_REQUEST_ID_LENGTH = 256
-_PRIORITIES = frozenset(Priority.values())
+_PRIORITIES, _CACHE_CONTROLS = frozenset(Priority.values()), frozenset(CacheControl.values())
 
 
 class Pipeline:
     """Runs requests for the models that it knows. Raises the errors of core/errors.py."""
 
-    def __init__(self, models: ModelTable[ModelSpec], stages: Stages, settings: PipelineSettings) -> None:
+    def __init__(
+        self,
+        models: ModelTable[ModelSpec],
+        stages: Stages,
+        settings: PipelineSettings,
+        telemetry: Telemetry | None = None,
+        results: ResultCache | None = None,
+    ) -> None:
         self._models = models
         self._stages = stages
+        self._results = results
         self._settings = settings
         self._gate = Gate(settings.max_requests_in_flight, settings.max_tokens_in_flight)
+        telemetry = telemetry or Telemetry()
+        self._records = Records(telemetry, models)
+        telemetry.meters.gauge(Metrics.REQUESTS_IN_FLIGHT, lambda: self._gate.in_flight[0])
+        telemetry.meters.gauge(Metrics.TOKENS_IN_FLIGHT, lambda: self._gate.in_flight[1])
 
-    async def infer(self, request: InferRequest, call: Call) -> InferResponse:
-        """Runs one input through the three stages."""
-        started_ns = time.perf_counter_ns()
+    async def infer(self, request: InferRequest, call: Call, name: Name = Spans.INFER) -> InferResponse:
+        """Runs one input through the three stages, unless its result is cached. `name` is its span's."""
+        record = self._records.begin(name, call)
+        try:
+            response = await self._answer(request, call, record)
+        except BaseException as error:
+            record.fail(error)
+            raise
+        record.finish(response)
+        return response
+
+    async def _answer(self, request: InferRequest, call: Call, record: Record) -> InferResponse:
         request_id = request.request_id or secrets.token_hex(16)
         model, input_bytes = self._check(request)
         call = Call(call.deadline_s, call.traceparent, call.tracestate, request_id, request.priority)
+        record.identify(model, call)
+        compute = partial(self._compute, request, model, call, input_bytes, record)
+        if self._results and self._results.keeps(model):
+            return await self._results.get(request, model, call, compute)
+        return await compute()
+
+    async def _compute(self, request: InferRequest, model: ModelSpec, call: Call, input_bytes: int, record: Record) -> InferResponse:
         timer = asyncio.timeout(None if call.deadline_s is None else call.deadline_s - time.monotonic())
         with self._gate.admit(input_bytes, is_bulk=call.is_bulk, shed=partial(_expire, timer)) as place:
             try:
                 async with timer:
-                    return await self._run(request, model, call, place, started_ns)
+                    return await self._run(request, model, call, place, record)
             except NeuronpipeError:
                 raise
             except Exception as fault:
                 if not isinstance(fault, TimeoutError) or not timer.expired():  # a stage's own TimeoutError is a fault
-                    raise internal_error(fault, request_id) from fault
+                    raise internal_error(fault, call.request_id, call.traceparent) from fault
                 if place.is_shed:
                     raise self._gate.overloaded() from fault
                 raise DeadlineExceeded("the deadline passed before the result was ready") from fault
 
-    async def _run(self, request: InferRequest, model: ModelSpec, call: Call, place: Place, started_ns: int) -> InferResponse:
+    async def _run(self, request: InferRequest, model: ModelSpec, call: Call, place: Place, record: Record) -> InferResponse:
         version = str(model.version)
 
         encoded = await self._stages.tokenize(
-            TokenizeItem(context=call.item_context(), model=model.name, version=version, input=request.input)
+            TokenizeItem(context=record.enter(Spans.PREPROCESS), model=model.name, version=version, input=request.input)
         )
         place.count(encoded.tokens)
-        preprocessed_ns = time.perf_counter_ns()
+        record.encoded(encoded)
 
         prediction = await self._stages.execute(
-            ExecuteItem(context=call.item_context(), model=model.name, version=version, sequences=encoded.sequences)
+            ExecuteItem(context=record.enter(Spans.PREDICT), model=model.name, version=version, sequences=encoded.sequences)
         )
-        predicted_ns = time.perf_counter_ns()
+        record.predicted(prediction)
 
         result = await self._stages.postprocess(
             PostprocessItem(
-                context=call.item_context(),
+                context=record.enter(Spans.POSTPROCESS),
                 model=model.name,
                 version=version,
                 input=request.input,
@@ -86,7 +118,7 @@ class Pipeline:
                 outputs=prediction.outputs,
             )
         )
-        postprocessed_ns = time.perf_counter_ns()
+        record.leave()
 
         return InferResponse(
             model=model.name,
@@ -101,14 +133,6 @@ class Pipeline:
                 token_cache=encoded.token_cache,
                 padded_tokens=prediction.padded_tokens,
             ),
-            timings=StageTimings(
-                preprocess_ns=preprocessed_ns - started_ns,
-                predict_ns=predicted_ns - preprocessed_ns,
-                predict_queue_ns=prediction.queue_ns,
-                predict_compute_ns=prediction.compute_ns,
-                postprocess_ns=postprocessed_ns - predicted_ns,
-                total_ns=time.perf_counter_ns() - started_ns,
-            ),
         )
 
     async def infer_batch(self, request: InferBatchRequest, call: Call) -> InferBatchResponse:
@@ -116,7 +140,9 @@ class Pipeline:
         count, limit = len(request.requests), self._settings.max_batch_items
         if not 1 <= count <= limit:
             raise InvalidInput("requests", f"{count} requests, a batch takes 1 to {limit}")
-        return InferBatchResponse(outcomes=await asyncio.gather(*(self._outcome(one, call) for one in request.requests)))
+        with self._records.together(call) as inner:
+            outcomes = await asyncio.gather(*(self._outcome(one, inner, Spans.REQUEST) for one in request.requests))
+        return InferBatchResponse(outcomes=outcomes)
 
     async def infer_stream(self, requests: AsyncIterable[InferStreamRequest], call: Call) -> AsyncIterator[InferStreamResponse]:
         """Runs inputs as they arrive, a limited number at once, and yields answers as they are ready."""
@@ -125,7 +151,7 @@ class Pipeline:
 
         async def answer(request: InferRequest) -> None:
             if request.request_id:
-                outcome = await self._outcome(request, call)
+                outcome = await self._outcome(request, call, Spans.INFER_STREAM)
             else:
                 outcome = InferOutcome(error=to_status(InvalidInput("request_id", "is required on a stream")))
             answers.put_nowait(InferStreamResponse(outcome=outcome, request_id=request.request_id))
@@ -154,9 +180,9 @@ class Pipeline:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
-    async def _outcome(self, request: InferRequest, call: Call) -> InferOutcome:
+    async def _outcome(self, request: InferRequest, call: Call, name: Name) -> InferOutcome:
         try:
-            return InferOutcome(response=await self.infer(request, call))
+            return InferOutcome(response=await self.infer(request, call, name))
         except NeuronpipeError as error:
             return InferOutcome(error=to_status(error))
 
@@ -166,6 +192,8 @@ class Pipeline:
             raise InvalidInput("request_id", f"{len(request.request_id)} characters, the limit is {_MAX_REQUEST_ID_LENGTH}")
         if request.priority not in _PRIORITIES:
             raise InvalidInput("priority", f"{request.priority} is none of {', '.join(Priority.keys())}")
+        if request.cache_control not in _CACHE_CONTROLS:
+            raise InvalidInput("cache_control", f"{request.cache_control} is none of {', '.join(CacheControl.keys())}")
         if not request.model:
             raise InvalidInput("model", "is empty")
         model = self._models.find(request.model, request.version)

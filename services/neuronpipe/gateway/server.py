@@ -12,11 +12,14 @@ from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.background import beside
 from neuronpipe.core.config import GatewaySettings
 from neuronpipe.core.logs import log, log_warning
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.stages import Stages
+from neuronpipe.core.telemetry import Metrics
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.results import running_result_cache
 from neuronpipe.rpc.endpoints import follow_endpoints
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE
 from neuronpipe.rpc.server import Context, Method, SetServing, call_of, serve
@@ -55,7 +58,7 @@ def gateway_methods(pipeline: Pipeline, catalog: Catalog) -> Mapping[str, Method
     }
 
 
-async def run(settings: GatewaySettings) -> None:
+async def run(settings: GatewaySettings, telemetry: Telemetry) -> None:
     """Serves until SIGTERM. InferenceService is healthy while all three stages are; the process as a whole always is."""
 
     @asynccontextmanager
@@ -75,7 +78,8 @@ async def run(settings: GatewaySettings) -> None:
                 log_warning("stage lost", stage=service)
 
         coalescers = {
-            service: Coalescer(service, partial(report, service)) for service in ("tokenizer", "neuron-executor", "postprocessor")
+            service: Coalescer(service, partial(report, service), telemetry.meters.counter(Metrics.RETRIED, service))
+            for service in ("tokenizer", "neuron-executor", "postprocessor")
         }
         tokenize, execute, postprocess = coalescers.values()
         models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
@@ -86,7 +90,17 @@ async def run(settings: GatewaySettings) -> None:
         ):
             with contextlib.suppress(TimeoutError):  # a stage that is down must not keep the others' models from being listed
                 await asyncio.wait_for(complete.wait(), _CONNECT_LIMIT_S)
-            yield gateway_methods(Pipeline(models, Stages(tokenize, execute, postprocess), settings), Catalog(bundles))
+            async with running_result_cache(bundles, settings, telemetry) as results:
+                pipeline = Pipeline(models, Stages(tokenize, execute, postprocess), settings, telemetry, results)
+                yield gateway_methods(pipeline, Catalog(bundles))
             ending.set()
 
-    await serve("gateway", settings, [INFERENCE_SERVICE, MODEL_SERVICE], assemble, follow=[INFERENCE_SERVICE.full_name])
+    await serve(
+        "gateway",
+        settings,
+        [INFERENCE_SERVICE, MODEL_SERVICE],
+        assemble,
+        follow=[INFERENCE_SERVICE.full_name],
+        traces=telemetry.traces,
+        stage_targets=[settings.tokenizer_target, settings.executor_target, settings.postprocessor_target],
+    )

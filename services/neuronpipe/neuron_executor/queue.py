@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from neuronpipe.core.errors import DeadlineExceeded
 from neuronpipe.core.tensors import Arrays
+from neuronpipe.core.tracing import SpanContext
 
 ResultT = TypeVar("ResultT")
 
@@ -17,8 +18,8 @@ ResultT = TypeVar("ResultT")
 class Waiting(Generic[ResultT]):
     """A sequence until its result is there. Older ones come first, and of the same age those with the earliest deadline.
 
-    `padded_tokens` is what the back end makes of its length alone; `deadline_s` is on time.monotonic(), infinite for none. `lost_cores`
-    counts those that were lost while they computed it.
+    `padded_tokens` is what the back end makes of its length alone; `deadline_s` is on time.monotonic(), infinite for none. `trace`: of its
+    item, where that is sampled. `lost_cores` counts those that were lost while they computed it.
     """
 
     arrived_s: float
@@ -29,6 +30,7 @@ class Waiting(Generic[ResultT]):
     tokens: int = field(compare=False)
     padded_tokens: int = field(compare=False)
     future: "asyncio.Future[ResultT]" = field(compare=False)
+    trace: SpanContext | None = field(default=None, compare=False)
     lost_cores: int = field(default=0, compare=False)
 
     def is_wanted(self, duration_s: float) -> bool:

@@ -18,14 +18,17 @@ from typing import TypeAlias
 from neuronpipe.core.background import beside
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.logs import log, log_fault, log_warning
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays
+from neuronpipe.core.tracing import SpanContext
 from neuronpipe.neuron_executor.backends.base import Backend, CoreLost
 from neuronpipe.neuron_executor.batch_time import BatchTime
 from neuronpipe.neuron_executor.batching import check_sequence, cut, fault_of, pad
 from neuronpipe.neuron_executor.bucketing import best_batch
 from neuronpipe.neuron_executor.cores import Cores
 from neuronpipe.neuron_executor.queue import SequenceQueue, Waiting
+from neuronpipe.neuron_executor.records import BatchRun, ModelRecords
 
 # A batch is large enough once its overhead is this share of its time; beyond, more sequences only make each other wait.
 _ENOUGH_OVERHEAD = 0.04
@@ -80,13 +83,16 @@ _Waiting: TypeAlias = Waiting[Computed]
 class Scheduler:
     """Schedules one model. Made by `running_scheduler`, which owns its tasks."""
 
-    def __init__(self, backend: Backend, spec: ModelSpec, limits: Limits, batch_time: BatchTime, lone_batch_time: BatchTime) -> None:
+    def __init__(
+        self, backend: Backend, spec: ModelSpec, limits: Limits, batch_time: BatchTime, lone_batch_time: BatchTime, records: ModelRecords
+    ) -> None:
         """`lone_batch_time`: of batches that run while the other cores have nothing to do."""
         self._backend = backend
         self._spec = spec
         self._limits = limits
         self._batch_time = batch_time
         self._lone_batch_time = lone_batch_time
+        self._records = records
         self._queue: SequenceQueue[Computed] = SequenceQueue()
         self._numbers = itertools.count()
         self._arrived = asyncio.Event()
@@ -99,7 +105,14 @@ class Scheduler:
         self._late_until_s = [0.0, 0.0]
         self._is_closed = False
 
-    async def run(self, sequences: Sequence[Arrays], deadline_s: float | None, *, is_bulk: bool = False) -> list[Computed]:
+    @property
+    def queued(self) -> tuple[int, int]:
+        """Sequences that wait, and their padded tokens."""
+        return len(self._queue), self._queue.tokens_before(is_bulk=True)
+
+    async def run(
+        self, sequences: Sequence[Arrays], deadline_s: float | None, *, is_bulk: bool = False, trace: SpanContext | None = None
+    ) -> list[Computed]:
         """Runs the sequences of one input and returns their outputs in order.
 
         All are queued or none. Raises InvalidInput, Overloaded, DeadlineExceeded (as soon as it is clear that the deadline cannot be
@@ -108,14 +121,14 @@ class Scheduler:
         """
         for arrays in sequences:
             check_sequence(arrays, self._spec)
-        futures = [one.future for one in self._enqueue(sequences, math.inf if deadline_s is None else deadline_s, is_bulk)]
+        futures = [one.future for one in self._enqueue(sequences, math.inf if deadline_s is None else deadline_s, is_bulk, trace)]
         try:
             return [await futures[0]] if len(futures) == 1 else list(await asyncio.gather(*futures))
         finally:
             for future in futures:
                 future.cancel()
 
-    def _enqueue(self, sequences: Sequence[Arrays], deadline_s: float, is_bulk: bool) -> list[_Waiting]:
+    def _enqueue(self, sequences: Sequence[Arrays], deadline_s: float, is_bulk: bool, trace: SpanContext | None) -> list[_Waiting]:
         limit = self._limits.max_queue_sequences
         if self._is_closed and self._cores.left:  # without a core, who comes before the process ends waits as well, to be sent elsewhere
             raise _stopping()
@@ -134,7 +147,7 @@ class Scheduler:
         for arrays in sequences:
             tokens = len(arrays["input_ids"])
             padded = self._backend.round_tokens(tokens)
-            waiting.append(Waiting(now_s, deadline_s, next(self._numbers), is_bulk, arrays, tokens, padded, loop.create_future()))
+            waiting.append(Waiting(now_s, deadline_s, next(self._numbers), is_bulk, arrays, tokens, padded, loop.create_future(), trace))
         longest_s = self._alone_s(max(one.padded_tokens for one in waiting))
         if not self._is_in_time(deadline_s - longest_s, is_bulk=is_bulk):
             raise DeadlineExceeded("the deadline would pass in the executor's queue")
@@ -296,27 +309,33 @@ class Scheduler:
     async def _run_batch(self, core: int, batch: list[_Waiting]) -> None:
         lengths = [one.tokens for one in batch]
         bucket_tokens = max(one.padded_tokens for one in batch)
+        computed_tokens = self._computed_tokens(len(batch), bucket_tokens)
         inputs = pad([one.arrays for one in batch], bucket_tokens, self._spec)
         is_alone = self._cores.idle == self._cores.left - 1 and self._cores.running == 1 and not len(self._queue)
         started_ns = time.monotonic_ns()
+        finished_ns = 0
         try:
             outputs = await self._backend.run(core, inputs, is_alone=is_alone)
             finished_ns = time.monotonic_ns()
             self._last_batch_s = time.monotonic()
             rows = [cut(outputs, row, tokens, self._spec) for row, tokens in enumerate(lengths)]
-        except CoreLost as fault:
-            self._lose(core, batch, fault)
-            return
         except Exception as fault:  # whatever a back end raises must not end the core
-            await self._run_alone(core, batch, fault)
+            ended_ns = finished_ns or time.monotonic_ns()
+            self._records.batch(BatchRun(core, is_alone, bucket_tokens, computed_tokens, started_ns, ended_ns), batch, fault)
+            if isinstance(fault, CoreLost):
+                self._lose(core, batch, fault)
+            else:
+                await self._run_alone(core, batch, fault)
             return
         batch_time = self._lone_batch_time if is_alone else self._batch_time
-        batch_time.observe(self._computed_tokens(len(batch), bucket_tokens), (finished_ns - started_ns) / 1e9)
+        batch_time.observe(computed_tokens, (finished_ns - started_ns) / 1e9)
+        self._records.batch(BatchRun(core, is_alone, bucket_tokens, computed_tokens, started_ns, finished_ns), batch)
         self._computed += len(batch)
         self._unwanted += sum(one.future.done() for one in batch)
         for one, arrays in zip(batch, rows, strict=True):
             if error := fault_of(arrays):
-                log_warning("a sequence's outputs are not finite", model=self._spec.name, core=core, tokens=one.tokens)
+                ids = one.trace.ids if one.trace else {}
+                log_warning("a sequence's outputs are not finite", model=self._spec.name, core=core, tokens=one.tokens, **ids)
                 _fail([one], error)
             elif not one.future.done():
                 one.future.set_result(Computed(arrays, started_ns, finished_ns, len(batch), bucket_tokens))
@@ -330,7 +349,9 @@ class Scheduler:
                 elif one.is_wanted(0):
                     await self._run_batch(core, [one])
             return
-        log_fault("a sequence could not be computed", fault, model=self._spec.name, core=core, tokens=batch[0].tokens)
+        (one,) = batch
+        ids = one.trace.ids if one.trace else {}
+        log_fault("a sequence could not be computed", fault, model=self._spec.name, core=core, tokens=one.tokens, **ids)
         _fail(batch, InternalError("the model could not compute this input"))
 
     def _lose(self, core: int, batch: list[_Waiting], fault: CoreLost) -> None:
@@ -370,10 +391,17 @@ def _stopping() -> Unavailable:
 
 @asynccontextmanager
 async def running_scheduler(
-    backend: Backend, spec: ModelSpec, limits: Limits, batch_time: BatchTime, lone_batch_time: BatchTime | None = None
+    backend: Backend,
+    spec: ModelSpec,
+    limits: Limits,
+    batch_time: BatchTime,
+    lone_batch_time: BatchTime | None = None,
+    records: ModelRecords | None = None,
 ) -> AsyncIterator[Scheduler]:
     """A scheduler with a worker for each core, which end with the block; a worker that crashes ends the block with its error."""
-    scheduler = Scheduler(backend, spec, limits, batch_time, lone_batch_time or batch_time)
+    records = records or ModelRecords(Telemetry(), spec, "", backend.cores)
+    scheduler = Scheduler(backend, spec, limits, batch_time, lone_batch_time or batch_time, records)
+    records.watch(lambda: scheduler.queued)
     try:
         async with beside(*(scheduler.work(core) for _ in range(backend.in_flight) for core in range(backend.cores))):
             yield scheduler

@@ -12,6 +12,7 @@ from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.config import EngineSettings
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec, ModelTable
 from neuronpipe.core.stages import Call
 from neuronpipe.core.tensors import to_arrays, to_tensor_set
@@ -19,6 +20,7 @@ from neuronpipe.neuron_executor.backends import load_backend
 from neuronpipe.neuron_executor.backends.base import Backend, BackendError, LoadRequest
 from neuronpipe.neuron_executor.batch_time import BatchTime
 from neuronpipe.neuron_executor.batching import pad
+from neuronpipe.neuron_executor.records import ModelRecords
 from neuronpipe.neuron_executor.scheduler import Computed, Limits, Scheduler, running_scheduler
 
 # Lengths of the warm-up: as apart as costs little, to tell what a batch costs from what a token costs.
@@ -28,54 +30,74 @@ _WARM_UP_TOKENS = (3, 64)
 class NeuronExecutorStage:
     """Runs sequences. The instance's `execute` is the stage function; made by `running_executor`."""
 
-    def __init__(self, schedulers: dict[tuple[str, int], Scheduler]) -> None:
-        self._schedulers = ModelTable(schedulers)
+    def __init__(self, models: dict[tuple[str, int], tuple[Scheduler, ModelRecords]], telemetry: Telemetry) -> None:
+        self._models = ModelTable(models)
+        self._tracer = telemetry.tracer
 
     async def execute(self, item: ExecuteItem) -> Prediction:
         """Runs the sequences of one input."""
         arrived_ns = time.monotonic_ns()
-        scheduler = self._schedulers.find(item.model, item.version)
+        scheduler, records = self._models.find(item.model, item.version)
         call = Call.of_item(item.context)
-        computed = await scheduler.run([to_arrays(sequence) for sequence in item.sequences], call.deadline_s, is_bulk=call.is_bulk)
-        return _prediction(computed, arrived_ns)
+        trace = self._tracer.joined(call.traceparent, call.tracestate)
+        try:
+            sequences = [to_arrays(sequence) for sequence in item.sequences]
+            computed = await scheduler.run(sequences, call.deadline_s, is_bulk=call.is_bulk, trace=trace)
+        except BaseException as error:
+            records.dropped(trace, arrived_ns, error)
+            raise
+        finished_ns = max(one.finished_ns for one in computed)
+        gaps = _gaps([(one.started_ns, one.finished_ns) for one in computed], arrived_ns)
+        if trace:
+            records.waited(trace, gaps)
+        queue_ns = sum(ended_ns - began_ns for began_ns, ended_ns in gaps)
+        return _prediction(computed, queue_ns, finished_ns - arrived_ns - queue_ns)
 
 
-def _prediction(computed: list[Computed], arrived_ns: int) -> Prediction:
-    compute_ns = _covered_ns([(one.started_ns, one.finished_ns) for one in computed])
+def _prediction(computed: list[Computed], queue_ns: int, compute_ns: int) -> Prediction:
     return Prediction(
         outputs=[to_tensor_set(one.outputs) for one in computed],
         compute_ns=compute_ns,
-        queue_ns=max(0, max(one.finished_ns for one in computed) - arrived_ns - compute_ns),
+        queue_ns=queue_ns,
         batch_size=max(one.batch_size for one in computed),
         bucket_tokens=max(one.bucket_tokens for one in computed),
         padded_tokens=sum(one.bucket_tokens for one in computed),
     )
 
 
-def _covered_ns(intervals: list[tuple[int, int]]) -> int:
-    """How much time the intervals cover together; sequences of one batch share theirs."""
-    covered = until = 0
-    for start, end in sorted(intervals):
-        covered += max(0, end - max(start, until))
-        until = max(until, end)
-    return covered
+def _gaps(intervals: list[tuple[int, int]], arrived_ns: int) -> list[tuple[int, int]]:
+    """The times from arrival to the last interval's end that none covers; sequences of one batch share theirs."""
+    gaps = []
+    until_ns = arrived_ns
+    for start_ns, end_ns in sorted(intervals):
+        if start_ns > until_ns:
+            gaps.append((until_ns, start_ns))
+        until_ns = max(until_ns, end_ns)
+    return gaps
 
 
 @asynccontextmanager
-async def running_executor(bundles: list[Bundle], settings: EngineSettings) -> AsyncIterator[NeuronExecutorStage]:
+async def running_executor(
+    bundles: list[Bundle], settings: EngineSettings, telemetry: Telemetry | None = None
+) -> AsyncIterator[NeuronExecutorStage]:
     """The stage with every model loaded and warmed up. Raises SetupError for a bundle that cannot run here."""
+    telemetry = telemetry or Telemetry()
     limits = Limits(settings.max_batch_size, settings.max_batch_tokens, settings.max_queue_sequences)
     async with AsyncExitStack() as stack:
-        schedulers = {}
+        models = {}
         for bundle in bundles:
+            began_ns = time.monotonic_ns()
             backend = await asyncio.to_thread(_load, bundle, settings)
             stack.push_async_callback(asyncio.to_thread, backend.close)
             batch_time, lone_batch_time = await _warm_up(backend, bundle)
             log("model ready", model=bundle.spec.name, version=bundle.spec.version, cores=backend.cores)
-            schedulers[bundle.key] = await stack.enter_async_context(
-                running_scheduler(backend, bundle.spec, limits, batch_time, lone_batch_time)
+            records = ModelRecords(telemetry, bundle.spec, bundle.artifact(settings.backend).backend, backend.cores)
+            records.ready(time.monotonic_ns() - began_ns)
+            scheduler = await stack.enter_async_context(
+                running_scheduler(backend, bundle.spec, limits, batch_time, lone_batch_time, records)
             )
-        yield NeuronExecutorStage(schedulers)
+            models[bundle.key] = (scheduler, records)
+        yield NeuronExecutorStage(models, telemetry)
 
 
 def _load(bundle: Bundle, settings: EngineSettings) -> Backend:

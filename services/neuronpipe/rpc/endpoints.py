@@ -55,7 +55,7 @@ async def follow_endpoints(rpc: StageRpc, target: str, serve: Callable[[StageStr
     following: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as group:
         while True:
-            addresses, is_complete = await _resolve(target)
+            addresses, is_complete = await resolve(target)
             for gone in (following.keys() - addresses) if is_complete else ():  # else the old ones are the best guess
                 following.pop(gone).cancel()
             for new in addresses - following.keys():
@@ -83,7 +83,7 @@ async def _follow(rpc: StageRpc, address: str, serve: Callable[[StageStream], Aw
             await asyncio.sleep(_PAUSE_S)
 
 
-async def _resolve(target: str) -> tuple[set[str], bool]:
+async def resolve(target: str) -> tuple[set[str], bool]:
     """The gRPC addresses of a target, and whether each of its names could be resolved now."""
     loop = asyncio.get_running_loop()
     addresses: set[str] = set()

@@ -10,8 +10,10 @@ from google.protobuf.message_factory import GetMessageClass
 
 from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.core.errors import NeuronpipeError, Overloaded
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.stages import internal_error
 from neuronpipe.core.status import to_status
+from neuronpipe.rpc.item_records import ItemRecords
 
 # The messages of three stages alike, which protobuf's types cannot say.
 _Message: TypeAlias = Any
@@ -69,16 +71,20 @@ EXECUTE = _stage_rpc("NeuronExecutorService", "Execute", "prediction")
 POSTPROCESS = _stage_rpc("PostprocessorService", "Postprocess", "result")
 
 
-def stage_method(rpc: StageRpc, stage: _Stage) -> Mapping[str, Callable[[AsyncIterator[_Message], object], AsyncIterator[_Message]]]:
+def stage_method(
+    rpc: StageRpc, stage: _Stage, telemetry: Telemetry | None = None
+) -> Mapping[str, Callable[[AsyncIterator[_Message], object], AsyncIterator[_Message]]]:
     """The stage function as the method of its gRPC service, by its name."""
-    return {rpc.method.name: lambda requests, context: _Stream(rpc, stage).answer(requests)}
+    records = ItemRecords(rpc.path.removeprefix("/"), telemetry or Telemetry())
+    return {rpc.method.name: lambda requests, context: _Stream(rpc, stage, records).answer(requests)}
 
 
 class _Stream:
     """One gateway's stream."""
 
-    def __init__(self, rpc: StageRpc, stage: _Stage) -> None:
+    def __init__(self, rpc: StageRpc, stage: _Stage, records: ItemRecords) -> None:
         self._stage = stage
+        self._records = records
         self._value_field = rpc.value_field
         self._outcome_class = rpc.outcome_class
         self._response_class = rpc.response_class
@@ -131,11 +137,13 @@ class _Stream:
 
     async def _run(self, item: _Message) -> None:
         try:
-            self._finish(item, **{self._value_field: await self._stage(item)})
+            with self._records.one_more(item) as record:
+                value = record.value = await self._stage(item)
+            self._finish(item, **{self._value_field: value})
         except NeuronpipeError as error:
             self._finish(item, error=to_status(error))
         except Exception as fault:
-            self._finish(item, error=to_status(internal_error(fault, item.context.request_id)))
+            self._finish(item, error=to_status(internal_error(fault, item.context.request_id, item.context.traceparent)))
         finally:
             self._running.pop(item.context.item_id, None)
 

@@ -24,11 +24,13 @@ from grpc_reflection.v1alpha import reflection
 from neuronpipe.core.config import ServerSettings
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded, SetupError, Unavailable
 from neuronpipe.core.logs import log, log_warning
+from neuronpipe.core.metrics import Traces
 from neuronpipe.core.stages import Call, internal_error
 from neuronpipe.core.status import to_status
 from neuronpipe.core.telemetry import TRACEPARENT, TRACESTATE
 from neuronpipe.rpc.calls import Calls
 from neuronpipe.rpc.health import StoppableHealth
+from neuronpipe.rpc.traces import TRACE_SERVICE, trace_methods
 
 # A method: (message, context) → message, or with streams (messages, context) → async iterator of messages.
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -59,12 +61,17 @@ async def serve(
     assemble: Assemble,
     *,
     follow: Collection[str] = (),
+    traces: Traces | None = None,
+    stage_targets: Sequence[str] = (),
 ) -> None:
     """Serves until SIGTERM or SIGINT. `follow` names the services whose health `assemble` reports itself.
+
+    With `traces` it serves TraceService, too, and asks the servers at `stage_targets` for theirs.
 
     Raises SetupError for an address that cannot be used, and whatever `assemble` raises.
     """
     loop, serving, stop = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+    services = [*services, *([TRACE_SERVICE] if traces else [])]
     server = _Server(name, settings, services)
 
     def on_signal() -> None:
@@ -77,7 +84,8 @@ async def serve(
     give_up = None
     try:
         await server.start()
-        async with assemble(server.set_serving) as methods:
+        async with assemble(server.set_serving) as own_methods:
+            methods = {**own_methods, **(trace_methods(traces, stage_targets) if traces else {})}
             await server.open(methods, [*(service.full_name for service in services if service.full_name not in follow), ""])
             await stop.wait()
             await server.drain(settings.grace_s)

@@ -16,6 +16,8 @@ TokenIds = NDArray[np.int32]
 Side = Literal["left", "right"]
 
 _TRUNCATIONS = frozenset(Truncation.values())
+# Looking it up in the enumeration takes a microsecond.
+_ERROR = Truncation.TRUNCATION_ERROR
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,17 @@ class Encoded:
 class Task:
     """A task. `name` is the name of its field in TaskInput and TaskResult.
 
-    encode(input, tokenizer, model) → Encoded checks the whole input, so that nothing is computed for one that would fail later.
+    check(input, model) comes first, and with encode it checks the whole input, so that nothing is computed for one that would fail later.
+    encode(input, tokenizer, model) → Encoded depends on nothing of the input but what traits(input) gives, nor on anything of the model
+    but what core/model.py's `encoding_traits` gives: inputs that are equal in these have the same encoding, which caches rely on.
     decode(input, model, annotations, outputs) → the task's result message; `outputs` holds one set of arrays a sequence, as the
-    model's OutputSpec says. Both raise InvalidInput. They are pure, and run in any process that has the model's spec.
+    model's OutputSpec says. All raise InvalidInput. They are pure, and run in any process that has the model's spec.
     """
 
     name: str
     # The message types differ by task and meet only here, where the field's name has chosen the right pair.
+    check: Callable[[Any, ModelSpec], None]
+    traits: Callable[[Any], tuple[str | int, ...]]
     encode: Callable[[Any, TextTokenizer, ModelSpec], Encoded]
     decode: Callable[[Any, ModelSpec, Sequence[Arrays], Sequence[Arrays]], Any]
 
@@ -94,15 +100,24 @@ def check_text(name: str, text: str) -> None:
         raise InvalidInput(name, f"has the character NUL at position {position}")
 
 
+def check_truncation(truncation: "Truncation.ValueType") -> None:
+    """Refuses what a newer caller may mean something by: to guess would drop text without a word."""
+    if truncation not in _TRUNCATIONS:
+        raise InvalidInput("truncation", f"{truncation} is not known")
+
+
+def or_default(truncation: "Truncation.ValueType") -> "Truncation.ValueType":
+    """What is meant where nothing is said: an error."""
+    return truncation or _ERROR
+
+
 def encode_text(
     tokenizer: TextTokenizer, model: ModelSpec, text: str, text_pair: str | None, truncation: "Truncation.ValueType"
 ) -> Encoded:
     """A text or a pair as one sequence, truncated only where the caller allows it. Raises InvalidInput naming both lengths."""
-    if truncation not in _TRUNCATIONS:  # of a newer caller: to guess what it means would drop text without a word
-        raise InvalidInput("truncation", f"{truncation} is not known")
     encoded = tokenizer.encode(text, text_pair)
     if len(encoded.token_ids) > model.max_tokens:
-        if truncation in (Truncation.TRUNCATION_UNSPECIFIED, Truncation.TRUNCATION_ERROR):
+        if or_default(truncation) == _ERROR:
             field_name = "text" if text_pair is None else "text and text_pair"
             raise InvalidInput(field_name, f"{len(encoded.token_ids)} tokens, the model takes {model.token_limit}; set truncation to cut")
         side: Side = "left" if truncation == Truncation.TRUNCATION_LEFT else "right"

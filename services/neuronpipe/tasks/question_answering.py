@@ -27,14 +27,23 @@ _MAX_WINDOWS = 1024
 _MAX_ANSWER_TOKENS = 512
 
 
-def encode(input: QuestionAnsweringInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence a window, annotated with `char_start` and `char_end`, int32 [tokens], -1 where no answer can begin or end."""
+def check(input: QuestionAnsweringInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
     check_text("question", input.question)
     check_text("context", input.context)
     if input.top_k > _MAX_TOP_K:
         raise InvalidInput("top_k", f"{input.top_k}, the limit is {_MAX_TOP_K}")
     if input.max_answer_tokens > _MAX_ANSWER_TOKENS:
         raise InvalidInput("max_answer_tokens", f"{input.max_answer_tokens}, the limit is {_MAX_ANSWER_TOKENS}")
+
+
+def traits(input: QuestionAnsweringInput) -> tuple[str | int, ...]:
+    """What of an input its encoding depends on."""
+    return input.question, input.context, input.window_stride_tokens
+
+
+def encode(input: QuestionAnsweringInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """One sequence a window, annotated with `char_start` and `char_end`, int32 [tokens], -1 where no answer can begin or end."""
     window_tokens = min(model.max_tokens, _MAX_WINDOW_TOKENS)
     room = _room_tokens(input, tokenizer, window_tokens)
     overlap_tokens = _overlap_tokens(input, room, window_tokens)
@@ -145,4 +154,4 @@ def _best_spans(start: Array, end: Array, max_tokens: int, *, count: int) -> Ite
             yield _Span(first, first + more, float(flat[index]))
 
 
-TASK = Task("question_answering", encode, decode)
+TASK = Task("question_answering", check, traits, encode, decode)

@@ -11,17 +11,27 @@ from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, SentenceEmbeddin
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, encode_text
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
 
 # As torch.nn.functional.normalize: the smallest length that a vector is divided by.
 _SMALLEST_NORM = 1e-12
 
 
-def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the text, behind the model's prompt if it has one."""
+def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
     check_text("text", input.text)
     if input.dimensions > model.embedding_dimensions:
         raise InvalidInput("dimensions", f"{input.dimensions}, the model has {model.embedding_dimensions}")
+    check_truncation(input.truncation)
+
+
+def traits(input: SentenceEmbeddingInput) -> tuple[str | int, ...]:
+    """What of an input its encoding depends on."""
+    return input.text, or_default(input.truncation)
+
+
+def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """One sequence of the text, behind the model's prompt if it has one."""
     return encode_text(tokenizer, model, model.prompt + input.text, None, input.truncation)
 
 
@@ -35,4 +45,4 @@ def decode(
     return SentenceEmbeddingResult(embedding=embedding.tolist())
 
 
-TASK = Task("sentence_embedding", encode, decode)
+TASK = Task("sentence_embedding", check, traits, encode, decode)

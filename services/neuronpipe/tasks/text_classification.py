@@ -13,7 +13,7 @@ from neuronpipe.api.v1.tasks_pb2 import LabelScore, ScoreFunction, TextClassific
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, ScoreFunctionName
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, encode_text
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
 
 _FUNCTIONS: dict["ScoreFunction.ValueType", ScoreFunctionName] = {
     ScoreFunction.SCORE_FUNCTION_SOFTMAX: "softmax",
@@ -23,8 +23,8 @@ _FUNCTIONS: dict["ScoreFunction.ValueType", ScoreFunctionName] = {
 _FUNCTION_NUMBERS = frozenset(ScoreFunction.values())
 
 
-def encode(input: TextClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the text, or of the pair."""
+def check(input: TextClassificationInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
     check_text("text", input.text)
     if input.text_pair:
         check_text("text_pair", input.text_pair)
@@ -32,6 +32,16 @@ def encode(input: TextClassificationInput, tokenizer: TextTokenizer, model: Mode
         raise InvalidInput("top_k", f"{input.top_k}, the model has {len(model.labels)} labels")
     if input.function not in _FUNCTION_NUMBERS:
         raise InvalidInput("function", f"{input.function} is not known")
+    check_truncation(input.truncation)
+
+
+def traits(input: TextClassificationInput) -> tuple[str | int, ...]:
+    """What of an input its encoding depends on."""
+    return input.text, input.text_pair, or_default(input.truncation)
+
+
+def encode(input: TextClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """One sequence of the text, or of the pair."""
     return encode_text(tokenizer, model, input.text, input.text_pair or None, input.truncation)
 
 
@@ -60,4 +70,4 @@ def _scores(logits: Array, function: ScoreFunctionName) -> Array:
     return logits
 
 
-TASK = Task("text_classification", encode, decode)
+TASK = Task("text_classification", check, traits, encode, decode)

@@ -1,41 +1,57 @@
 """The pre-process stage: finds the model's tokenizer, lets the task encode, and packs the sequences."""
 
-from dataclasses import dataclass
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from hashlib import blake2b
 
+from neuronpipe import __version__
 from neuronpipe.api.v1.stages_pb2 import EncodedInput, TokenizeItem
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bundles.repository import Bundle
-from neuronpipe.core.model import ModelSpec, ModelTable
+from neuronpipe.cache.cache import Cache, Computed
+from neuronpipe.core.config import TokenCacheSettings
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.model import ModelTable, encoding_traits
 from neuronpipe.core.stages import Call
 from neuronpipe.core.tensors import to_tensor_set
 from neuronpipe.core.worker import Worker
 from neuronpipe.tasks import TASKS
-from neuronpipe.tasks.base import TextTokenizer
-from neuronpipe.tokenizer.text import JsonTokenizer
+from neuronpipe.tokenizer.packing import PACKING
+from neuronpipe.tokenizer.text import LIBRARY_VERSION, JsonTokenizer
+
+_KEY_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    spec: ModelSpec
-    tokenizer: TextTokenizer
+class Encoder:
+    """Encodes the inputs of one model, and knows which of them are encoded alike."""
 
+    def __init__(self, bundle: Bundle) -> None:
+        """Loads the tokenizer. Raises SetupError for a file that is missing or was changed."""
+        self._spec = bundle.spec
+        self._task = TASKS[bundle.spec.task]
+        self._tokenizer = JsonTokenizer(bundle.tokenizer_file())
+        # A release, of ours or of the library's, may encode otherwise.
+        releases = (__version__, LIBRARY_VERSION)
+        traits = (*releases, bundle.manifest.files[bundle.manifest.tokenizer_file], *encoding_traits(bundle.spec))
+        self._key = blake2b(repr(traits).encode(), digest_size=_KEY_BYTES)
 
-class TokenizerStage:
-    """Encodes inputs. The instance's `tokenize` is the stage function."""
+    def check(self, input: TaskInput) -> None:
+        """Checks what needs no tokens. Raises InvalidInput."""
+        self._task.check(getattr(input, self._task.name), self._spec)
 
-    def __init__(self, bundles: list[Bundle]) -> None:
-        """Loads every bundle's tokenizer. Raises SetupError for a file that is missing or was changed."""
-        self._models = ModelTable({bundle.key: _Model(bundle.spec, JsonTokenizer(bundle.tokenizer_file())) for bundle in bundles})
-        self._worker = Worker("tokenize")
+    def key(self, input: TaskInput) -> bytes:
+        """Equal for inputs that have the same encoding: a digest of the tokenizer, the task's options and the texts."""
+        key = self._key.copy()
+        # As Python would write them, so that no word moves from one to the next unnoticed.
+        key.update(repr(self._task.traits(getattr(input, self._task.name))).encode())
+        return key.digest()
 
-    async def tokenize(self, item: TokenizeItem) -> EncodedInput:
-        """Encodes one input."""
-        return await self._worker.run(item.ByteSize(), self._encode, item, Call.of_item(item.context))
-
-    def _encode(self, item: TokenizeItem, call: Call) -> EncodedInput:
-        call.check_deadline()
-        model = self._models.find(item.model, item.version)
-        task = TASKS[model.spec.task]
-        encoded = task.encode(getattr(item.input, task.name), model.tokenizer, model.spec)
+    def encode(self, input: TaskInput) -> EncodedInput:
+        """Encodes an input that was checked. Raises InvalidInput."""
+        encoded = self._task.encode(getattr(input, self._task.name), self._tokenizer, self._spec)
         return EncodedInput(
             sequences=[to_tensor_set(sequence) for sequence in encoded.sequences],
             annotations=[to_tensor_set(annotation) for annotation in encoded.annotations],
@@ -43,6 +59,73 @@ class TokenizerStage:
             truncated_tokens=encoded.truncated_tokens,
         )
 
+
+class TokenizerStage:
+    """Encodes inputs. The instance's `tokenize` is the stage function."""
+
+    def __init__(self, bundles: list[Bundle], cache: Cache | None = None) -> None:
+        """Loads every bundle's tokenizer. Raises SetupError for a file that is missing or was changed."""
+        self._encoders = ModelTable({bundle.key: Encoder(bundle) for bundle in bundles})
+        self._worker = Worker("tokenize")
+        self._cache = cache
+
+    async def tokenize(self, item: TokenizeItem) -> EncodedInput:
+        """Encodes one input, or finds it encoded."""
+        call, size_bytes = Call.of_item(item.context), item.ByteSize()
+        call.check_deadline()
+        encoder = self._encoders.find(item.model, item.version)
+        encoder.check(item.input)
+        if not self._cache:
+            return await self._worker.run(size_bytes, _encode, encoder, item.input, call)
+        compute = partial(self._worker.run, size_bytes, _encode_timed, encoder, item.input, call)
+        payload, outcome = await self._cache.get(encoder.key(item.input), size_bytes, compute)
+        encoded = EncodedInput.FromString(payload)
+        encoded.token_cache = outcome
+        return encoded
+
     def close(self) -> None:
         """Waits for the item being encoded and ends the thread."""
         self._worker.close()
+
+
+@asynccontextmanager
+async def running_tokenizer(
+    bundles: list[Bundle], settings: TokenCacheSettings, telemetry: Telemetry | None = None
+) -> AsyncIterator[TokenizerStage]:
+    """The stage with every tokenizer loaded. Raises SetupError."""
+    policy = settings.token_cache_redis
+    has_cache = settings.token_cache_bytes or (settings.redis_url and policy != "never")
+    cache = Cache("tokens", settings.token_cache_bytes, settings, policy, PACKING) if has_cache else None
+    if cache and telemetry:
+        cache.report(telemetry.meters)
+    try:
+        stage = await asyncio.to_thread(TokenizerStage, bundles, cache)
+        try:
+            yield stage
+        finally:
+            stage.close()
+    finally:
+        if cache:
+            await cache.close()
+
+
+def _encode(encoder: Encoder, input: TaskInput, call: Call) -> EncodedInput:
+    call.check_deadline()
+    return encoder.encode(input)
+
+
+def _encode_timed(encoder: Encoder, input: TaskInput, call: Call) -> Computed:
+    call.check_deadline()
+    began_s = time.perf_counter()
+    payload = encoder.encode(input).SerializeToString()
+    seconds = time.perf_counter() - began_s
+    # In the thread the event loop goes on.
+    return Computed(payload, seconds, blocked_s=seconds if _is_on_event_loop() else 0.0)
+
+
+def _is_on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

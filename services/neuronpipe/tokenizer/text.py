@@ -4,9 +4,13 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import tokenizers
 from tokenizers import Encoding, Tokenizer
 
 from neuronpipe.tasks.base import EncodedText, Side, TokenIds, Window
+
+# Of the library, whose encodings may change with it.
+LIBRARY_VERSION: str = tokenizers.__version__
 
 
 class JsonTokenizer:

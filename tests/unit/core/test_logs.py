@@ -20,6 +20,10 @@ try:
 except ValueError as fault:
     log_fault("broken", fault, model="m")
 logging.getLogger("some.library").info("chatter")
+from neuronpipe.core.tracing import Span, SpanContext, enter_span
+enter_span(Span("request", SpanContext(0xA, 0xB, is_sampled=True), None, 0))
+log("within a request")
+enter_span(None)
 logging.getLogger("some.library").warning("attention")
 """
 
@@ -48,4 +52,10 @@ def test_a_fault_is_one_line_with_its_traceback(lines: list[dict[str, Any]]) -> 
 
 
 def test_of_libraries_only_warnings_are_logged(lines: list[dict[str, Any]]) -> None:
-    assert [(line["event"], line["service"]) for line in lines[3:]] == [("attention", "tokenizer")]
+    assert [(line["event"], line["service"]) for line in lines[4:]] == [("attention", "tokenizer")]
+
+
+def test_a_line_within_a_sampled_request_names_its_trace_and_span(lines: list[dict[str, Any]]) -> None:
+    assert lines[3]["event"] == "within a request"
+    assert (lines[3]["trace_id"], lines[3]["span_id"]) == (f"{0xA:032x}", f"{0xB:016x}")
+    assert not any("trace_id" in line for line in (*lines[:3], *lines[4:]))

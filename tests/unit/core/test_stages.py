@@ -28,6 +28,13 @@ def test_a_fault_goes_to_the_log_with_its_traceback(caplog: pytest.LogCaptureFix
     assert record.__dict__["fields"] == {"request_id": "id-bad"}
 
 
+def test_a_faults_log_line_names_the_callers_trace_though_it_is_not_sampled(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, logger="neuronpipe"):
+        internal_error(RuntimeError("x"), "id", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00")
+    fields = caplog.records[0].__dict__["fields"]
+    assert (fields["trace_id"], fields["span_id"]) == ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
+
+
 def test_what_is_left_of_a_deadline_is_put_on_this_processs_clock() -> None:
     before_s = time.monotonic()
     deadline_s = Call.of_item(ItemContext(remaining_ns=5_000_000_000)).deadline_s

@@ -17,7 +17,10 @@ from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.stages_pb2 import EncodedInput, ItemContext, TokenizeItem, TokenizeOutcome
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult, TextClassificationInput, TextClassificationResult
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Unavailable
+from neuronpipe.core.metrics import Counter
 from neuronpipe.core.status import to_status
+from neuronpipe.core.telemetry import Events
+from neuronpipe.core.tracing import Span, SpanContext, enter_span
 from neuronpipe.gateway.coalescing import Coalescer
 from tests.unit.every_error import EVERY_ERROR
 
@@ -344,6 +347,9 @@ class _Clock:
     def monotonic(self) -> float:
         return self.now_s
 
+    def monotonic_ns(self) -> int:
+        return int(self.now_s * 1e9)
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
@@ -434,6 +440,24 @@ async def test_an_endpoint_that_dies_loses_only_its_own_items_and_these_are_answ
     assert sorted(itertools.chain(*second.names)) == ["a", "b", "c"]
     await second.answer("c", "b", "a")
     assert await _values([a, b, c]) == [_value("a"), _value("b"), _value("c")]
+
+
+async def test_an_item_that_is_sent_again_is_counted_and_shown_in_its_requests_span(system: _System) -> None:
+    retried = Counter()
+    system.coalescer = Coalescer("tokenizer", system._report, retried)
+    spans = {name: Span("predict", SpanContext.new(is_sampled=True), None, 0) for name in "ab"}
+    first, tasks = await system.connect(), []
+    for name, span in spans.items():
+        enter_span(span)  # the task takes it along
+        tasks += await system.ask(name)
+    enter_span(None)
+    await first.answer("a")
+    second = await system.connect()
+    await first.die()
+    await second.answer("b")
+    await _values(tasks)
+    assert {name: [event.name for event in span.events] for name, span in spans.items()} == {"a": [], "b": [Events.RETRIED]}
+    assert retried.value == 1
 
 
 async def test_items_of_an_endpoint_that_dies_are_shared_by_all_that_are_left(system: _System) -> None:

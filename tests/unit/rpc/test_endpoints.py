@@ -15,7 +15,7 @@ import pytest
 
 from neuronpipe.api.v1.stages_pb2 import ItemContext, TokenizeItem, TokenizeOutcome, TokenizeRequest, TokenizeResponse
 from neuronpipe.core.errors import Unavailable
-from neuronpipe.rpc.endpoints import StageStream, _resolve, follow_endpoints
+from neuronpipe.rpc.endpoints import StageStream, follow_endpoints, resolve
 from neuronpipe.rpc.items import TOKENIZE
 
 _LIMIT_S = 10
@@ -225,7 +225,7 @@ async def test_every_address_of_a_target_gets_a_stream(served: _Served, tmp_path
     ],
 )
 async def test_an_address_is_written_as_grpc_takes_it(target: str, expected: set[str]) -> None:
-    assert await _resolve(target) == (expected, True)
+    assert await resolve(target) == (expected, True)
 
 
 class _Names:

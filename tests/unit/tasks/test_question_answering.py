@@ -13,9 +13,9 @@ from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.tasks.base import Encoded
-from neuronpipe.tasks.question_answering import decode, encode
+from neuronpipe.tasks.question_answering import TASK, decode
 from tests.unit.model_specs import model_spec
-from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer
+from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer, encode_checked
 
 _MODEL = model_spec("question_answering", max_tokens=10)
 # On tokens where no answer can be: so large that they would win everything if they were let in.
@@ -164,7 +164,7 @@ def test_an_output_for_every_window_is_demanded() -> None:
 
 def _encoded(tokenizer: WordTokenizer, context: str, *, max_tokens: int = 10, question: str = "q r", stride: int = 0) -> Encoded:
     input = QuestionAnsweringInput(question=question, context=context, window_stride_tokens=stride)
-    return encode(input, tokenizer, model_spec("question_answering", max_tokens=max_tokens))
+    return encode_checked(TASK, input, tokenizer, model_spec("question_answering", max_tokens=max_tokens))
 
 
 def test_a_short_context_is_one_window_behind_the_question() -> None:
@@ -182,7 +182,7 @@ def test_annotations_say_where_words_are_and_let_cls_stand_for_no_answer() -> No
 
 def test_without_a_cls_token_no_token_stands_for_no_answer() -> None:
     input = QuestionAnsweringInput(question="q", context="ab")
-    (annotation,) = encode(input, WordTokenizer(), model_spec("question_answering", cls_token_id=None)).annotations
+    (annotation,) = encode_checked(TASK, input, WordTokenizer(), model_spec("question_answering", cls_token_id=None)).annotations
     assert annotation["char_start"].tolist() == [-1, -1, -1, 0, -1]
 
 
@@ -250,10 +250,10 @@ def test_an_overlap_that_leaves_no_way_forward_is_refused_with_both_lengths() ->
 )
 def test_a_bad_input_is_refused_by_its_fields_name(changes: dict[str, object], expected: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        encode(_ask(**changes), WordTokenizer(), _MODEL)
+        encode_checked(TASK, _ask(**changes), WordTokenizer(), _MODEL)
     assert caught.value.message == expected
 
 
 @pytest.mark.parametrize("changes", [{"top_k": 100}, {"max_answer_tokens": 512}], ids=str)
 def test_the_limits_themselves_are_allowed(changes: dict[str, object]) -> None:
-    assert len(encode(_ask(**changes), WordTokenizer(), _MODEL).sequences) == 1
+    assert len(encode_checked(TASK, _ask(**changes), WordTokenizer(), _MODEL).sequences) == 1

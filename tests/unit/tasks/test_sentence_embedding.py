@@ -5,9 +5,9 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, Truncation
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.tasks.sentence_embedding import decode, encode
+from neuronpipe.tasks.sentence_embedding import TASK, decode
 from tests.unit.model_specs import model_spec
-from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer
+from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer, encode_checked
 
 _MODEL = model_spec("sentence_embedding", max_tokens=6)
 
@@ -41,19 +41,19 @@ def test_the_zero_vector_stays_zero() -> None:
 def test_the_models_prompt_comes_before_the_text() -> None:
     tokenizer = WordTokenizer()
     model = model_spec("sentence_embedding", prompt="query: ")
-    (sequence,) = encode(SentenceEmbeddingInput(text="so it is"), tokenizer, model).sequences
+    (sequence,) = encode_checked(TASK, SentenceEmbeddingInput(text="so it is"), tokenizer, model).sequences
     assert sequence["input_ids"].tolist() == [CLS, *tokenizer.ids("query: so it is"), SEP]
 
 
 def test_a_text_that_is_too_long_with_the_prompt_is_refused() -> None:
     model = model_spec("sentence_embedding", prompt="query: ", max_tokens=6)
     with pytest.raises(InvalidInput, match=r"^text: 7 tokens, the model takes 6; set truncation to cut$"):
-        encode(SentenceEmbeddingInput(text="a b c d"), WordTokenizer(), model)
+        encode_checked(TASK, SentenceEmbeddingInput(text="a b c d"), WordTokenizer(), model)
 
 
 def test_a_long_text_is_cut_where_asked_and_the_loss_is_counted() -> None:
     tokenizer = WordTokenizer()
-    encoded = encode(SentenceEmbeddingInput(text="a b c d e", truncation=Truncation.TRUNCATION_LEFT), tokenizer, _MODEL)
+    encoded = encode_checked(TASK, SentenceEmbeddingInput(text="a b c d e", truncation=Truncation.TRUNCATION_LEFT), tokenizer, _MODEL)
     assert encoded.sequences[0]["input_ids"].tolist() == [CLS, *tokenizer.ids("b c d e"), SEP]
     assert encoded.truncated_tokens == 1
 
@@ -70,10 +70,10 @@ def test_a_long_text_is_cut_where_asked_and_the_loss_is_counted() -> None:
 )
 def test_a_bad_input_is_refused_by_its_fields_name(input: SentenceEmbeddingInput, expected: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        encode(input, WordTokenizer(), _MODEL)
+        encode_checked(TASK, input, WordTokenizer(), _MODEL)
     assert caught.value.message == expected
 
 
 def test_an_empty_text_is_refused_though_the_model_has_a_prompt() -> None:
     with pytest.raises(InvalidInput, match="text: is empty"):
-        encode(SentenceEmbeddingInput(), WordTokenizer(), model_spec("sentence_embedding", prompt="query: "))
+        encode_checked(TASK, SentenceEmbeddingInput(), WordTokenizer(), model_spec("sentence_embedding", prompt="query: "))

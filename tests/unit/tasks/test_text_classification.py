@@ -8,9 +8,9 @@ import pytest
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TextClassificationInput, Truncation
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, ScoreFunctionName
-from neuronpipe.tasks.text_classification import decode, encode
+from neuronpipe.tasks.text_classification import TASK, decode
 from tests.unit.model_specs import model_spec
-from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer
+from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer, encode_checked
 
 SOFTMAX, SIGMOID, NONE = (
     ScoreFunction.SCORE_FUNCTION_SOFTMAX,
@@ -78,36 +78,36 @@ def test_labels_of_equal_score_keep_the_models_order() -> None:
 
 
 def test_all_labels_may_be_asked_for() -> None:
-    assert len(encode(TextClassificationInput(text="a", top_k=3), WordTokenizer(), _MODEL).sequences) == 1
+    assert len(encode_checked(TASK, TextClassificationInput(text="a", top_k=3), WordTokenizer(), _MODEL).sequences) == 1
 
 
 def test_a_text_becomes_one_sequence() -> None:
     tokenizer = WordTokenizer()
-    encoded = encode(TextClassificationInput(text="so it is"), tokenizer, _MODEL)
+    encoded = encode_checked(TASK, TextClassificationInput(text="so it is"), tokenizer, _MODEL)
     (sequence,) = encoded.sequences
     assert sequence["input_ids"].tolist() == [CLS, *tokenizer.ids("so it is"), SEP]
 
 
 def test_token_types_that_are_all_zero_are_left_out() -> None:
-    (sequence,) = encode(TextClassificationInput(text="so"), WordTokenizer(), _MODEL).sequences
+    (sequence,) = encode_checked(TASK, TextClassificationInput(text="so"), WordTokenizer(), _MODEL).sequences
     assert list(sequence) == ["input_ids"]
 
 
 def test_a_pair_becomes_one_sequence_with_token_types() -> None:
     tokenizer = WordTokenizer()
-    (sequence,) = encode(TextClassificationInput(text="so", text_pair="it is"), tokenizer, _MODEL).sequences
+    (sequence,) = encode_checked(TASK, TextClassificationInput(text="so", text_pair="it is"), tokenizer, _MODEL).sequences
     assert sequence["input_ids"].tolist() == [CLS, *tokenizer.ids("so"), SEP, *tokenizer.ids("it is"), SEP]
     assert sequence["token_type_ids"].tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_model_without_token_types_gets_none() -> None:
     model = model_spec(inputs=("input_ids", "attention_mask"))
-    (sequence,) = encode(TextClassificationInput(text="so", text_pair="it is"), WordTokenizer(), model).sequences
+    (sequence,) = encode_checked(TASK, TextClassificationInput(text="so", text_pair="it is"), WordTokenizer(), model).sequences
     assert list(sequence) == ["input_ids"]
 
 
 def test_a_text_that_just_fits_is_not_truncated() -> None:
-    encoded = encode(TextClassificationInput(text="a b c d", truncation=Truncation.TRUNCATION_RIGHT), WordTokenizer(), _MODEL)
+    encoded = encode_checked(TASK, TextClassificationInput(text="a b c d", truncation=Truncation.TRUNCATION_RIGHT), WordTokenizer(), _MODEL)
     assert (len(encoded.sequences[0]["input_ids"]), encoded.truncated_tokens) == (6, 0)
 
 
@@ -117,7 +117,7 @@ def test_a_text_that_just_fits_is_not_truncated() -> None:
 )
 def test_a_long_text_is_cut_on_the_side_asked_for_and_the_loss_is_counted(side: "Truncation.ValueType", kept: str) -> None:
     tokenizer = WordTokenizer()
-    encoded = encode(TextClassificationInput(text="a b c d e f", truncation=side), tokenizer, _MODEL)
+    encoded = encode_checked(TASK, TextClassificationInput(text="a b c d e f", truncation=side), tokenizer, _MODEL)
     assert encoded.sequences[0]["input_ids"].tolist() == [CLS, *tokenizer.ids(kept), SEP]
     assert encoded.truncated_tokens == 2
 
@@ -125,12 +125,12 @@ def test_a_long_text_is_cut_on_the_side_asked_for_and_the_loss_is_counted(side: 
 @pytest.mark.parametrize("truncation", [Truncation.TRUNCATION_UNSPECIFIED, Truncation.TRUNCATION_ERROR])
 def test_a_long_text_is_refused_with_both_lengths_unless_it_may_be_cut(truncation: "Truncation.ValueType") -> None:
     with pytest.raises(InvalidInput, match=r"^text: 7 tokens, the model takes 6; set truncation to cut$"):
-        encode(TextClassificationInput(text="a b c d e", truncation=truncation), WordTokenizer(), _MODEL)
+        encode_checked(TASK, TextClassificationInput(text="a b c d e", truncation=truncation), WordTokenizer(), _MODEL)
 
 
 def test_a_long_pair_is_refused_by_both_names() -> None:
     with pytest.raises(InvalidInput, match=r"^text and text_pair: 7 tokens, the model takes 6; set truncation to cut$"):
-        encode(TextClassificationInput(text="a b", text_pair="c d"), WordTokenizer(), _MODEL)
+        encode_checked(TASK, TextClassificationInput(text="a b", text_pair="c d"), WordTokenizer(), _MODEL)
 
 
 @pytest.mark.parametrize(
@@ -151,5 +151,5 @@ def test_a_bad_input_is_refused_by_its_fields_name(changes: dict[str, object], e
     for field, value in changes.items():
         setattr(input, field, value)
     with pytest.raises(InvalidInput) as caught:
-        encode(input, WordTokenizer(), _MODEL)
+        encode_checked(TASK, input, WordTokenizer(), _MODEL)
     assert caught.value.message == expected

@@ -1,10 +1,12 @@
 """A TextTokenizer small enough to follow by hand: a word is a token."""
 
 import re
+from typing import Any
 
 import numpy as np
 
-from neuronpipe.tasks.base import EncodedText, Side, Window
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.tasks.base import Encoded, EncodedText, Side, Task, TextTokenizer, Window
 
 CLS, SEP = 1, 2
 _FIRST_WORD_ID = 10
@@ -77,3 +79,9 @@ class WordTokenizer:
         if word == "[CLS]":  # as real tokenizers do with the text of a special token
             return CLS
         return self._ids.setdefault(word, _FIRST_WORD_ID + len(self._ids))
+
+
+def encode_checked(task: Task, input: Any, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """An input's encoding, as the tokenizer service makes it."""
+    task.check(input, model)
+    return task.encode(input, tokenizer, model)

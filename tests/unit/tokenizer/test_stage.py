@@ -11,12 +11,14 @@ import pytest
 from demo.model import find_minilm
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.api.v1.stages_pb2 import EncodedInput, ItemContext, TokenizeItem
-from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput, Truncation
-from neuronpipe.bundles.repository import new_bundle, read_repository, write_manifest
+from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TextClassificationInput, Truncation
+from neuronpipe.bundles.repository import new_bundle, read_bundle, read_repository, write_manifest
+from neuronpipe.core.config import TokenCacheSettings
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, SetupError
 from neuronpipe.core.tensors import to_arrays
-from neuronpipe.tokenizer.stage import TokenizerStage
+from neuronpipe.tokenizer.stage import Encoder, TokenizerStage, running_tokenizer
 from tests.unit.bundles.written import manifest
+from tests.unit.model_specs import model_spec
 
 
 @pytest.fixture
@@ -79,3 +81,98 @@ def test_a_tokenizer_that_was_changed_is_not_loaded(repository: Path) -> None:
     (repository / "m/1/tokenizer.json").write_text("{}")
     with pytest.raises(SetupError, match="changed since it was compiled"):
         TokenizerStage(read_repository(repository))
+
+
+def _encoder(folder: Path, *, tokenizer: str = "", **changes: Any) -> Encoder:
+    """The encoder of a bundle whose tokenizer.json, or whose model, differs."""
+    with new_bundle(folder, "m", 1) as bundle:
+        original = (find_minilm() / "tokenizer.json").read_text()
+        (bundle / "tokenizer.json").write_text(original.replace('"lowercase":true', tokenizer) if tokenizer else original)
+        write_manifest(bundle, manifest(model=model_spec(name="m", **changes)))
+    return Encoder(read_bundle(folder / "m/1"))
+
+
+_INPUT = TextClassificationInput(text="One two", text_pair="three", truncation=Truncation.TRUNCATION_LEFT)
+
+
+def _key(encoder: Encoder, **changes: Any) -> bytes:
+    input = TextClassificationInput()
+    input.CopyFrom(_INPUT)
+    input.MergeFrom(TextClassificationInput(**changes))
+    return encoder.key(TaskInput(text_classification=input))
+
+
+def test_inputs_that_are_encoded_alike_have_one_key(tmp_path: Path) -> None:
+    encoder = _encoder(tmp_path / "a")
+    assert _key(encoder) == _key(encoder, top_k=3, function=ScoreFunction.SCORE_FUNCTION_NONE)
+
+
+def test_what_is_meant_where_nothing_is_said_is_the_same_as_what_is_said(tmp_path: Path) -> None:
+    encoder = _encoder(tmp_path)
+    unset, error = _item("a", Truncation.TRUNCATION_UNSPECIFIED).input, _item("a", Truncation.TRUNCATION_ERROR).input
+    assert encoder.key(unset) == encoder.key(error)
+
+
+def test_models_that_share_a_tokenizer_share_its_keys(tmp_path: Path) -> None:
+    assert _key(_encoder(tmp_path / "a")) == _key(_encoder(tmp_path / "b", labels=("other",), architecture="other"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"text": "One two "}, {"text_pair": "four"}, {"truncation": Truncation.TRUNCATION_RIGHT}],
+    ids=["text", "pair", "truncation"],
+)
+def test_inputs_that_may_be_encoded_otherwise_have_other_keys(tmp_path: Path, changes: dict[str, Any]) -> None:
+    encoder = _encoder(tmp_path / "a")
+    assert _key(encoder) != _key(encoder, **changes)
+
+
+def test_a_word_does_not_move_from_one_text_to_the_other_unnoticed(tmp_path: Path) -> None:
+    encoder = _encoder(tmp_path / "a")
+    assert _key(encoder, text="ab", text_pair="c") != _key(encoder, text="a", text_pair="bc")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokenizer": '"lowercase":false'},
+        {"max_tokens": 64},
+        {"inputs": ("input_ids", "attention_mask")},
+        {"cls_token_id": 5},
+        {"prompt": "find: "},
+    ],
+    ids=["tokenizer", "max_tokens", "inputs", "cls", "prompt"],
+)
+def test_another_tokenizer_and_another_model_have_other_keys(tmp_path: Path, changes: dict[str, Any]) -> None:
+    spec: dict[str, Any] = {"inputs": ("input_ids", "attention_mask", "token_type_ids"), "cls_token_id": 101, "max_tokens": 32}
+    assert _key(_encoder(tmp_path / "a", **spec)) != _key(_encoder(tmp_path / "b", **spec | changes))
+
+
+async def test_what_was_encoded_before_is_found_and_is_the_same(repository: Path) -> None:
+    async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
+        first, second = await stage.tokenize(_item()), await stage.tokenize(_item())
+    assert (first.token_cache, second.token_cache) == (CacheOutcome.CACHE_OUTCOME_MISS, CacheOutcome.CACHE_OUTCOME_HIT_MEMORY)
+    assert second.sequences == first.sequences
+    (sequence,) = second.sequences
+    assert to_arrays(sequence)["input_ids"].tolist() == [101, 2028, 2048, 102]
+
+
+async def test_an_input_that_decodes_otherwise_is_checked_though_its_encoding_is_known(repository: Path) -> None:
+    async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
+        await stage.tokenize(_item())
+        bad = _item()
+        bad.input.text_classification.top_k = 99
+        with pytest.raises(InvalidInput, match="top_k: 99"):
+            await stage.tokenize(bad)
+
+
+async def test_an_expired_item_is_refused_though_its_encoding_is_known(repository: Path) -> None:
+    async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
+        await stage.tokenize(_item())
+        with pytest.raises(DeadlineExceeded):
+            await stage.tokenize(_item(context=ItemContext(remaining_ns=1)))
+
+
+async def test_there_is_no_cache_without_memory_and_without_redis(repository: Path) -> None:
+    async with running_tokenizer(read_repository(repository), TokenCacheSettings(token_cache_bytes=0)) as stage:
+        assert [(await stage.tokenize(_item())).token_cache for _ in range(2)] == [CacheOutcome.CACHE_OUTCOME_UNSPECIFIED] * 2

@@ -21,6 +21,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _CacheControl:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CacheControlEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheControl.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CACHE_CONTROL_UNSPECIFIED: _CacheControl.ValueType  # 0
+    """A cached result is as good as a computed one, which it equals."""
+    CACHE_CONTROL_BYPASS: _CacheControl.ValueType  # 1
+    """The result is computed, and not kept. (Its tokens may come from a cache of their own, and are kept there.)"""
+    CACHE_CONTROL_REFRESH: _CacheControl.ValueType  # 2
+    """The result is computed, and replaces the one that is kept."""
+
+class CacheControl(_CacheControl, metaclass=_CacheControlEnumTypeWrapper):
+    """Whether a result may come from a cache, for models whose results are cached."""
+
+CACHE_CONTROL_UNSPECIFIED: CacheControl.ValueType  # 0
+"""A cached result is as good as a computed one, which it equals."""
+CACHE_CONTROL_BYPASS: CacheControl.ValueType  # 1
+"""The result is computed, and not kept. (Its tokens may come from a cache of their own, and are kept there.)"""
+CACHE_CONTROL_REFRESH: CacheControl.ValueType  # 2
+"""The result is computed, and replaces the one that is kept."""
+Global___CacheControl: _TypeAlias = CacheControl  # noqa: Y015
+
 class _Priority:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -54,27 +78,31 @@ class _CacheOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheOut
     CACHE_OUTCOME_UNSPECIFIED: _CacheOutcome.ValueType  # 0
     """No cache took part."""
     CACHE_OUTCOME_HIT_MEMORY: _CacheOutcome.ValueType  # 1
-    """Found in the service's memory."""
+    """Found in the service's memory, or being computed there for another request."""
     CACHE_OUTCOME_HIT_REDIS: _CacheOutcome.ValueType  # 2
     """Found in Redis."""
     CACHE_OUTCOME_MISS: _CacheOutcome.ValueType  # 3
     """Looked for and not found."""
     CACHE_OUTCOME_BYPASS: _CacheOutcome.ValueType  # 4
-    """Not looked for."""
+    """Not in the service's memory, and not looked for in Redis: that would take longer than computing it, or Redis does not answer.
+    Of a result: the request asked for one that is computed.
+    """
 
 class CacheOutcome(_CacheOutcome, metaclass=_CacheOutcomeEnumTypeWrapper):
-    """Where a tokenization came from."""
+    """Where a tokenization, or a result, came from."""
 
 CACHE_OUTCOME_UNSPECIFIED: CacheOutcome.ValueType  # 0
 """No cache took part."""
 CACHE_OUTCOME_HIT_MEMORY: CacheOutcome.ValueType  # 1
-"""Found in the service's memory."""
+"""Found in the service's memory, or being computed there for another request."""
 CACHE_OUTCOME_HIT_REDIS: CacheOutcome.ValueType  # 2
 """Found in Redis."""
 CACHE_OUTCOME_MISS: CacheOutcome.ValueType  # 3
 """Looked for and not found."""
 CACHE_OUTCOME_BYPASS: CacheOutcome.ValueType  # 4
-"""Not looked for."""
+"""Not in the service's memory, and not looked for in Redis: that would take longer than computing it, or Redis does not answer.
+Of a result: the request asked for one that is computed.
+"""
 Global___CacheOutcome: _TypeAlias = CacheOutcome  # noqa: Y015
 
 @_typing.final
@@ -88,6 +116,7 @@ class InferRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_CONTROL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model's name."""
     version: _builtins.str
@@ -96,6 +125,8 @@ class InferRequest(_message.Message):
     """The caller's name for this request, repeated in the response and in logs and traces; default: one that the gateway makes."""
     priority: Global___Priority.ValueType
     """What goes first when not everything can."""
+    cache_control: Global___CacheControl.ValueType
+    """Whether the result may come from a cache."""
     @_builtins.property
     def input(self) -> _tasks_pb2.TaskInput:
         """The input."""
@@ -108,10 +139,11 @@ class InferRequest(_message.Message):
         request_id: _builtins.str = ...,
         input: _tasks_pb2.TaskInput | None = ...,
         priority: Global___Priority.ValueType = ...,
+        cache_control: Global___CacheControl.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "model", b"model", "priority", b"priority", "request_id", b"request_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_control", b"cache_control", "input", b"input", "model", b"model", "priority", b"priority", "request_id", b"request_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -351,6 +383,7 @@ class Usage(_message.Message):
     BUCKET_TOKENS_FIELD_NUMBER: _builtins.int
     TOKEN_CACHE_FIELD_NUMBER: _builtins.int
     PADDED_TOKENS_FIELD_NUMBER: _builtins.int
+    RESULT_CACHE_FIELD_NUMBER: _builtins.int
     tokens: _builtins.int
     """Tokens given to the model, special tokens included, summed over the input's sequences."""
     truncated_tokens: _builtins.int
@@ -363,6 +396,8 @@ class Usage(_message.Message):
     """Where the tokenization came from."""
     padded_tokens: _builtins.int
     """Tokens that were computed for the input's sequences, the padding that made them as long as their batches included."""
+    result_cache: Global___CacheOutcome.ValueType
+    """Where the result came from. For one that was not computed there are no batch and no timings but the total."""
     def __init__(
         self,
         *,
@@ -372,10 +407,11 @@ class Usage(_message.Message):
         bucket_tokens: _builtins.int = ...,
         token_cache: Global___CacheOutcome.ValueType = ...,
         padded_tokens: _builtins.int = ...,
+        result_cache: Global___CacheOutcome.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bucket_tokens", b"bucket_tokens", "padded_tokens", b"padded_tokens", "token_cache", b"token_cache", "tokens", b"tokens", "truncated_tokens", b"truncated_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bucket_tokens", b"bucket_tokens", "padded_tokens", b"padded_tokens", "result_cache", b"result_cache", "token_cache", b"token_cache", "tokens", b"tokens", "truncated_tokens", b"truncated_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -51,6 +51,7 @@ class CompileRequest:
     buckets: BucketRequest = NO_BUCKETS
     neuronx: NeuronxOptions = DEFAULT_OPTIONS
     device_times: str = ""
+    cache_results: bool = False
 
 
 def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
@@ -100,6 +101,7 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
             source=source.describe(),
             tokenizer_file=TOKENIZER_FILE,
             artifacts=(artifact.model_copy(update={"accuracy": measured}),),
+            cache_results=request.cache_results,
             files={},
         )
         write_manifest(folder, manifest)

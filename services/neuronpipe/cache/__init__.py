@@ -1,0 +1,1 @@
+"""What was computed before, kept in memory and in Redis: never wrong, never in the way."""

@@ -1,0 +1,179 @@
+"""Redis, by redis-py. The only file that knows it.
+
+URLs are redis-py's own (redis://, rediss:// with TLS, unix://; user, password, database and, behind a question mark, any option of its
+connections, as ssl_ca_certs), and with a word before them for what redis-py has no URL for:
+
+    redis+cluster://HOST:PORT                                     a cluster, found from one of its nodes
+    redis+sentinel://HOST:PORT,HOST:PORT/SERVICE[/DATABASE]       the master that sentinels name; user and password are the master's
+
+and rediss+cluster and rediss+sentinel likewise.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisClusterException, RedisError
+
+from neuronpipe.core.errors import SetupError
+
+ReplyT = TypeVar("ReplyT")
+
+_FORMS = "redis[s]://HOST:PORT/0, unix://PATH, redis[s]+cluster://HOST:PORT, redis[s]+sentinel://HOST:PORT,HOST:PORT/SERVICE/0"
+_CONNECT_LIMIT_S = 1.0
+_SENTINEL_PORT = 26379
+_SCAN_KEYS = 1000
+
+
+class RemoteError(Exception):
+    """Redis is away, too slow, or answers with what is no answer."""
+
+
+class Remote:
+    """The keys under one prefix. Connects when first used; every call ends within `timeout_s`, with RemoteError if need be."""
+
+    def __init__(self, url: str, *, prefix: str, timeout_s: float, connections: int) -> None:
+        """Raises SetupError for a URL that cannot be meant."""
+        self._prefix = prefix.encode() + b":"
+        self._timeout_s = timeout_s
+        self._asking: set[asyncio.Future[Any]] = set()
+        # No second try: the breaker decides when to ask again.
+        options = {
+            # Backstops: calls end by a limit of their own.
+            "socket_timeout": max(timeout_s, _CONNECT_LIMIT_S),
+            "socket_connect_timeout": max(timeout_s, _CONNECT_LIMIT_S),
+            "retry": Retry(NoBackoff(), 0),
+            # Those of calls that were left behind are given back only when they have ended.
+            "max_connections": 2 * connections,
+        }
+        try:
+            self._client, self._sentinels = _client(url, options)
+        except (ValueError, TypeError, RedisError, RedisClusterException) as error:
+            # Without what the parser says: that may hold a password.
+            raise SetupError(f"redis_url: not an address of Redis; it is one of {_FORMS} (see docs/cache.md)") from error
+
+    async def get(self, keys: Sequence[bytes], limit_s: float | None = None) -> list[bytes | None]:
+        """The values of keys, in order; None for one that is missing. `limit_s`: other than that of all calls."""
+        named = [self._prefix + key for key in keys]
+        if isinstance(self._client, RedisCluster):
+            values = await self._within_limit(self._client.mget_nonatomic(named), limit_s)
+        else:
+            values = await self._within_limit(self._client.mget(named), limit_s)
+        if not isinstance(values, list) or len(values) != len(keys):
+            raise RemoteError("not an answer to the question")
+        return [value if isinstance(value, bytes) else None for value in values]
+
+    async def put(self, values: Mapping[bytes, bytes], ttl_s: int) -> int:
+        """Stores values for so many seconds, all in one go. Returns how many Redis refused, being full or read-only."""
+        pipeline = self._client.pipeline(transaction=False)
+        for key, value in values.items():
+            pipeline.set(self._prefix + key, value, ex=ttl_s)
+        replies = await self._within_limit(pipeline.execute(raise_on_error=False))
+        return sum(isinstance(reply, Exception) for reply in replies)
+
+    async def scan(self) -> AsyncIterator[list[bytes]]:
+        """All keys, without the prefix, some at a time."""
+        found: list[bytes] = []
+        try:
+            async for name in self._client.scan_iter(match=_literal(self._prefix) + b"*", count=_SCAN_KEYS):
+                found.append(name.removeprefix(self._prefix))
+                if len(found) == _SCAN_KEYS:
+                    yield found
+                    found = []
+        except Exception as error:
+            raise RemoteError(_reason(error)) from error
+        if found:
+            yield found
+
+    async def sizes(self, keys: Sequence[bytes]) -> list[int]:
+        """What keys take in the server's memory, in bytes, values and overhead included; 0 for one that is missing."""
+        pipeline = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.memory_usage(self._prefix + key)
+        return [size or 0 for size in await self._within_limit(pipeline.execute())]
+
+    async def delete(self, keys: Sequence[bytes]) -> int:
+        """Deletes keys. Returns how many there were."""
+        pipeline = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.unlink(self._prefix + key)
+        return sum(await self._within_limit(pipeline.execute()))
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        for asking in self._asking:
+            asking.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+        for client in (self._client, *self._sentinels):
+            await client.aclose()
+
+    async def _within_limit(self, call: Awaitable[ReplyT], limit_s: float | None = None) -> ReplyT:
+        # In a task of its own: cancelled from outside, redis-py may take its time to clean up, or swallow the cancellation.
+        asking = asyncio.ensure_future(call)
+        self._asking.add(asking)
+        asking.add_done_callback(self._end)
+        try:
+            await asyncio.wait({asking}, timeout=limit_s or self._timeout_s)
+        finally:
+            is_answered = not asking.cancel()
+        if not is_answered or asking.cancelled():
+            raise RemoteError("no answer in time")
+        # What is no answer of Redis makes its parser fail in ways of its own.
+        if error := asking.exception():
+            raise RemoteError(_reason(error)) from error
+        return asking.result()
+
+    def _end(self, asking: "asyncio.Future[Any]") -> None:
+        self._asking.discard(asking)
+        if not asking.cancelled():
+            asking.exception()  # whoever waited for it has it
+
+
+def _client(url: str, options: Mapping[str, Any]) -> "tuple[Redis | RedisCluster, Sequence[Redis]]":
+    """The client of a URL, and those of the sentinels that it asks."""
+    parts = urlsplit(url)
+    scheme, _, kind = parts.scheme.partition("+")
+    plain = urlunsplit(parts._replace(scheme=scheme))
+    if not kind:
+        return Redis.from_url(plain, **options), ()
+    if kind == "cluster":
+        return RedisCluster.from_url(plain, **options), ()
+    if kind != "sentinel":
+        raise ValueError(f"{parts.scheme}:// is not known")
+    service, _, database = parts.path.strip("/").partition("/")
+    if not service:
+        raise ValueError("it names no service, as in redis+sentinel://HOST:PORT/SERVICE")
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    given = parse_url(urlunsplit(parts._replace(scheme=scheme, netloc=f"{credentials}@" if credentials else "", path=f"/{database}")))
+    # Redis itself knows no connection class but takes ssl=True; Sentinel passes all on to it.
+    settings: dict[str, Any] = {**options, **given}
+    settings.pop("connection_class", None)
+    sentinels = [_address(host) for host in hosts.split(",")]
+    settings["ssl"] = scheme == "rediss"
+    # Sentinels are reached as their master is, but for its user and database.
+    to_sentinels = {name: value for name, value in settings.items() if name == "retry" or name.startswith(("socket_", "ssl"))}
+    sentinel = Sentinel(sentinels, sentinel_kwargs=to_sentinels, **settings)  # type: ignore[no-untyped-call]
+    return sentinel.master_for(service), sentinel.sentinels
+
+
+def _address(host: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{host}")
+    if not parts.hostname:
+        raise ValueError("it names no host")
+    return parts.hostname, parts.port or _SENTINEL_PORT
+
+
+def _literal(prefix: bytes) -> bytes:
+    """The prefix for a pattern of SCAN, in which some signs have a meaning."""
+    return b"".join(b"\\" + bytes([sign]) if sign in b"*?[]^\\" else bytes([sign]) for sign in prefix)
+
+
+def _reason(error: BaseException) -> str:
+    """What happened, without what Redis said: that may hold keys or worse."""
+    return type(error).__name__

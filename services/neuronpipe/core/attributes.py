@@ -1,0 +1,38 @@
+"""What spans and metrics say of the messages between the stages."""
+
+from neuronpipe.api.v1.inference_pb2 import CacheOutcome, Priority
+from neuronpipe.api.v1.stages_pb2 import EncodedInput, Prediction
+from neuronpipe.core.telemetry import Attributes
+from neuronpipe.core.tracing import AttributeValue
+
+_PREFIX = "CACHE_OUTCOME_"
+_CACHE_WORDS = {number: name.removeprefix(_PREFIX).lower() for name, number in CacheOutcome.items()} | {0: "none"}
+_BULK = Priority.PRIORITY_BULK
+
+
+def attributes_of(value: object) -> dict[str, AttributeValue]:
+    """The attributes of a stage's span by what the stage returned; none for what has nothing to tell."""
+    if isinstance(value, EncodedInput):
+        return {
+            Attributes.TOKENS: value.tokens,
+            Attributes.TRUNCATED_TOKENS: value.truncated_tokens,
+            Attributes.SEQUENCES: len(value.sequences),
+            Attributes.TOKEN_CACHE: cache_word(value.token_cache),
+        }
+    if isinstance(value, Prediction):
+        return {
+            Attributes.BATCH_SIZE: value.batch_size,
+            Attributes.BUCKET_TOKENS: value.bucket_tokens,
+            Attributes.PADDED_TOKENS: value.padded_tokens,
+        }
+    return {}
+
+
+def cache_word(outcome: int) -> str:
+    """A cache's outcome in a word; the number for one that only newer services know."""
+    return _CACHE_WORDS.get(outcome, str(outcome))
+
+
+def priority_word(priority: int) -> str:
+    """A priority in a word."""
+    return "bulk" if priority == _BULK else "interactive"

@@ -1,0 +1,98 @@
+"""The standard variables of OpenTelemetry that decide what is exported; the exporters read the others (headers, TLS, time-outs) themselves.
+
+https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from neuronpipe.core.errors import SetupError
+
+Protocol: TypeAlias = Literal["grpc", "http/protobuf"]
+
+# sampler → whether the caller's decision goes first, and the ratio; None: the argument's.
+_SAMPLERS: dict[str, tuple[bool, float | None]] = {
+    "always_on": (False, 1.0),
+    "always_off": (False, 0.0),
+    "traceidratio": (False, None),
+    "parentbased_always_on": (True, 1.0),
+    "parentbased_always_off": (True, 0.0),
+    "parentbased_traceidratio": (True, None),
+}
+_DEFAULT_SAMPLER = "parentbased_traceidratio"
+# One in a hundred shows where time goes and costs nothing (docs/decisions/0011).
+_DEFAULT_RATIO = 0.01
+# The specification's 2048 spans are a fifth of a second of what a gateway makes when all requests are sampled.
+_DEFAULT_QUEUE_SPANS = 16_384
+_DEFAULT_INTERVAL_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the variables say. A protocol is None where that signal is not exported by OTLP."""
+
+    traces: Protocol | None
+    metrics: Protocol | None
+    ratio: float
+    honours_parent: bool
+    max_queue_spans: int
+    metric_interval_s: float
+    has_service_name: bool
+
+
+def read_environment(variables: Mapping[str, str]) -> Environment:
+    """Reads them. Raises SetupError for a value that has no meaning."""
+    is_disabled = variables.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    honours_parent, ratio = _sampler(variables)
+    return Environment(
+        traces=None if is_disabled else _protocol(variables, "TRACES"),
+        metrics=None if is_disabled else _protocol(variables, "METRICS"),
+        ratio=0.0 if is_disabled else ratio,
+        honours_parent=honours_parent,
+        max_queue_spans=int(_number(variables, "OTEL_BSP_MAX_QUEUE_SIZE", _DEFAULT_QUEUE_SPANS, lowest=1)),
+        metric_interval_s=_number(variables, "OTEL_METRIC_EXPORT_INTERVAL", _DEFAULT_INTERVAL_MS, lowest=1) / 1000,
+        has_service_name=bool(variables.get("OTEL_SERVICE_NAME")),
+    )
+
+
+def _protocol(variables: Mapping[str, str], signal: str) -> Protocol | None:
+    """The protocol of a signal. Without an endpoint nothing is exported: the specification's default would look for one on this host."""
+    exporter = variables.get(f"OTEL_{signal}_EXPORTER", "")
+    if exporter not in ("", "otlp", "none"):
+        raise SetupError(f"OTEL_{signal}_EXPORTER: {exporter!r} is neither otlp nor none")
+    has_endpoint = any(variables.get(name) for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"))
+    if exporter == "none" or not (exporter or has_endpoint):
+        return None
+    name = f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL"
+    protocol = variables.get(name) or variables.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
+    if protocol == "grpc":
+        return "grpc"
+    if protocol == "http/protobuf":
+        return "http/protobuf"
+    raise SetupError(f"{name}: {protocol!r} is neither grpc nor http/protobuf")
+
+
+def _sampler(variables: Mapping[str, str]) -> tuple[bool, float]:
+    name = variables.get("OTEL_TRACES_SAMPLER") or _DEFAULT_SAMPLER
+    if name not in _SAMPLERS:
+        raise SetupError(f"OTEL_TRACES_SAMPLER: {name!r} is none of {', '.join(_SAMPLERS)}")
+    honours_parent, ratio = _SAMPLERS[name]
+    if ratio is None:
+        # Who names a sampler without its argument gets the specification's 1; who names none, our own default.
+        default = 1.0 if variables.get("OTEL_TRACES_SAMPLER") else _DEFAULT_RATIO
+        ratio = _number(variables, "OTEL_TRACES_SAMPLER_ARG", default, lowest=0, highest=1)
+    return honours_parent, ratio
+
+
+def _number(variables: Mapping[str, str], name: str, default: float, *, lowest: float, highest: float = 1e9) -> float:
+    text = variables.get(name)
+    if not text:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        raise SetupError(f"{name}: {text!r} is not a number") from None
+    if not lowest <= number <= highest:  # false for NaN too
+        raise SetupError(f"{name}: {text} is not from {lowest:g} to {highest:g}")
+    return number

@@ -1,0 +1,54 @@
+"""Builds a service's telemetry from its settings and the standard OTEL_* variables. For cli only."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+from neuronpipe import __version__
+from neuronpipe.core.config import ServerSettings
+from neuronpipe.core.logs import log
+from neuronpipe.core.metrics import Meters, Telemetry
+from neuronpipe.core.tracing import Clock, Span, Tracer
+from neuronpipe.telemetry.environment import Environment, read_environment
+from neuronpipe.telemetry.store import TraceStore
+
+
+@contextmanager
+def running_telemetry(service: str, settings: ServerSettings, variables: Mapping[str, str]) -> Iterator[Telemetry]:
+    """A service's telemetry, exported while the block runs. Raises SetupError. What is not asked for is not even imported."""
+    environment = read_environment(variables)
+    clock, meters = Clock(), Meters()
+    sinks: list[Callable[[Span], None]] = []
+    store = TraceStore(settings.kept_traces, service, clock) if settings.kept_traces else None
+    if store:
+        sinks.append(store.add)
+    with ExitStack() as stack:
+        if environment.traces or environment.metrics:
+            sinks += _start_otlp(service, environment, clock, meters, stack)
+        if settings.metrics_listen:
+            from neuronpipe.telemetry.prometheus import MetricsPort
+
+            port = MetricsPort(settings.metrics_listen, meters)
+            stack.callback(port.close)
+            log("metrics", address=port.address)
+        tracer = Tracer(sinks, ratio=environment.ratio, honours_parent=environment.honours_parent)
+        yield Telemetry(tracer, meters, store)
+
+
+def _start_otlp(service: str, environment: Environment, clock: Clock, meters: Meters, stack: ExitStack) -> list[Callable[[Span], None]]:
+    from opentelemetry.sdk.resources import Resource
+
+    names = {"service.namespace": "neuronpipe", "service.version": __version__}
+    if not environment.has_service_name:
+        names["service.name"] = service
+    resource = Resource.create(names)  # with OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME
+    if environment.metrics:
+        from neuronpipe.telemetry.otlp_metrics import MetricExport
+
+        stack.callback(MetricExport(environment.metrics, resource, meters, environment.metric_interval_s).close)
+    if not environment.traces:
+        return []
+    from neuronpipe.telemetry.spans import SpanQueue, otlp_exporter
+
+    queue = SpanQueue(otlp_exporter(environment.traces), resource, clock, meters, environment.max_queue_spans)
+    stack.callback(queue.close)
+    return [queue.add]

@@ -1,0 +1,1 @@
+"""`neuronpipe trace`: one request, and where its time went."""

@@ -1,0 +1,162 @@
+"""What traces and metrics cost, what the stages' spans cover, and whether spans get lost."""
+
+import asyncio
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+
+import grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from neuronpipe.rpc.client import open_channel
+from tests.bench.closed_loop import ClosedLoop, System
+from tests.bench.measurements import Measurement
+from tests.bench.systems import ALL, FOUR, find_repository, make_request, serving_all, serving_four
+
+SECTION = "telemetry"
+KINDS = ("fake", "float32")
+CALLERS = 32
+COVERAGE_CALLERS = (1, 64)
+OFF, ONE_PERCENT, EVERYTHING = "off", "1 %", "100 %"
+LOST = "spans of 10,000 requests"
+_REQUESTS = 10_000
+# The spans of a request in its trace.
+_SPANS = {ALL: 6, FOUR: 9}
+_EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+_LAST_SPANS_LIMIT_S = 30.0
+_SERVING = {ALL: serving_all, FOUR: serving_four}
+
+
+def measure_telemetry(texts: Sequence[str], rounds: int, seconds: float) -> Iterator[Measurement]:
+    """Without a collector, with 1 % of the requests, with all; the systems of a kind take turns. In the end, spans are counted."""
+    requests = [make_request(text) for text in texts]
+    with running_sink() as sink, ClosedLoop.started(requests) as loop:
+        for kind in KINDS:
+            with ExitStack() as stack:
+                repository = find_repository(kind)
+                systems = [
+                    (
+                        how,
+                        stack.enter_context(
+                            _SERVING[shape](repository, _name(shape, kind, how), environment=_variables(how, sink.endpoint))
+                        ),
+                    )
+                    for shape in (ALL, FOUR)
+                    for how in (OFF, ONE_PERCENT, EVERYTHING)
+                ]
+                for round in range(rounds):
+                    for how, system in systems:
+                        for callers in (CALLERS, *(COVERAGE_CALLERS if how == EVERYTHING else ())):
+                            found = loop.measure(system, callers, seconds)
+                            yield Measurement(section=SECTION, system=system.name, callers=callers, round=round, **vars(found))
+        for shape in (ALL, FOUR):
+            sink.clear()
+            with _SERVING[shape](find_repository("fake"), LOST, environment=_variables(EVERYTHING, sink.endpoint)) as lossless:
+                began_s = time.monotonic()
+                asyncio.run(_ask(lossless, requests))
+                took_s = time.monotonic() - began_s
+                complete, spans = _complete_traces(sink, _SPANS[shape])
+            yield Measurement(
+                section=SECTION,
+                system=f"{LOST}, {shape}",
+                callers=CALLERS,
+                round=0,
+                throughput_per_s=_REQUESTS / took_s,
+                figures={"requests": _REQUESTS, "complete_traces": complete, "spans": spans},
+            )
+
+
+def _name(shape: str, kind: str, how: str) -> str:
+    return f"{shape}, {kind}, {how}"
+
+
+def _variables(how: str, endpoint: str) -> Mapping[str, str]:
+    if how == OFF:
+        return {}
+    ratio = "0.01" if how == ONE_PERCENT else "1"
+    return {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": endpoint, "OTEL_TRACES_SAMPLER_ARG": ratio, "OTEL_METRICS_EXPORTER": "none"}
+
+
+async def _ask(system: System, requests: Sequence[bytes]) -> None:
+    numbers = iter(range(_REQUESTS))
+    async with open_channel(system.target) as channel:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(system.method)
+
+        async def caller() -> None:
+            for number in numbers:
+                await call(requests[number % len(requests)], timeout=60)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CALLERS):
+                group.create_task(caller())
+
+
+def _complete_traces(sink: "Sink", spans_of_a_request: int) -> tuple[int, int]:
+    """How many requests have all their spans, once no more come, and how many spans there are in all."""
+    deadline_s = time.monotonic() + _LAST_SPANS_LIMIT_S
+    while True:
+        counts = Counter[bytes]()
+        for message in sink.messages():
+            for resource in ExportTraceServiceRequest.FromString(message).resource_spans:
+                for scope in resource.scope_spans:
+                    counts.update(span.trace_id for span in scope.spans)
+        complete = sum(count == spans_of_a_request for count in counts.values())
+        if complete >= _REQUESTS or time.monotonic() >= deadline_s:
+            return complete, sum(counts.values())
+        time.sleep(1)
+
+
+class Sink:
+    """A collector in a process of its own that keeps what it gets unread: one that reads would take the machine from the servers."""
+
+    def __init__(self, endpoint: str, pipe: "Connection[str, list[bytes]]") -> None:
+        self.endpoint = endpoint
+        self._pipe = pipe
+
+    def messages(self) -> list[bytes]:
+        """What came since it was cleared."""
+        self._pipe.send("messages")
+        return self._pipe.recv()
+
+    def clear(self) -> None:
+        """Forgets it."""
+        self._pipe.send("clear")
+        self._pipe.recv()
+
+
+@contextmanager
+def running_sink() -> Iterator[Sink]:
+    """A sink; ended with the block."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve_sink, args=(theirs,), name="collector", daemon=True)
+    process.start()
+    try:
+        yield Sink(ours.recv()[0].decode(), ours)
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve_sink(pipe: "Connection[list[bytes], str]") -> None:
+    kept: list[bytes] = []
+
+    def export(message: bytes, context: grpc.ServicerContext) -> bytes:
+        kept.append(message)
+        return b""
+
+    server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.max_receive_message_length", -1)])
+    service, method = _EXPORT.strip("/").split("/")
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(export)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    pipe.send([f"http://127.0.0.1:{port}".encode()])
+    while True:
+        if pipe.recv() == "clear":
+            kept.clear()
+        pipe.send(list(kept))

@@ -1,0 +1,156 @@
+"""`neuronpipe cache`: counts, deletes and fills what services share."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from neuronpipe.api.v1.inference_pb2 import CacheOutcome
+from neuronpipe.api.v1.stages_pb2 import TokenizeItem
+from neuronpipe.bundles.repository import read_repository
+from neuronpipe.cli import main
+from neuronpipe.core.config import TokenCacheSettings
+from neuronpipe.tokenizer.stage import running_tokenizer
+from tests.integration.requests import classify
+from tests.redis_server import RedisServer, redis_server
+
+pytestmark = pytest.mark.local_only
+
+
+@pytest.fixture
+def redis(monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+    with redis_server() as server:
+        monkeypatch.setenv("NEURONPIPE_CACHE_REDIS_URL", server.url)
+        yield server
+
+
+def _warm(repository: Path, file: Path, *, model: str = "classifier", option: str = "--texts") -> None:
+    main(["cache", "warm", "--repository", str(repository), "--model", model, option, str(file)])
+
+
+def _written(folder: Path, *lines: str) -> Path:
+    file = folder / "lines.txt"
+    file.write_text("\n".join(lines))
+    return file
+
+
+def test_texts_are_tokenized_and_stored_once(
+    fake_repository: Path, redis: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = _written(tmp_path, "one", "two", "", "one", *(f"number {number}" for number in range(600)))
+    _warm(fake_repository, file)
+    assert capsys.readouterr().out == "603 inputs: 602 stored, 1 there already or given twice, 0 refused\n"
+    assert len(redis.stored_keys()) == 602
+    _warm(fake_repository, file)
+    assert capsys.readouterr().out == "603 inputs: 0 stored, 603 there already or given twice, 0 refused\n"
+
+
+async def test_a_tokenizer_finds_what_was_stored_ahead(fake_repository: Path, redis: RedisServer, tmp_path: Path) -> None:
+    await asyncio.to_thread(_warm, fake_repository, _written(tmp_path, "a text that is known"))
+    settings = TokenCacheSettings(redis_url=redis.url, redis_timeout_ms=1000, token_cache_redis="always", token_cache_bytes=0)
+    async with running_tokenizer(read_repository(fake_repository), settings) as stage, asyncio.timeout(10):
+        while True:
+            item = TokenizeItem(model="classifier", version="1", input=classify("a text that is known").input)
+            outcome = (await stage.tokenize(item)).token_cache
+            if outcome != CacheOutcome.CACHE_OUTCOME_BYPASS:  # not connected yet
+                break
+            await asyncio.sleep(0.01)
+    assert outcome == CacheOutcome.CACHE_OUTCOME_HIT_REDIS
+
+
+def test_inputs_with_options_are_given_as_json(
+    fake_repository: Path, redis: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    question = json.dumps({"question_answering": {"question": "Who?", "context": "It was me."}})
+    _warm(fake_repository, _written(tmp_path, question), model="answerer", option="--inputs")
+    assert capsys.readouterr().out.startswith("1 inputs: 1 stored")
+
+
+def test_an_input_that_would_be_refused_is_named_and_left_out(
+    fake_repository: Path, redis: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _warm(fake_repository, _written(tmp_path, "fine", "long " * 2000, "fine too"))
+    captured = capsys.readouterr()
+    assert captured.out == "3 inputs: 2 stored, 0 there already or given twice, 1 refused\n"
+    assert "line 2: text: 2002 tokens, the model takes 512" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("lines", "model", "option", "problem"),
+    [
+        (["a"], "answerer", "--texts", "line 1: the model's task takes more than a text; use --inputs"),
+        (["{}"], "classifier", "--inputs", "line 1: is no input of this model: it is not for the task text_classification"),
+        (['{"text_classification": {"text": "a"}}', "{"], "classifier", "--inputs", "line 2: is no input of this model"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused(
+    fake_repository: Path,
+    redis: RedisServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    lines: list[str],
+    model: str,
+    option: str,
+    problem: str,
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        _warm(fake_repository, _written(tmp_path, *lines), model=model, option=option)
+    assert ended.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_values_are_counted_by_kind_and_deleted_by_kind(redis: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("neuronpipe:tokens:a", "neuronpipe:tokens:b", "neuronpipe:results:a", "neuronpipe-2:tokens:a", "other"):
+        redis.ask("SET", name, "x" * 1000)
+    main(["cache", "stats"])
+    counts = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert (counts["tokens"][0], counts["results"][0]) == ("2", "1")
+    assert 2000 < int(counts["tokens"][1].replace(",", "")) < 4000
+
+    main(["cache", "clear", "--kind", "tokens"])
+    assert capsys.readouterr().out == "2 values deleted\n"
+    assert sorted(redis.stored_keys()) == [b"neuronpipe-2:tokens:a", b"neuronpipe:results:a", b"other"]
+    main(["cache", "clear"])
+    assert sorted(redis.stored_keys()) == [b"neuronpipe-2:tokens:a", b"other"]
+
+
+def test_signs_in_a_prefix_are_no_pattern(redis: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a*[b]?:tokens:1", "ab:tokens:1", "axb]?:tokens:1"):
+        redis.ask("SET", name, "x")
+    main(["cache", "clear", "--redis-prefix", "a*[b]?"])
+    assert sorted(redis.stored_keys()) == [b"ab:tokens:1", b"axb]?:tokens:1"]
+
+
+def test_a_redis_that_is_not_there_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["cache", "stats", "--redis-url", f"redis://:secret@127.0.0.1:{RedisServer().port}/0"])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "neuronpipe: UNAVAILABLE: Redis does not answer (ConnectionError)\n"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://:secret@h",
+        "redis+cluster://:secret@h:6379/3",
+        "redis+sentinel://h:1",
+        "redis+other://h",
+        "redis+sentinel://:secret@h:x/service",
+    ],
+)
+def test_an_address_that_is_none_is_refused_without_repeating_its_password(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["cache", "stats", "--redis-url", url])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("neuronpipe: redis_url: not an address of Redis; it is one of redis[s]://")
+    assert "secret" not in error
+
+
+def test_an_address_is_asked_for_where_there_is_none(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NEURONPIPE_CACHE_REDIS_URL", raising=False)
+    with pytest.raises(SystemExit):
+        main(["cache", "clear"])
+    assert capsys.readouterr().err == "neuronpipe: --redis-url: is missing; it is that of the services\n"

@@ -1,0 +1,162 @@
+"""Token cache and result cache through services, with a Redis that they share and that goes wrong under load."""
+
+import asyncio
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from demo.processes import ServiceProcess, four_processes
+from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, InferRequest, InferResponse
+from neuronpipe.api.v1.stages_pb2 import EncodedInput, TokenizeItem
+from neuronpipe.bundles.repository import read_repository, write_manifest
+from neuronpipe.client import AsyncClient
+from neuronpipe.core.config import TokenCacheSettings
+from neuronpipe.core.tensors import to_arrays
+from neuronpipe.tokenizer.stage import TokenizerStage, running_tokenizer
+from tests.integration.requests import classify
+from tests.redis_server import RedisServer, redis_server
+
+pytestmark = pytest.mark.local_only
+
+_MEMORY, _REDIS, _MISS, _BYPASS = (
+    CacheOutcome.CACHE_OUTCOME_HIT_MEMORY,
+    CacheOutcome.CACHE_OUTCOME_HIT_REDIS,
+    CacheOutcome.CACHE_OUTCOME_MISS,
+    CacheOutcome.CACHE_OUTCOME_BYPASS,
+)
+_ONLY_REDIS = ("--token-cache-bytes", "0", "--token-cache-redis", "always", "--redis-timeout-ms", "100")
+_LIMIT_S = 10
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+async def _until(client: AsyncClient, request: InferRequest, field: str, outcome: "CacheOutcome.ValueType") -> InferResponse:
+    """Asks until the outcome comes: Redis is connected, and written to, beside the requests."""
+    async with asyncio.timeout(_LIMIT_S):
+        while True:
+            response = await client.infer(request)
+            if getattr(response.usage, field) == outcome:
+                return response
+            await asyncio.sleep(0.02)
+
+
+def _gateway(stack: ExitStack, repository: Path, redis: RedisServer, stages: dict[str, ServiceProcess]) -> ServiceProcess:
+    """A gateway and a tokenizer of its own, before the other stages that there are."""
+    options = ("--repository", str(repository))
+    tokenizer = stack.enter_context(ServiceProcess("tokenizer", *options, "--redis-url", redis.url, *_ONLY_REDIS)).wait_until_ready()
+    targets = {"tokenizer": tokenizer, "executor": stages["neuron-executor"], "postprocessor": stages["postprocessor"]}
+    gateway = ServiceProcess("gateway", *options, *(f"--{name}-target={stage.target}" for name, stage in targets.items()))
+    stack.enter_context(gateway).wait_for("all stages reached")
+    return gateway
+
+
+async def test_two_tokenizer_processes_share_what_either_tokenized(fake_repository: Path, redis: RedisServer) -> None:
+    with ExitStack() as stack:
+        stages = stack.enter_context(four_processes(fake_repository))
+        first, second = (_gateway(stack, fake_repository, redis, stages) for _ in range(2))
+        async with AsyncClient(first.target) as one, AsyncClient(second.target) as other:
+            await _until(other, classify("connect"), "token_cache", _MISS)
+            tokenized = await _until(one, classify("a text for both"), "token_cache", _REDIS)
+            found = await other.infer(classify("a text for both"))
+    assert found.usage.token_cache == _REDIS
+    assert found.result == tokenized.result
+    assert found.usage.tokens == tokenized.usage.tokens
+
+
+async def _encode(stage: TokenizerStage, text: str) -> EncodedInput:
+    return await stage.tokenize(TokenizeItem(model="classifier", version="1", input=classify(text).input))
+
+
+async def test_a_changed_tokenizer_finds_nothing_of_the_former(fake_repository: Path, redis: RedisServer, tmp_path: Path) -> None:
+    changed = tmp_path / "changed"
+    shutil.copytree(fake_repository / "classifier", changed / "classifier")
+    (bundle,) = read_repository(changed)
+    tokenizer = bundle.folder / bundle.manifest.tokenizer_file
+    tokenizer.write_text(
+        tokenizer.read_text().replace('"lowercase":true', '"lowercase":false').replace('"lowercase": true', '"lowercase": false')
+    )
+    (bundle.folder / "manifest.json").unlink()
+    write_manifest(bundle.folder, bundle.manifest)
+
+    settings = TokenCacheSettings(redis_url=redis.url, redis_timeout_ms=1000, token_cache_bytes=0, token_cache_redis="always")
+    former_bundles = [bundle for bundle in read_repository(fake_repository) if bundle.spec.name == "classifier"]
+    async with running_tokenizer(former_bundles, settings) as former, running_tokenizer(read_repository(changed), settings) as stage:
+        async with asyncio.timeout(_LIMIT_S):
+            while (await _encode(former, "A TEXT")).token_cache != _REDIS:
+                await asyncio.sleep(0.01)
+            while (found := await _encode(stage, "A TEXT")).token_cache == _BYPASS:
+                await asyncio.sleep(0.01)
+        assert found.token_cache == _MISS
+        ids, former_ids = (to_arrays(encoded.sequences[0])["input_ids"].tolist() for encoded in (found, await _encode(former, "A TEXT")))
+        assert ids != former_ids
+
+
+@pytest.mark.parametrize("fault", ["killed", "hung", "flushed"])
+async def test_no_request_fails_when_redis_does(fake_repository: Path, redis: RedisServer, fault: str) -> None:
+    options = ("--repository", str(fake_repository), "--redis-url", redis.url, "--result-cache-models", "*", *_ONLY_REDIS)
+    with ServiceProcess("all", *options) as process:
+        async with AsyncClient(process.wait_until_ready().target) as client:
+            texts = [f"text number {number}" for number in range(40)]
+            expected = {text: (await client.infer(_uncached(text))).result for text in texts}
+            await _until(client, _uncached("connect"), "token_cache", _REDIS)
+
+            async def send(until: asyncio.Event) -> Counter[str]:
+                outcomes: Counter[str] = Counter()
+                while not until.is_set():
+                    for text in texts:
+                        response = await client.infer(_uncached(text))
+                        assert response.result == expected[text]
+                        outcomes[CacheOutcome.Name(response.usage.token_cache)] += 1
+                return outcomes
+
+            done = asyncio.Event()
+            sending = [asyncio.create_task(send(done)) for _ in range(4)]
+            await asyncio.sleep(0.3)
+            if fault == "killed":
+                redis.stop()
+            elif fault == "hung":
+                redis.send(signal.SIGSTOP)
+            else:
+                redis.ask("FLUSHALL")
+            await asyncio.sleep(1)
+            if fault == "killed":
+                redis.start()
+            elif fault == "hung":
+                redis.send(signal.SIGCONT)
+            await _until(client, _uncached("connect again"), "token_cache", _REDIS)
+            done.set()
+            outcomes = sum(await asyncio.gather(*sending), Counter[str]())
+        assert outcomes["CACHE_OUTCOME_HIT_REDIS"] > 0
+        assert fault == "flushed" or outcomes["CACHE_OUTCOME_BYPASS"] > 0
+
+
+def _uncached(text: str) -> InferRequest:
+    """A request whose result is computed, so that the token cache is asked."""
+    request = classify(text)
+    request.cache_control = CacheControl.CACHE_CONTROL_BYPASS
+    return request
+
+
+async def test_a_result_that_one_gateway_computed_another_finds(fake_repository: Path, redis: RedisServer) -> None:
+    options = ("--repository", str(fake_repository), "--redis-url", redis.url, "--result-cache-models", "classifier")
+    with ServiceProcess("all", *options) as first, ServiceProcess("all", *options) as second:
+        targets = (first.wait_until_ready().target, second.wait_until_ready().target)
+        async with AsyncClient(targets[0]) as one, AsyncClient(targets[1]) as other, asyncio.timeout(_LIMIT_S):
+            # Both connect, and the one stores, beside the requests; so a text may miss, and the next one is tried.
+            found, number = InferResponse(), 0
+            while found.usage.result_cache != _REDIS:
+                text, number = f"text number {number}", number + 1
+                computed = await one.infer(classify(text))
+                await asyncio.sleep(0.05)
+                found = await other.infer(classify(text))
+                assert found.result == computed.result
+            assert (await other.infer(classify(text))).usage.result_cache == _MEMORY

@@ -1,0 +1,70 @@
+"""Collectors that are down or never answer: callers notice nothing, and what is lost is counted."""
+
+import signal
+import socket
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from demo.processes import ServiceProcess
+from neuronpipe.client import Client
+
+pytestmark = pytest.mark.local_only
+
+_REQUESTS = 150
+_QUEUE = 64
+# The last spans and the last metrics may take three seconds each to leave, then their exporters are given up.
+_END_LIMIT_S = 12
+
+
+@contextmanager
+def _nobody() -> Iterator[int]:
+    """A port that refuses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        yield probe.getsockname()[1]
+
+
+@contextmanager
+def _silent() -> Iterator[int]:
+    """A port that takes connections and never says a word."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(64)
+        yield listening.getsockname()[1]
+
+
+def _lost(process: ServiceProcess) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://{process.wait_for('metrics')['address']}/metrics") as response:
+        lines = response.read().decode().splitlines()
+    found = (line.rpartition(" ") for line in lines if line.startswith("neuronpipe_telemetry_spans_total"))
+    return {name.split('"')[1]: float(value) for name, _, value in found}
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+@pytest.mark.parametrize("collector", [_nobody, _silent], ids=["down", "silent"])
+def test_requests_are_answered_and_the_service_ends_whatever_its_collector_does(
+    fake_repository: Path, collector: object, protocol: str
+) -> None:
+    assert callable(collector)
+    with collector() as port:
+        environment = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+            "OTEL_TRACES_SAMPLER": "always_on",
+            "OTEL_BSP_MAX_QUEUE_SIZE": str(_QUEUE),
+        }
+        options = ("--repository", str(fake_repository), "--metrics-listen", "127.0.0.1:0")
+        with ServiceProcess("all", *options, environment=environment) as process:
+            with Client(process.wait_until_ready().target, timeout_s=5) as client:
+                for number in range(_REQUESTS):
+                    client.embed("minilm", f"text {number}")
+            lost = _lost(process)
+            process.signal(signal.SIGTERM)
+            assert process.wait(_END_LIMIT_S) == 0
+    # Seven spans each: the request's, three stages', two of the prediction, a batch's. What is with the collector has no end yet.
+    assert lost["exported"] == 0
+    assert lost["dropped"] >= 7 * _REQUESTS - 3 * _QUEUE

@@ -1,0 +1,70 @@
+"""docs/grafana.json and docs/alerts.yaml: each query names series, and labels of them, that a real scrape has."""
+
+import json
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from demo.processes import four_processes
+from neuronpipe.client import Client
+
+pytestmark = pytest.mark.local_only
+
+_DOCS = Path(__file__).parents[2] / "docs"
+# Of the scraper, not of the page.
+_SCRAPERS_LABELS = {"job", "instance"}
+
+
+def _queries() -> dict[str, str]:
+    """Every query by where it stands."""
+    panels = json.loads((_DOCS / "grafana.json").read_text())["panels"]
+    queries = {f"{panel['title']} {target['refId']}": target["expr"] for panel in panels for target in panel["targets"]}
+    rules = [rule for group in yaml.safe_load((_DOCS / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+    return queries | {rule["alert"]: rule["expr"] for rule in rules}
+
+
+@pytest.fixture(scope="module")
+def series(fake_repository: Path) -> dict[str, set[str]]:
+    """The labels of each series, from all services after one request."""
+    found: dict[str, set[str]] = {}
+    # Spans are counted where they are exported: to nobody, here.
+    environment = {
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9",
+        "OTEL_TRACES_SAMPLER": "always_off",
+        # Whether it answers or not.
+        "NEURONPIPE_TOKENIZER_REDIS_URL": "redis://127.0.0.1:9",
+        "NEURONPIPE_GATEWAY_RESULT_CACHE_MODELS": "*",
+    }
+    with four_processes(fake_repository, "--metrics-listen", "127.0.0.1:0", environment=environment) as processes:
+        with Client(processes["gateway"].target) as client:
+            client.embed("minilm", "A fine day.")
+        for process in processes.values():
+            address = process.wait_for("metrics")["address"]
+            request = urllib.request.Request(f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text"})
+            with urllib.request.urlopen(request) as response:
+                text = response.read().decode()
+            for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]
+                for sample in family.samples:
+                    found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+@pytest.mark.parametrize("where", _queries())
+def test_a_query_names_series_and_labels_that_exist(series: dict[str, set[str]], where: str) -> None:
+    query = _queries()[where]
+    labels = {word for group in re.findall(r"(?:by|ignoring|on) \(([^)]*)\)", query) for word in re.split(r", *", group)}
+    labels |= set(re.findall(r"[{,] *(\w+) *(?:=~|!=|!~|=)", query))
+    names = set(re.findall(r"\bneuronpipe_\w+", query)) - labels
+    assert names
+    assert names <= series.keys(), names - series.keys()
+    assert labels - _SCRAPERS_LABELS <= set().union(*(series[name] for name in names))
+
+
+def test_every_series_is_shown_somewhere(series: dict[str, set[str]]) -> None:
+    shown = " ".join(_queries().values())
+    unshown = {name for name in series if not re.search(rf"\b{re.sub('_(bucket|count|sum)$', '', name)}", shown)}
+    assert unshown == set()

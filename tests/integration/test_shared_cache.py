@@ -1,0 +1,283 @@
+"""The cache with a real Redis: shared, and in nobody's way when Redis is absent, slow, full, or talks nonsense."""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from neuronpipe.api.v1.inference_pb2 import CacheOutcome
+from neuronpipe.cache.cache import Cache, Computed
+from neuronpipe.core.config import CachePolicy, RedisSettings
+from tests.redis_server import RedisServer, proxy, redis_server
+
+pytestmark = pytest.mark.local_only
+
+_HIT, _MISS, _BYPASS = CacheOutcome.CACHE_OUTCOME_HIT_REDIS, CacheOutcome.CACHE_OUTCOME_MISS, CacheOutcome.CACHE_OUTCOME_BYPASS
+# Far more than a look-up is waited for (25 ms), for a machine that is busy.
+_SOON_S = 5.0
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@asynccontextmanager
+async def _cache(url: str, policy: CachePolicy = "always", **settings: object) -> AsyncIterator[Cache]:
+    """A cache that has no memory of its own, so that Redis is asked every time."""
+    # A machine that is busy answers late; where that is not what a test is about, Redis is waited for.
+    cache = Cache("tokens", 0, RedisSettings(**{"redis_url": url, "redis_timeout_ms": 1000} | settings), policy)  # type: ignore[arg-type]
+    try:
+        yield cache
+    finally:
+        await cache.close()
+
+
+def _value_of(key: bytes) -> bytes:
+    return b"the value of " + key
+
+
+async def _get(cache: Cache, key: bytes, seconds: float = 0.01) -> "CacheOutcome.ValueType":
+    """Where a key's value came from; whatever happened, it is the right one."""
+
+    async def compute() -> Computed:
+        return Computed(_value_of(key), seconds)
+
+    value, outcome = await cache.get(key, 100, compute)
+    assert value == _value_of(key)
+    return outcome
+
+
+async def _wait_for(condition: Callable[[], Awaitable[bool]]) -> None:
+    give_up_s = time.monotonic() + _SOON_S
+    while not await condition():
+        assert time.monotonic() < give_up_s, "it does not come"
+        await asyncio.sleep(0.01)
+
+
+async def _connected(cache: Cache) -> None:
+    """Waits until Redis is asked."""
+
+    async def is_asked() -> bool:
+        return await _get(cache, random.randbytes(8)) != _BYPASS
+
+    await _wait_for(is_asked)
+
+
+async def _stored(cache: Cache, key: bytes) -> None:
+    """Waits until Redis has a key."""
+
+    async def is_found() -> bool:
+        return await _get(cache, key) == _HIT
+
+    await _wait_for(is_found)
+
+
+async def test_what_one_process_stored_another_finds(server: RedisServer) -> None:
+    async with _cache(server.url) as first, _cache(server.url) as second:
+        await _connected(first)
+        await _connected(second)
+        assert await _get(first, b"key") == _MISS
+        await _stored(first, b"key")
+        assert await _get(second, b"key") == _HIT
+
+
+async def test_what_is_stored_ends_some_day(server: RedisServer) -> None:
+    async with _cache(server.url, redis_ttl_s=77) as cache:
+        await _connected(cache)
+        await _stored(cache, b"key")
+        assert all(70 <= server.ask("TTL", name) <= 77 for name in server.stored_keys())
+
+
+async def test_deployments_with_prefixes_of_their_own_do_not_see_each_other(server: RedisServer) -> None:
+    async with _cache(server.url, redis_prefix="one") as one, _cache(server.url, redis_prefix="two") as two:
+        await _connected(one)
+        await _connected(two)
+        await _stored(one, b"key")
+        assert await _get(two, b"key") == _MISS
+        assert all(name.startswith((b"one:tokens:", b"two:tokens:")) for name in server.stored_keys())
+
+
+async def test_a_redis_that_was_absent_is_used_once_it_is_there() -> None:
+    server = RedisServer()
+    async with _cache(server.url) as cache:
+        for number in range(20):
+            assert await _get(cache, b"%d" % number) == _BYPASS
+            await asyncio.sleep(0.01)  # it is tried to connect meanwhile
+        with server:
+            await _connected(cache)
+            await _stored(cache, b"key")
+
+
+async def test_a_redis_that_was_killed_is_used_again_once_it_is_back(server: RedisServer) -> None:
+    async with _cache(server.url) as cache:
+        await _connected(cache)
+        server.stop()
+        assert [await _get(cache, b"%d" % number) for number in range(100)][1:] == [_BYPASS] * 99
+        server.start()
+        await _connected(cache)
+
+
+async def test_a_redis_that_hangs_is_waited_for_once(server: RedisServer) -> None:
+    async with _cache(server.url, redis_timeout_ms=50) as cache:
+        await _connected(cache)
+        await _stored(cache, b"key")
+        server.send(signal.SIGSTOP)
+        outcomes = [await _get(cache, b"key") for _ in range(200)]
+        assert outcomes == [_MISS] + [_BYPASS] * 199
+        server.send(signal.SIGCONT)
+        await _stored(cache, b"key")
+
+
+async def test_late_answers_are_never_taken_for_those_to_other_questions(server: RedisServer) -> None:
+    async with proxy(server.port) as between, _cache(between.url, redis_timeout_ms=20) as cache:
+        await _connected(cache)
+        for number in range(30):
+            await _get(cache, b"%d" % number)
+        chance = random.Random(1)
+        for round_ in range(60):
+            between.delay_s = chance.choice([0, 0.015, 0.025, 0.06])
+            # Each asserts that it gets its own value.
+            await asyncio.gather(*(_get(cache, b"%d" % chance.randrange(30)) for _ in range(5)))
+            if round_ % 10 == 0:
+                between.delay_s = 0
+                await _connected(cache)
+
+
+async def test_connections_that_are_cut_cost_no_request(server: RedisServer) -> None:
+    async with proxy(server.port) as between, _cache(between.url, redis_timeout_ms=25) as cache:
+        await _connected(cache)
+        between.is_cutting = True
+        assert [await _get(cache, b"%d" % number) for number in range(50)][1:] == [_BYPASS] * 49
+        between.is_cutting = False
+        await _connected(cache)
+
+
+@pytest.mark.parametrize("fault", ["is_corrupting", "is_babbling"])
+async def test_nonsense_is_never_taken_for_a_value(server: RedisServer, fault: str) -> None:
+    async with proxy(server.port) as between, _cache(between.url, redis_timeout_ms=25) as cache:
+        await _connected(cache)
+        for number in range(20):
+            await _get(cache, b"%d" % number)
+        await _stored(cache, b"0")
+        setattr(between, fault, True)
+        for round_ in range(40):
+            await asyncio.gather(*(_get(cache, b"%d" % number) for number in range(20)))
+            await asyncio.sleep(0.01 if round_ % 4 else 0.1)
+        setattr(between, fault, False)
+        await _stored(cache, b"0")
+
+
+@pytest.mark.parametrize("value", [b"", b"garbage", b"\x02" + bytes(30), "a value of another key"], ids=str)
+async def test_a_value_that_is_none_of_ours_is_replaced(server: RedisServer, value: bytes | str) -> None:
+    async with _cache(server.url) as cache:
+        await _connected(cache)
+        await _stored(cache, b"key")
+        await _stored(cache, b"other")
+        names = (b"neuronpipe:tokens:key", b"neuronpipe:tokens:other")
+        server.ask("SET", names[0], value if isinstance(value, bytes) else server.ask("GET", names[1]))
+        assert await _get(cache, b"key") == _MISS
+        await _stored(cache, b"key")
+
+
+async def test_a_key_that_holds_no_string_is_a_miss(server: RedisServer) -> None:
+    async with _cache(server.url) as cache:
+        await _connected(cache)
+        server.ask("RPUSH", "neuronpipe:tokens:key", "a list")
+        assert await _get(cache, b"key") == _MISS
+
+
+async def test_a_flushed_redis_is_filled_again(server: RedisServer) -> None:
+    async with _cache(server.url) as cache:
+        await _connected(cache)
+        await _stored(cache, b"key")
+        server.ask("FLUSHALL")
+        assert await _get(cache, b"key") == _MISS
+        await _stored(cache, b"key")
+
+
+@pytest.mark.parametrize("refusal", ["full", "read-only"])
+async def test_a_redis_that_refuses_to_store_is_still_read(server: RedisServer, refusal: str) -> None:
+    async with _cache(server.url) as cache:
+        await _connected(cache)
+        await _stored(cache, b"key")
+        if refusal == "full":
+            server.ask("CONFIG", "SET", "maxmemory", 1)
+        else:
+            server.ask("REPLICAOF", "127.0.0.1", 1)
+        for number in range(20):
+            assert await _get(cache, b"new %d" % number) == _MISS
+            assert await _get(cache, b"key") == _HIT
+            await asyncio.sleep(0.01)
+        if refusal == "full":
+            server.ask("CONFIG", "SET", "maxmemory", 0)
+        else:
+            server.ask("REPLICAOF", "NO", "ONE")
+        await _stored(cache, b"new 1")
+
+
+async def test_a_slow_redis_is_left_alone_where_computing_is_quicker(server: RedisServer) -> None:
+    async with proxy(server.port) as between, _cache(between.url, "auto", redis_timeout_ms=1000) as cache:
+        between.delay_s = 0.02
+        # What takes 1 ms to compute is looked up at first, since nothing is known, and then no more.
+        give_up_s = time.monotonic() + 20
+        outcomes: list[CacheOutcome.ValueType] = []
+        while outcomes[-200:] != [_BYPASS] * 200 or len(outcomes) < 400:
+            assert time.monotonic() < give_up_s, outcomes
+            outcomes.append(await _get(cache, random.randbytes(8), seconds=0.001))
+            await asyncio.sleep(0.001)
+
+
+async def test_what_takes_long_to_compute_is_looked_up_by_itself(server: RedisServer) -> None:
+    async with _cache(server.url, "auto") as cache:
+        await _connected(cache)
+
+        async def is_found() -> bool:
+            return await _get(cache, b"key", seconds=0.05) == _HIT
+
+        await _wait_for(is_found)
+
+
+async def test_a_password_and_a_user_are_given_to_redis(server: RedisServer) -> None:
+    server.ask("ACL", "SETUSER", "reader", "on", ">se/cret", "~*", "+@all")
+    host = f"127.0.0.1:{server.port}"
+    async with _cache(f"redis://reader:se%2Fcret@{host}/3") as cache, _cache(f"redis://reader:wrong@{host}/3") as refused:
+        await _connected(cache)
+        await _stored(cache, b"key")
+        assert "reader" in {client["user"] for client in server.ask("CLIENT LIST")}
+        for _ in range(20):
+            assert await _get(refused, b"key") == _BYPASS
+            await asyncio.sleep(0.01)
+        assert {entry["reason"] for entry in server.ask("ACL LOG")} == {"auth"}
+
+
+async def test_a_master_is_found_by_its_sentinel(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> None:
+    configuration = tmp_path_factory.mktemp("sentinel") / "sentinel.conf"
+    configuration.write_text(f"sentinel monitor ours 127.0.0.1 {server.port} 1\n")
+    with RedisServer.sentinel(configuration) as sentinel:
+        url = f"redis+sentinel://127.0.0.1:{sentinel.port}/ours/0"
+        async with _cache(url, redis_timeout_ms=500) as cache:
+            await _connected(cache)
+            await _stored(cache, b"key")
+    assert b"neuronpipe:tokens:key" in server.stored_keys()
+
+
+async def test_a_cluster_is_asked_node_by_node() -> None:
+    with redis_server("--cluster-enabled", "yes") as server:
+        server.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+
+        async def is_up() -> bool:
+            return bool(server.ask("CLUSTER INFO")["cluster_state"] == "ok")
+
+        await _wait_for(is_up)
+        async with _cache(f"redis+cluster://127.0.0.1:{server.port}", redis_timeout_ms=500) as cache:
+            await _connected(cache)
+            await asyncio.gather(*(_get(cache, b"%d" % number) for number in range(30)))
+            await _stored(cache, b"0")
+            outcomes = await asyncio.gather(*(_get(cache, b"%d" % number) for number in range(30)))
+            assert outcomes == [_HIT] * 30

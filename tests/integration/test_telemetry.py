@@ -1,0 +1,303 @@
+"""What arrives at a real OTLP receiver from four processes: complete, consistent, and the same numbers as in the responses."""
+
+import asyncio
+import random
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from demo.processes import ServiceProcess, four_processes
+from neuronpipe.api.v1.inference_pb2 import InferBatchRequest, InferRequest, InferResponse, InferStreamRequest
+from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
+from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, SentenceEmbeddingInput, TaskInput
+from neuronpipe.core.telemetry import Attributes, Events, Metrics, Spans
+from neuronpipe.rpc.client import open_channel
+from tests.integration.collector import Collector, Received, grpc_collector, http_collector
+
+pytestmark = pytest.mark.local_only
+
+SERVER_KIND = 2
+# service → the spans that each of its requests has there.
+_TREE = {
+    "gateway": [Spans.INFER, Spans.PREPROCESS, Spans.PREDICT, Spans.POSTPROCESS],
+    "tokenizer": [Spans.TOKENIZE_RPC],
+    "neuron-executor": [Spans.EXECUTE_RPC, Spans.QUEUE, Spans.COMPUTE],
+    "postprocessor": [Spans.POSTPROCESS_RPC],
+}
+# span → its parent.
+_PARENTS = {
+    Spans.PREPROCESS: Spans.INFER,
+    Spans.PREDICT: Spans.INFER,
+    Spans.POSTPROCESS: Spans.INFER,
+    Spans.TOKENIZE_RPC: Spans.PREPROCESS,
+    Spans.EXECUTE_RPC: Spans.PREDICT,
+    Spans.POSTPROCESS_RPC: Spans.POSTPROCESS,
+    Spans.QUEUE: Spans.EXECUTE_RPC,
+    Spans.COMPUTE: Spans.EXECUTE_RPC,
+}
+_SPANS_OF_A_REQUEST = sum(map(len, _TREE.values()))
+# Two processes read the distance of the machine's wall clock from its monotonic one to within this.
+_CLOCKS_NS = 200_000
+_QUICK = {"OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_METRIC_EXPORT_INTERVAL": "200"}
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Four processes that export to a collector."""
+
+    collector: Collector
+    processes: Mapping[str, ServiceProcess]
+
+    @property
+    def target(self) -> str:
+        return self.processes["gateway"].target
+
+
+@contextmanager
+def observed(repository: Path, collector: Collector, **variables: str) -> Iterator[Observed]:
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, **_QUICK, **variables}
+    with four_processes(repository, environment=environment) as processes:
+        yield Observed(collector, processes)
+
+
+@pytest.fixture(scope="module")
+def exporting(fake_repository: Path) -> Iterator[Observed]:
+    """Samples what its caller samples, and nothing else."""
+    with grpc_collector() as collector, observed(fake_repository, collector, OTEL_TRACES_SAMPLER="parentbased_always_off") as one:
+        yield one
+
+
+@dataclass(frozen=True)
+class Answered:
+    trace_id: str
+    parent_id: str
+    response: InferResponse
+
+
+def _embedding(text: str) -> InferRequest:
+    return InferRequest(model="minilm", input=TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text)))
+
+
+def _question(windows: int) -> InferRequest:
+    """A context of so many windows, which are a sequence each."""
+    context = "the cat sat on the mat and looked at the dog " * (25 * windows)
+    input = QuestionAnsweringInput(question="who sat on the mat?", context=context)
+    return InferRequest(model="answerer", input=TaskInput(question_answering=input))
+
+
+async def _ask(target: str, requests: Sequence[InferRequest], *, flags: str = "01") -> list[Answered]:
+    """Sends the requests at once, each in a trace of its own."""
+    async with open_channel(target) as channel:
+        stub = InferenceServiceStub(channel)
+
+        async def ask(request: InferRequest) -> Answered:
+            trace_id, parent_id = f"{random.getrandbits(128):032x}", f"{random.getrandbits(64):016x}"
+            metadata = (("traceparent", f"00-{trace_id}-{parent_id}-{flags}"),)
+            return Answered(trace_id, parent_id, await stub.Infer(request, timeout=30, metadata=metadata))
+
+        return await asyncio.gather(*map(ask, requests))
+
+
+def _wait_for_traces(collector: Collector, answered: Sequence[Answered], count: int = _SPANS_OF_A_REQUEST) -> None:
+    wanted = {one.trace_id for one in answered}
+
+    def is_there(found: Collector) -> bool:
+        spans = [span for span in found.spans if span.trace_id in wanted]
+        batches = {key for span in spans for key in span.links}
+        return len(spans) >= count * len(answered) and batches <= {span.key for span in found.spans}
+
+    collector.wait_until(is_there)
+
+
+def _by_name(spans: Sequence[Received]) -> dict[str, Received]:
+    return {span.name: span for span in spans}
+
+
+async def test_every_sampled_request_has_all_its_spans_with_the_right_parents(exporting: Observed) -> None:
+    answered = await _ask(exporting.target, [_embedding(f"text {number}") for number in range(64)])
+    _wait_for_traces(exporting.collector, answered)
+    for one in answered:
+        spans = exporting.collector.trace(one.trace_id)
+        assert {service: sorted(span.name for span in spans if span.service == service) for service in _TREE} == {
+            service: sorted(names) for service, names in _TREE.items()
+        }
+        by_name = _by_name(spans)
+        assert by_name[Spans.INFER].parent_id == one.parent_id
+        for name, parent in _PARENTS.items():
+            assert by_name[name].parent_id == by_name[parent].span_id, name
+            assert by_name[name].started_ns >= by_name[parent].started_ns - _CLOCKS_NS, name
+            assert by_name[name].ended_ns <= by_name[parent].ended_ns + _CLOCKS_NS, name
+
+
+async def test_batches_and_their_members_link_to_each_other(exporting: Observed) -> None:
+    texts = ["word " * (1 + number % 7) for number in range(64)]
+    answered = await _ask(exporting.target, [_embedding(text) for text in texts])
+    _wait_for_traces(exporting.collector, answered)
+    by_key = {span.key: span for span in exporting.collector.spans}
+    computes = [_by_name(exporting.collector.trace(one.trace_id))[Spans.COMPUTE] for one in answered]
+    sizes: set[int] = set()
+    for one, compute in zip(answered, computes, strict=True):
+        ((batch_key, of_rows),) = compute.links.items()
+        batch = by_key[batch_key]
+        assert (batch.name, batch.parent_id, batch.service) == (Spans.BATCH, "", "neuron-executor")
+        assert batch.links[compute.key] == of_rows  # row, tokens and bucket, the same from both ends
+        assert of_rows[0][Attributes.TOKENS] == one.response.usage.tokens
+        assert of_rows[0][Attributes.BUCKET_TOKENS] == one.response.usage.bucket_tokens
+        assert (batch.started_ns, batch.ended_ns) == (compute.started_ns, compute.ended_ns)
+        assert batch.attributes[Attributes.BATCH_SIZE] == one.response.usage.batch_size
+        sizes.add(one.response.usage.batch_size)
+        rows = [row[Attributes.ROW] for links in batch.links.values() for row in links]
+        assert sorted(rows) == list(range(one.response.usage.batch_size))  # all members are sampled
+    assert max(sizes) > 1, "nothing was batched, so that this test showed nothing"
+
+
+async def test_a_request_of_several_sequences_links_each_row(exporting: Observed) -> None:
+    (one,) = await _ask(exporting.target, [_question(windows=4)])
+    _wait_for_traces(exporting.collector, [one])
+    computes = [span for span in exporting.collector.trace(one.trace_id) if span.name == Spans.COMPUTE]
+    rows = [row for compute in computes for links in compute.links.values() for row in links]
+    assert len(rows) > 2
+    assert sum(int(row[Attributes.TOKENS]) for row in rows) == one.response.usage.tokens
+
+
+async def test_the_timings_of_a_response_are_the_durations_of_its_spans(exporting: Observed) -> None:
+    answered = await _ask(exporting.target, [*(_embedding(f"text {number}") for number in range(20)), _question(windows=3)])
+    _wait_for_traces(exporting.collector, answered)
+    covered = []
+    for one in answered:
+        spans, timings = exporting.collector.trace(one.trace_id), one.response.timings
+        by_name = _by_name(spans)
+        assert by_name[Spans.INFER].duration_ns == timings.total_ns
+        assert by_name[Spans.PREPROCESS].duration_ns == timings.preprocess_ns
+        assert by_name[Spans.PREDICT].duration_ns == timings.predict_ns
+        assert by_name[Spans.POSTPROCESS].duration_ns == timings.postprocess_ns
+        assert sum(span.duration_ns for span in spans if span.name == Spans.QUEUE) == timings.predict_queue_ns
+        assert _covered_ns([span for span in spans if span.name == Spans.COMPUTE]) == timings.predict_compute_ns
+        stages_ns = timings.preprocess_ns + timings.predict_ns + timings.postprocess_ns
+        assert by_name[Spans.INFER].attributes[Attributes.REST_NS] == timings.total_ns - stages_ns
+        covered.append(stages_ns / timings.total_ns)
+    # The median: a request that lost the CPU between two lines shows that in its rest.
+    assert statistics.median(covered) >= 0.95
+
+
+def _covered_ns(spans: Sequence[Received]) -> int:
+    """How much time spans cover together."""
+    covered = until = 0
+    for span in sorted(spans, key=lambda one: one.started_ns):
+        covered += max(0, span.ended_ns - max(span.started_ns, until))
+        until = max(until, span.ended_ns)
+    return covered
+
+
+async def test_spans_tell_what_was_used(exporting: Observed) -> None:
+    (one,) = await _ask(exporting.target, [_embedding("a fine day")])
+    _wait_for_traces(exporting.collector, [one])
+    by_name = _by_name(exporting.collector.trace(one.trace_id))
+    usage, root = one.response.usage, by_name[Spans.INFER]
+    expected = {
+        Attributes.MODEL: "minilm",
+        Attributes.VERSION: "1",
+        Attributes.TASK: "sentence_embedding",
+        Attributes.REQUEST_ID: one.response.request_id,
+        Attributes.TOKENS: usage.tokens,
+        Attributes.TRUNCATED_TOKENS: 0,
+        Attributes.TOKEN_CACHE: "miss",
+        Attributes.BATCH_SIZE: usage.batch_size,
+        Attributes.BUCKET_TOKENS: usage.bucket_tokens,
+        Attributes.PADDED_TOKENS: usage.padded_tokens,
+        Attributes.RPC_STATUS: "OK",
+    }
+    assert expected.items() <= root.attributes.items()
+    assert root.kind == by_name[Spans.EXECUTE_RPC].kind == SERVER_KIND
+    compute = by_name[Spans.COMPUTE]
+    assert (compute.attributes[Attributes.BACKEND], compute.attributes[Attributes.CORE]) == ("fake", 0)
+
+
+async def test_a_callers_decision_not_to_sample_is_honoured(fake_repository: Path) -> None:
+    with grpc_collector() as collector, observed(fake_repository, collector, OTEL_TRACES_SAMPLER="parentbased_always_on") as system:
+        unsampled = await _ask(system.target, [_embedding("no")] * 5, flags="00")
+        sampled = await _ask(system.target, [_embedding("yes")] * 5, flags="01")
+        _wait_for_traces(collector, sampled)
+        assert not {span.trace_id for span in collector.spans} & {one.trace_id for one in unsampled}
+        batches = [span for span in collector.spans if span.name == Spans.BATCH]
+    # A batch is sampled where a member is: none of these is without a link.
+    assert all(batch.links for batch in batches)
+
+
+async def test_requests_of_a_batch_are_sampled_together_under_its_span(exporting: Observed) -> None:
+    trace_id = f"{random.getrandbits(128):032x}"
+    async with open_channel(exporting.target) as channel:
+        metadata = (("traceparent", f"00-{trace_id}-00f067aa0ba902b7-01"),)
+        request = InferBatchRequest(requests=[_embedding("one"), _embedding("two"), InferRequest(model="none")])
+        await InferenceServiceStub(channel).InferBatch(request, timeout=30, metadata=metadata)
+    # The request for an unknown model ends before any stage.
+    expected = 1 + 2 * _SPANS_OF_A_REQUEST + 1
+    exporting.collector.wait_until(lambda found: len(found.trace(trace_id)) >= expected)
+    spans = exporting.collector.trace(trace_id)
+    (whole,) = [span for span in spans if span.name == Spans.INFER_BATCH]
+    requests = [span for span in spans if span.name == Spans.REQUEST]
+    assert whole.kind == SERVER_KIND
+    assert [request.parent_id for request in requests] == [whole.span_id] * 3
+    assert sorted(str(request.attributes[Attributes.RPC_STATUS]) for request in requests) == ["NOT_FOUND", "OK", "OK"]
+
+
+async def test_every_request_of_a_stream_is_a_span(exporting: Observed) -> None:
+    trace_id = f"{random.getrandbits(128):032x}"
+    async with open_channel(exporting.target) as channel:
+        metadata = (("traceparent", f"00-{trace_id}-00f067aa0ba902b7-01"),)
+        requests = [InferRequest(model="minilm", request_id=str(number), input=_embedding("x").input) for number in range(3)]
+        call = InferenceServiceStub(channel).InferStream(
+            (InferStreamRequest(request=one) for one in requests), timeout=30, metadata=metadata
+        )
+        assert len([answer async for answer in call]) == 3
+    exporting.collector.wait_until(lambda found: len(found.trace(trace_id)) >= 3 * _SPANS_OF_A_REQUEST)
+    roots = [span for span in exporting.collector.trace(trace_id) if span.name == Spans.INFER_STREAM]
+    assert sorted(str(root.attributes[Attributes.REQUEST_ID]) for root in roots) == ["0", "1", "2"]
+
+
+async def test_an_expired_request_is_an_error_with_an_event_where_it_expired(slow_repository: Path) -> None:
+    with grpc_collector() as collector, observed(slow_repository, collector, OTEL_TRACES_SAMPLER="always_on") as system:
+        async with open_channel(system.target) as channel:
+            request = InferRequest(model="classifier")
+            request.input.text_classification.text = "too slow"
+            with pytest.raises(grpc.aio.AioRpcError):
+                await InferenceServiceStub(channel).Infer(request, timeout=0.5)
+        collector.wait_until(lambda found: {Spans.INFER, Spans.PREDICT, Spans.QUEUE} <= {span.name for span in found.spans})
+        by_name = _by_name(collector.spans)
+    for name in (Spans.INFER, Spans.PREDICT, Spans.EXECUTE_RPC, Spans.QUEUE):
+        assert by_name[name].is_error, name
+        assert by_name[name].attributes[Attributes.ERROR_TYPE] == "DEADLINE_EXCEEDED", name
+        assert by_name[name].events == (Events.EXPIRED,), name
+    assert not by_name[Spans.PREPROCESS].is_error
+
+
+async def test_histograms_hold_the_same_durations_as_the_responses(fake_repository: Path) -> None:
+    with grpc_collector() as collector, observed(fake_repository, collector, OTEL_TRACES_SAMPLER="always_off") as system:
+        answered = await _ask(system.target, [_embedding(f"text {number}") for number in range(30)])
+        key = ("gateway", Metrics.REQUEST_DURATION.name)
+        collector.wait_until(lambda found: sum(point.count for point in found.points.get(key, [])) == 30)
+        total, stages = collector.points[key], collector.points["gateway", Metrics.STAGE_DURATION.name]
+        sizes = ("neuron-executor", Metrics.BATCH_SIZE.name)
+        collector.wait_until(lambda found: sum(point.sum for point in found.points.get(sizes, [])) == 30)  # sequences in all batches
+    timings = [one.response.timings for one in answered]
+    assert sum(point.sum for point in total) == pytest.approx(sum(one.total_ns for one in timings) / 1e9, rel=1e-12)
+    sums: Counter[str] = Counter()
+    for point in stages:  # of each model
+        (stage,) = [attribute.value.string_value for attribute in point.attributes if attribute.key == Attributes.STAGE]
+        sums[stage] += point.sum
+    assert sums[Spans.PREDICT] == pytest.approx(sum(one.predict_ns for one in timings) / 1e9, rel=1e-12)
+    assert sums[Spans.QUEUE] == pytest.approx(sum(one.predict_queue_ns for one in timings) / 1e9, rel=1e-12)
+    assert sums[Spans.COMPUTE] == pytest.approx(sum(one.predict_compute_ns for one in timings) / 1e9, rel=1e-12)
+
+
+async def test_traces_arrive_by_http_as_well(fake_repository: Path) -> None:
+    with http_collector() as collector, observed(fake_repository, collector, OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf") as system:
+        answered = await _ask(system.target, [_embedding("hello")])
+        _wait_for_traces(collector, answered)
+        collector.wait_until(lambda found: ("gateway", Metrics.STAGE_DURATION.name) in found.points)

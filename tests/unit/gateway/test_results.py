@@ -1,0 +1,218 @@
+"""gateway/results.py: a result that is known is not computed again, and is never another request's."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, InferRequest, InferResponse
+from neuronpipe.api.v1.stages_pb2 import EncodedInput, ExecuteItem, PostprocessItem, Prediction, TokenizeItem
+from neuronpipe.api.v1.tasks_pb2 import LabelScore, TaskInput, TaskResult, TextClassificationInput, TextClassificationResult
+from neuronpipe.bundles.repository import read_repository
+from neuronpipe.core.config import PipelineSettings, ResultCacheSettings
+from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, SetupError, Unavailable
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.model import ModelTable
+from neuronpipe.core.stages import Call, Stages
+from neuronpipe.core.telemetry import Attributes, Metrics, Spans
+from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.results import running_result_cache
+from tests.unit.bundles.written import write_bundle
+from tests.unit.recorded import Recorded
+
+_HIT, _MISS, _BYPASS = (
+    CacheOutcome.CACHE_OUTCOME_HIT_MEMORY,
+    CacheOutcome.CACHE_OUTCOME_MISS,
+    CacheOutcome.CACHE_OUTCOME_BYPASS,
+)
+
+
+class _Stages:
+    """Stages that count, and whose results say what they are for."""
+
+    def __init__(self) -> None:
+        self.computed: list[str] = []
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+
+    async def tokenize(self, item: TokenizeItem) -> EncodedInput:
+        return EncodedInput(tokens=5, truncated_tokens=2)
+
+    async def execute(self, item: ExecuteItem) -> Prediction:
+        await self.may_end.wait()
+        return Prediction(batch_size=3, queue_ns=7)
+
+    async def postprocess(self, item: PostprocessItem) -> TaskResult:
+        text = f"{item.model}/{item.version}: {item.input.text_classification.text}"
+        self.computed.append(text)
+        return TaskResult(text_classification=TextClassificationResult(labels=[LabelScore(label=text, score=0.5)]))
+
+
+@pytest.fixture
+def stages() -> _Stages:
+    return _Stages()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Two versions of a model whose results are cached by setting, one cached by its manifest, and one that is not."""
+    write_bundle(tmp_path, "set", 1)
+    write_bundle(tmp_path, "set", 2)
+    write_bundle(tmp_path, "compiled", 1, cache_results=True)
+    write_bundle(tmp_path, "plain", 1)
+    return tmp_path
+
+
+@pytest_asyncio.fixture
+async def pipeline(stages: _Stages, repository: Path) -> AsyncIterator[Pipeline]:
+    bundles = read_repository(repository)
+    models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
+    async with running_result_cache(bundles, ResultCacheSettings(result_cache_models="set"), Telemetry()) as results:
+        yield Pipeline(models, Stages(stages.tokenize, stages.execute, stages.postprocess), PipelineSettings(), results=results)
+
+
+def _request(text: str = "so", model: str = "set", **changes: Any) -> InferRequest:
+    return InferRequest(model=model, input=TaskInput(text_classification=TextClassificationInput(text=text)), **changes)
+
+
+async def _infer(pipeline: Pipeline, request: InferRequest) -> InferResponse:
+    return await pipeline.infer(request, Call())
+
+
+async def test_a_known_result_is_not_computed_again(pipeline: Pipeline, stages: _Stages) -> None:
+    first, second = await _infer(pipeline, _request(request_id="a")), await _infer(pipeline, _request(request_id="b"))
+    assert stages.computed == ["set/2: so"]
+    assert second.result == first.result
+    assert (first.usage.result_cache, second.usage.result_cache) == (_MISS, _HIT)
+
+
+async def test_a_known_result_comes_with_what_is_true_of_this_request(pipeline: Pipeline) -> None:
+    await _infer(pipeline, _request(request_id="a"))
+    response = await _infer(pipeline, _request(request_id="b"))
+    assert (response.model, response.version, response.request_id) == ("set", "2", "b")
+    assert (response.usage.tokens, response.usage.truncated_tokens, response.usage.batch_size) == (5, 2, 0)
+    assert response.timings.total_ns > 0
+    assert response.timings.predict_ns == 0
+
+
+async def test_equal_requests_at_a_time_are_computed_once(pipeline: Pipeline, stages: _Stages) -> None:
+    responses = await asyncio.gather(*(_infer(pipeline, _request()) for _ in range(20)))
+    assert stages.computed == ["set/2: so"]
+    assert [response.usage.result_cache for response in responses] == [_MISS] + [_HIT] * 19
+
+
+@pytest.mark.parametrize(
+    "other",
+    [_request("other"), _request(version="1"), _request(model="compiled")],
+    ids=["another text", "another version", "another model"],
+)
+async def test_another_request_is_computed(pipeline: Pipeline, stages: _Stages, other: InferRequest) -> None:
+    await _infer(pipeline, _request())
+    assert (await _infer(pipeline, other)).usage.result_cache == _MISS
+    assert len(set(stages.computed)) == 2
+
+
+async def test_another_option_is_another_request(pipeline: Pipeline, stages: _Stages) -> None:
+    await _infer(pipeline, _request())
+    request = _request()
+    request.input.text_classification.top_k = 2
+    assert (await _infer(pipeline, request)).usage.result_cache == _MISS
+
+
+async def test_a_request_may_have_its_result_computed_and_not_kept(pipeline: Pipeline, stages: _Stages) -> None:
+    bypass = _request(cache_control=CacheControl.CACHE_CONTROL_BYPASS)
+    outcomes = [(await _infer(pipeline, request)).usage.result_cache for request in (bypass, _request(), bypass)]
+    assert outcomes == [_BYPASS, _MISS, _BYPASS]
+    assert len(stages.computed) == 3
+
+
+async def test_a_request_may_have_its_result_computed_anew(pipeline: Pipeline, stages: _Stages) -> None:
+    refresh = _request(cache_control=CacheControl.CACHE_CONTROL_REFRESH)
+    outcomes = [(await _infer(pipeline, request)).usage.result_cache for request in (_request(), refresh, _request())]
+    assert outcomes == [_MISS, _MISS, _HIT]
+    assert len(stages.computed) == 2
+
+
+async def test_a_model_that_did_not_ask_for_it_is_computed_every_time(pipeline: Pipeline, stages: _Stages) -> None:
+    outcomes = [(await _infer(pipeline, _request(model="plain"))).usage.result_cache for _ in range(2)]
+    assert outcomes == [CacheOutcome.CACHE_OUTCOME_UNSPECIFIED] * 2
+    assert len(stages.computed) == 2
+
+
+async def test_a_model_may_be_compiled_to_have_its_results_kept(pipeline: Pipeline, stages: _Stages) -> None:
+    outcomes = [(await _infer(pipeline, _request(model="compiled"))).usage.result_cache for _ in range(2)]
+    assert outcomes == [_MISS, _HIT]
+
+
+async def test_a_known_result_is_answered_though_nothing_more_is_admitted(stages: _Stages, repository: Path) -> None:
+    bundles = read_repository(repository)
+    models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
+    async with running_result_cache(bundles, ResultCacheSettings(result_cache_models="*"), Telemetry()) as results:
+        settings = PipelineSettings(max_requests_in_flight=1)
+        pipeline = Pipeline(models, Stages(stages.tokenize, stages.execute, stages.postprocess), settings, results=results)
+        await _infer(pipeline, _request("known"))
+        stages.may_end.clear()
+        waiting = asyncio.create_task(_infer(pipeline, _request("slow")))
+        await asyncio.sleep(0.01)
+        assert (await _infer(pipeline, _request("known"))).usage.result_cache == _HIT
+        stages.may_end.set()
+        await waiting
+
+
+async def test_one_who_waits_for_anothers_result_waits_no_longer_than_his_deadline(pipeline: Pipeline, stages: _Stages) -> None:
+    stages.may_end.clear()
+    patient = asyncio.create_task(_infer(pipeline, _request()))
+    await asyncio.sleep(0)
+    with pytest.raises(DeadlineExceeded):
+        await pipeline.infer(_request(), Call(deadline_s=asyncio.get_running_loop().time() + 0.02))
+    stages.may_end.set()
+    assert (await patient).usage.result_cache == _MISS
+
+
+async def test_a_failure_is_not_kept(repository: Path, stages: _Stages) -> None:
+    failures = iter([Unavailable("the stage is away")])
+
+    async def execute(item: ExecuteItem) -> Prediction:
+        for failure in failures:
+            raise failure
+        return Prediction()
+
+    bundles = read_repository(repository)
+    models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
+    async with running_result_cache(bundles, ResultCacheSettings(result_cache_models="*"), Telemetry()) as results:
+        pipeline = Pipeline(models, Stages(stages.tokenize, execute, stages.postprocess), PipelineSettings(), results=results)
+        with pytest.raises(Unavailable):
+            await _infer(pipeline, _request())
+        assert (await _infer(pipeline, _request())).usage.result_cache == _MISS
+
+
+async def test_an_unknown_wish_is_refused(pipeline: Pipeline) -> None:
+    with pytest.raises(InvalidInput, match="cache_control: 9 is none of"):
+        await _infer(pipeline, _request(cache_control=9))
+
+
+async def test_a_setting_that_names_an_unknown_model_is_refused(repository: Path) -> None:
+    with pytest.raises(SetupError, match="result_cache_models: other is not served; served are: compiled, plain, set"):
+        async with running_result_cache(read_repository(repository), ResultCacheSettings(result_cache_models="set, other"), Telemetry()):
+            pass
+
+
+async def test_spans_and_metrics_say_where_a_result_came_from(stages: _Stages, repository: Path) -> None:
+    telemetry = Recorded()
+    bundles = read_repository(repository)
+    models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
+    async with running_result_cache(bundles, ResultCacheSettings(result_cache_models="set"), telemetry) as results:
+        pipeline = Pipeline(
+            models, Stages(stages.tokenize, stages.execute, stages.postprocess), PipelineSettings(), telemetry, results=results
+        )
+        _, known, _ = [await _infer(pipeline, _request(model=model)) for model in ("set", "set", "plain")]
+    assert telemetry.counts(Metrics.RESULT_CACHE) == {("set", "2", "miss"): 1, ("set", "2", "hit_memory"): 1}
+    assert telemetry.counts(Metrics.REQUEST_DURATION) == {("set", "2", "OK"): 2, ("plain", "1", "OK"): 1}
+    assert telemetry.counts(Metrics.STAGE_DURATION)["set", "2", Spans.PREDICT] == 1
+    computed, found, plain = telemetry.named(Spans.INFER)
+    assert [root.attributes.get(Attributes.RESULT_CACHE) for root in (computed, found, plain)] == ["miss", "hit_memory", None]
+    assert [span.name for span in telemetry.spans if span.context.trace_id == found.context.trace_id] == [Spans.INFER]
+    assert found.ended_ns - found.started_ns == known.timings.total_ns
