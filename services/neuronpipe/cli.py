@@ -12,12 +12,16 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from neuronpipe import __version__, cache_command
 from neuronpipe.acceptance import command as accept_command
 from neuronpipe.bundles import command as compile_command
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.load import command as load_command
+
+if TYPE_CHECKING:
+    from neuronpipe.api.v1.inference_pb2 import InferRequest
 
 # service → (module with `run`, its settings)
 _SERVICES = {
@@ -190,23 +194,32 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 def _infer(options: argparse.Namespace) -> None:
     from google.protobuf import json_format
 
-    from neuronpipe.api.v1.inference_pb2 import InferRequest
-    from neuronpipe.api.v1.tasks_pb2 import TaskInput
     from neuronpipe.client import Client
 
-    try:
-        input = json_format.Parse(options.json, TaskInput())
-    except json_format.ParseError as error:
-        raise SetupError(f"--json: is no TaskInput: {error}") from error
+    request = _request(options)
     with Client(options.target, timeout_s=options.timeout_s) as client:
-        response = client.infer(InferRequest(model=options.model, version=options.version, input=input))
+        response = client.infer(request)
     print(json_format.MessageToJson(response, preserving_proto_field_name=True, ensure_ascii=False))
 
 
 def _trace(options: argparse.Namespace) -> None:
     from neuronpipe.trace import command as trace_command
 
-    trace_command.run(options)
+    trace_command.run(options, _request(options))
+
+
+def _request(options: argparse.Namespace) -> "InferRequest":
+    """The request that _add_request's options describe. Raises SetupError."""
+    from google.protobuf import json_format
+
+    from neuronpipe.api.v1.inference_pb2 import InferRequest
+    from neuronpipe.api.v1.tasks_pb2 import TaskInput
+
+    try:
+        input = json_format.Parse(options.json, TaskInput())
+    except json_format.ParseError as error:
+        raise SetupError(f"--json: is no TaskInput: {error}") from error
+    return InferRequest(model=options.model, version=options.version, input=input)
 
 
 def _models(options: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """What traces and metrics cost, what the stages' spans cover, and whether spans get lost."""
 
 import asyncio
+import itertools
 import multiprocessing
 import time
 from collections import Counter
@@ -38,16 +39,10 @@ def measure_telemetry(texts: Sequence[str], rounds: int, seconds: float) -> Iter
         for kind in KINDS:
             with ExitStack() as stack:
                 repository = find_repository(kind)
-                systems = [
-                    (
-                        how,
-                        stack.enter_context(
-                            _SERVING[shape](repository, _name(shape, kind, how), environment=_variables(how, sink.endpoint))
-                        ),
-                    )
-                    for shape in (ALL, FOUR)
-                    for how in (OFF, ONE_PERCENT, EVERYTHING)
-                ]
+                systems = []
+                for shape, how in itertools.product((ALL, FOUR), (OFF, ONE_PERCENT, EVERYTHING)):
+                    serving = _SERVING[shape](repository, _name(shape, kind, how), environment=_variables(how, sink.endpoint))
+                    systems.append((how, stack.enter_context(serving)))
                 for round in range(rounds):
                     for how, system in systems:
                         for callers in (CALLERS, *(COVERAGE_CALLERS if how == EVERYTHING else ())):

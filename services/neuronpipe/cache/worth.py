@@ -75,21 +75,17 @@ class Worth:
         return [saving_s > 0 for saving_s in savings_s]
 
     def saving_s(self, size: int) -> float:
-        """What looking up one more value saves on average, the fixed time of a look-up apart."""
-        hit_rate = self._hit_rates.get(size.bit_length(), _FIRST_HIT_RATE)
-        return hit_rate * self.compute_s(size) - (1 + (1 - hit_rate) * _STORE_TO_LOOKUP) * self._lookup_value_s.value
+        """What looking up one more value saves on average, the fixed time of a look-up apart.
+
+        What was never computed is computed first: while all are hits, nothing would ever tell what they save.
+        """
+        kind = size.bit_length()
+        if kind not in self._compute_s:
+            return -math.inf
+        hit_rate = self._hit_rates.get(kind, _FIRST_HIT_RATE)
+        return hit_rate * self._compute_s[kind].value - (1 + (1 - hit_rate) * _STORE_TO_LOOKUP) * self._lookup_value_s.value
 
     def could_save(self, size: int) -> bool:
         """Whether, were every look-up a hit, it could be worth it."""
-        return self.compute_s(size) > self._lookup_value_s.value
-
-    def compute_s(self, size: int) -> float:
-        """What computing is likely to take: as for the nearest sizes seen, in proportion; where none was, more than anything."""
-        kind = size.bit_length()
-        known = self._compute_s.get(kind)
-        if known:
-            return known.value
-        if not self._compute_s:
-            return math.inf
-        nearest = min(self._compute_s, key=lambda other: abs(other - kind))
-        return self._compute_s[nearest].value * 2.0 ** (kind - nearest)
+        computing = self._compute_s.get(size.bit_length())
+        return computing is not None and computing.value > self._lookup_value_s.value

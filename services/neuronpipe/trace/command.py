@@ -8,11 +8,9 @@ import time
 from typing import Any
 
 import grpc
-from google.protobuf import json_format
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
-from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.api.v1.traces_pb2 import GetTraceRequest
 from neuronpipe.api.v1.traces_pb2_grpc import TraceServiceStub
 from neuronpipe.core.errors import NeuronpipeError, SetupError
@@ -26,17 +24,12 @@ from neuronpipe.trace.waterfall import draw
 _TRACES_LIMIT_S = 10.0
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace, request: InferRequest) -> None:
     """Runs the command. Raises SetupError, and the request's error once its trace is shown."""
-    asyncio.run(_run(options))
+    asyncio.run(_run(options, request))
 
 
-async def _run(options: argparse.Namespace) -> None:
-    try:
-        input = json_format.Parse(options.json, TaskInput())
-    except json_format.ParseError as error:
-        raise SetupError(f"--json: is no TaskInput: {error}") from error
-    request = InferRequest(model=options.model, version=options.version, input=input)
+async def _run(options: argparse.Namespace, request: InferRequest) -> None:
     context = SpanContext(int(secrets.token_hex(16), 16), int(secrets.token_hex(8), 16), is_sampled=True)
     async with open_channel(options.target) as channel:
         for _ in range(options.warm_up):  # the first request of a connection also opens it

@@ -56,16 +56,12 @@ def test_a_slow_redis_is_not_asked() -> None:
     assert worth.choose([_LONG]) == [False]
 
 
-def test_the_first_text_of_all_is_looked_up() -> None:
-    assert Worth().choose([_SHORT]) == [True]
-
-
-def test_the_time_for_a_size_never_seen_is_that_of_the_nearest_in_proportion() -> None:
-    worth = Worth()
-    worth.computed(1 << 10, 1e-3, 0)
-    worth.computed(1 << 20, 1.0, 0)
-    assert worth.compute_s(1 << 12) == pytest.approx(4e-3)
-    assert worth.compute_s(1 << 19) == pytest.approx(0.5)
+def test_what_was_never_computed_is_computed_first() -> None:
+    # While all are hits, nothing else would tell what they save.
+    worth = _worth()
+    assert worth.choose([_LONG, 20_000]) == [True, False]
+    worth.computed(20_000, 8e-3, 0)
+    assert worth.choose([_LONG, 20_000]) == [True, True]
 
 
 def test_a_text_that_is_quicker_computed_than_found_cannot_save_anything() -> None:
