@@ -5,8 +5,9 @@ request records nine values. Recorded by one thread, the event loop's; read by o
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import time_ns
 from typing import Any, Protocol, TypeAlias
 
@@ -103,6 +104,14 @@ class Meters:
     def gauge(self, instrument: Instrument, read: Gauge, *labels: str) -> None:
         """A number that is read when it is asked for."""
         self._series(instrument, labels)[labels] = read
+
+    def show(self, instrument: Instrument, values: Mapping[Labels, float]) -> None:
+        """All of an instrument's gauges from now on, by the values of its labels; at once, or an exporter would see some of them."""
+        series: dict[Labels, Counter | Histogram | Gauge] = {labels: partial(float, value) for labels, value in values.items()}
+        if series:
+            self._families[instrument.name] = Family(instrument, series)
+        else:
+            self._families.pop(instrument.name, None)
 
     def families(self) -> Iterator[Family]:
         """Everything recorded so far, for exporters."""

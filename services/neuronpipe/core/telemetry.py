@@ -68,6 +68,10 @@ class Attributes:
     CORE = Name("neuronpipe.core", "the core that runs the batch")
     IS_ALONE = Name("neuronpipe.batch.is_alone", "whether the batch had all cores for itself")
     OUTCOME = Name("neuronpipe.outcome", "what became of it")
+    MEMORY = Name("neuronpipe.neuron.memory", "where memory is: device or host")
+    PERCENTILE = Name("neuronpipe.neuron.percentile", "p0, p1, p25, p50, p75, p99 or p100")
+    NEURON_OUTCOME = Name("neuronpipe.neuron.outcome", "of an execution, in neuron-monitor's words: completed, timed_out, …")
+    NEURON_ERROR = Name("neuronpipe.neuron.error", "generic, numerical, transient, model, runtime or hardware")
     SERVICE = Name("neuronpipe.service", "the service that was asked")
     RPC_SYSTEM = Name("rpc.system.name", "grpc")
     RPC_METHOD = Name("rpc.method", "the rpc, fully qualified")
@@ -189,10 +193,10 @@ class Metrics:
         "neuronpipe.core.busy",
         "counter",
         "s",
-        "time in which a core ran batches; its rate is utilisation",
+        "time in which a core computed batches; its rate is utilisation",
         (*_OF_MODEL, Attributes.CORE),
     )
-    CORES = Instrument("neuronpipe.cores", "gauge", "{core}", "cores that a model has", _OF_MODEL)
+    CORES = Instrument("neuronpipe.cores", "gauge", "{core}", "cores that a model has left", _OF_MODEL)
     READY_DURATION = Instrument(
         "neuronpipe.model.ready_duration",
         "gauge",
@@ -200,6 +204,27 @@ class Metrics:
         "from a compiled bundle to a model that is loaded and warm",
         (*_OF_MODEL, Attributes.BACKEND),
     )
+    NEURON_UTILIZATION = Instrument(
+        "neuronpipe.neuron.core.utilization",
+        "gauge",
+        "1",
+        "by neuron-monitor, as all neuronpipe.neuron: share of the time in which a NeuronCore computed",
+        (Attributes.CORE,),
+    )
+    NEURON_CORE_MEMORY = Instrument(
+        "neuronpipe.neuron.core.memory", "gauge", "By", "device memory that this process has on a NeuronCore", (Attributes.CORE,)
+    )
+    NEURON_MEMORY = Instrument("neuronpipe.neuron.memory", "gauge", "By", "memory of this process's Neuron runtime", (Attributes.MEMORY,))
+    NEURON_DEVICE_LATENCY = Instrument(
+        "neuronpipe.neuron.device_latency", "gauge", "s", "executions on the device in the monitor's last period", (Attributes.PERCENTILE,)
+    )
+    NEURON_TOTAL_LATENCY = Instrument(
+        "neuronpipe.neuron.total_latency", "gauge", "s", "the same as the Neuron runtime sees them", (Attributes.PERCENTILE,)
+    )
+    NEURON_EXECUTIONS = Instrument(
+        "neuronpipe.neuron.executions", "counter", "{execution}", "executions by what became of them", (Attributes.NEURON_OUTCOME,)
+    )
+    NEURON_ERRORS = Instrument("neuronpipe.neuron.errors", "counter", "{error}", "errors of executions", (Attributes.NEURON_ERROR,))
     SPANS = Instrument(
         "neuronpipe.telemetry.spans",
         "counter",

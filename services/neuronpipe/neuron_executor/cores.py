@@ -1,13 +1,25 @@
-"""Which cores work, which have nothing to do, and which are lost."""
+"""What each core has to do: the batch that it computes, those made ready behind it; and which cores are lost."""
+
+import time
+from collections import deque
+from collections.abc import Iterable
 
 
 class Cores:
-    """Counts the batches on each core."""
+    """Keeps account of the batches on each core.
 
-    def __init__(self, count: int) -> None:
+    A core computes one batch at a time: what it is handed ahead waits for the one before. So a batch's time is counted from when the core
+    was free for it, and the times of a core's batches never overlap.
+    """
+
+    def __init__(self, count: int, lost: Iterable[int] = ()) -> None:
         self.count = count
-        self._running = [0] * count
-        self._lost: set[int] = set()
+        self._lost = set(lost)
+        # Of each core: how long each of its batches is expected to take, and since when it is at the first of them.
+        self._expected_s: list[deque[float]] = [deque() for _ in range(count)]
+        self._since_ns = [0] * count
+        # Cores that compute what cores were lost through, and nothing beside it.
+        self._kept_apart: set[int] = set()
 
     @property
     def left(self) -> int:
@@ -17,28 +29,45 @@ class Cores:
     @property
     def idle(self) -> int:
         """Cores that have nothing to do."""
-        return sum(not running and core not in self._lost for core, running in enumerate(self._running))
+        return sum(not batches and core not in self._lost for core, batches in enumerate(self._expected_s))
 
     @property
     def running(self) -> int:
         """Batches on all cores."""
-        return sum(self._running)
+        return sum(map(len, self._expected_s))
 
     def is_lost(self, core: int) -> bool:
         """Whether a core is no more."""
         return core in self._lost
 
+    def is_idle(self, core: int) -> bool:
+        """Whether a core has nothing to do."""
+        return not self._expected_s[core]
+
     def may_take(self, core: int) -> bool:
         """Whether a core may take a batch: one that works takes the next ahead only while no other could begin it now."""
-        return not self._running[core] or not self.idle
+        return self.is_idle(core) or (core not in self._kept_apart and not self.idle)
 
-    def begin(self, core: int) -> None:
-        """A batch begins."""
-        self._running[core] += 1
+    def busy_s(self, core: int) -> float:
+        """How long a core is likely to need for what it has, which the next batch waits for."""
+        if self.is_idle(core):
+            return 0.0
+        return max(0.0, sum(self._expected_s[core]) - (time.monotonic_ns() - self._since_ns[core]) / 1e9)
 
-    def end(self, core: int) -> None:
-        """A batch ends."""
-        self._running[core] -= 1
+    def begin(self, core: int, expected_s: float, *, is_kept_apart: bool = False) -> None:
+        """A core is handed a batch that is expected to take so long."""
+        if self.is_idle(core):
+            self._since_ns[core] = time.monotonic_ns()
+        self._expected_s[core].append(expected_s)
+        if is_kept_apart:
+            self._kept_apart.add(core)
+
+    def end(self, core: int) -> tuple[int, int]:
+        """A batch has ended, or failed. Returns since when the core was at it, and now; on time.monotonic_ns()."""
+        since_ns, self._since_ns[core] = self._since_ns[core], time.monotonic_ns()
+        self._expected_s[core].popleft()
+        self._kept_apart.discard(core)
+        return since_ns, self._since_ns[core]
 
     def lose(self, core: int) -> bool:
         """Returns whether that is news."""

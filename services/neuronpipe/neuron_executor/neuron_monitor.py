@@ -4,9 +4,12 @@ Source of the schema: tools/neuron-sys-tools/neuron-monitor-user-guide.rst of aw
 """
 
 import asyncio
+import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+import signal
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -18,6 +21,8 @@ from neuronpipe.core.logs import log, log_warning
 COMMAND = ("neuron-monitor",)
 # A document of a 48xlarge with its 24 cores is some 20 kB.
 _MAX_LINE_BYTES = 4 << 20
+# How long it gets to end by itself.
+_END_LIMIT_S = 2.0
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
@@ -75,7 +80,8 @@ def _group(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 class NeuronMonitor:
     """The newest snapshot of this process, and how many lines could not be read."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: Callable[[NeuronSnapshot], None]) -> None:
+        self._record = record
         self.snapshot: NeuronSnapshot | None = None
         self.unreadable_lines = 0
 
@@ -83,38 +89,72 @@ class NeuronMonitor:
         """Follows the monitor's output."""
         async for line in lines:
             try:
-                self.snapshot = parse_snapshot(line, os.getpid()) or self.snapshot
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                snapshot = parse_snapshot(line, os.getpid())
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 if not self.unreadable_lines:
                     log_warning("neuron-monitor writes what cannot be read", problem=type(error).__name__)
                 self.unreadable_lines += 1
+                continue
+            if snapshot:
+                self.snapshot = snapshot
+                self._record(snapshot)
+
+    def forget(self) -> None:
+        """The monitor has ended: nothing is known any more."""
+        self.snapshot = None
+        self._record(NeuronSnapshot())
 
 
 @asynccontextmanager
-async def running_monitor(command: Sequence[str] = COMMAND) -> AsyncIterator[NeuronMonitor | None]:
-    """Runs neuron-monitor beside the block; None where the tool is not installed. That it ends is logged and disturbs nobody."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, limit=_MAX_LINE_BYTES
-        )
-    except FileNotFoundError:
+async def running_monitor(
+    command: Sequence[str] = COMMAND, record: Callable[[NeuronSnapshot], None] = lambda snapshot: None
+) -> AsyncIterator[NeuronMonitor | None]:
+    """Runs neuron-monitor beside the block; None where the tool is not installed. That it ends is logged and disturbs nobody.
+
+    `record` gets each snapshot, and an empty one when the monitor has ended.
+    """
+    process = await _start(command)
+    if process is None:
         yield None
         return
-    assert process.stdout is not None  # noqa: S101
-    monitor, output = NeuronMonitor(), process.stdout
-
-    async def follow() -> None:
-        try:
-            await monitor.read(output)
-            log_warning("neuron-monitor ended", code=await process.wait())
-        except ValueError:  # a line beyond the limit
-            log_warning("neuron-monitor writes lines beyond the limit", limit_bytes=_MAX_LINE_BYTES)
-
+    monitor = NeuronMonitor(record)
     log("neuron-monitor started")
     try:
-        async with beside(follow()):
+        async with beside(_follow(monitor, process)):
             yield monitor
     finally:
-        if process.returncode is None:
-            process.terminate()
-            await process.wait()
+        await _end(process)
+
+
+async def _start(command: Sequence[str]) -> Process | None:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, limit=_MAX_LINE_BYTES, start_new_session=True
+        )
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log_warning("neuron-monitor cannot be started", problem=error.strerror)
+        return None
+
+
+async def _follow(monitor: NeuronMonitor, process: Process) -> None:
+    assert process.stdout is not None  # noqa: S101
+    try:
+        await monitor.read(process.stdout)
+        log_warning("neuron-monitor ended", code=await process.wait())
+    except ValueError:  # a line beyond the limit
+        log_warning("neuron-monitor writes lines beyond the limit", limit_bytes=_MAX_LINE_BYTES)
+        await _end(process)  # or it would wait for ever to be read
+    monitor.forget()
+
+
+async def _end(process: Process) -> None:
+    """Ends the tool and what it started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _END_LIMIT_S)

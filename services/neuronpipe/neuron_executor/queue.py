@@ -3,7 +3,7 @@
 import asyncio
 import heapq
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -76,9 +76,13 @@ class SequenceQueue(Generic[ResultT]):
                 return min(heap[0] for heap in heaps.values())
         return None
 
+    def lengths(self, *, is_bulk: bool) -> Iterable[int]:
+        """The padded lengths of waiting sequences."""
+        return self._heaps[is_bulk].keys()
+
     def near(self, tokens: int, *, is_bulk: bool) -> list[int]:
         """The padded lengths of waiting sequences, nearest first."""
-        return sorted(self._heaps[is_bulk], key=lambda length: (abs(length - tokens), length))
+        return sorted(self.lengths(is_bulk=is_bulk), key=lambda length: (abs(length - tokens), length))
 
     def count(self, padded_tokens: int, *, is_bulk: bool) -> int:
         """How many sequences of a padded length wait."""

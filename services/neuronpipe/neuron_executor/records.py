@@ -30,7 +30,10 @@ class Member(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """One run of the model; times on time.monotonic_ns(). `computed_tokens`: of all rows, those included that hold no sequence."""
+    """One run of the model; times on time.monotonic_ns(), from when the core was free for it.
+
+    `computed_tokens`: of all rows, those included that hold no sequence.
+    """
 
     core: int
     is_alone: bool
@@ -54,12 +57,12 @@ class ModelRecords:
         self._tokens = meters.counter(Metrics.BATCH_TOKENS, *labels)
         self._failures = meters.counter(Metrics.BATCH_FAILURES, *labels)
         self._busy = [meters.counter(Metrics.CORE_BUSY, *labels, str(core)) for core in range(cores)]
-        meters.gauge(Metrics.CORES, lambda: cores, *labels)
         for outcome in (Events.SHED, Events.EXPIRED, Events.CANCELLED, _FAILED):  # a rate from nothing to one is none
             meters.counter(Metrics.QUEUE_DROPPED, *labels, outcome)
 
-    def watch(self, queued: Callable[[], tuple[int, int]]) -> None:
-        """`queued` tells how many sequences wait now, and their padded tokens."""
+    def watch(self, queued: Callable[[], tuple[int, int]], cores_left: Callable[[], int]) -> None:
+        """`queued` tells how many sequences wait now, and their padded tokens; `cores_left` how many cores are not lost."""
+        self._meters.gauge(Metrics.CORES, cores_left, *self.labels)
         self._meters.gauge(Metrics.QUEUE_SEQUENCES, lambda: queued()[0], *self.labels)
         self._meters.gauge(Metrics.QUEUE_TOKENS, lambda: queued()[1], *self.labels)
 

@@ -5,26 +5,24 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import numpy as np
-
 from neuronpipe.api.v1.stages_pb2 import ExecuteItem, Prediction
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.config import EngineSettings
-from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.core.model import ModelSpec, ModelTable
+from neuronpipe.core.model import ModelTable
 from neuronpipe.core.stages import Call
 from neuronpipe.core.tensors import to_arrays, to_tensor_set
 from neuronpipe.neuron_executor.backends import load_backend
-from neuronpipe.neuron_executor.backends.base import Backend, BackendError, LoadRequest
-from neuronpipe.neuron_executor.batch_time import BatchTime
-from neuronpipe.neuron_executor.batching import pad
+from neuronpipe.neuron_executor.backends.base import Backend, LoadRequest
+from neuronpipe.neuron_executor.choosing import Limits
+from neuronpipe.neuron_executor.neuron_metrics import NeuronMetrics
+from neuronpipe.neuron_executor.neuron_monitor import running_monitor
 from neuronpipe.neuron_executor.records import ModelRecords
-from neuronpipe.neuron_executor.scheduler import Computed, Limits, Scheduler, running_scheduler
+from neuronpipe.neuron_executor.scheduler import Computed, Scheduler, running_scheduler
+from neuronpipe.neuron_executor.warm_up import warm_up
 
-# Lengths of the warm-up: as apart as costs little, to tell what a batch costs from what a token costs.
-_WARM_UP_TOKENS = (3, 64)
+_NEURON = "neuronx"
 
 
 class NeuronExecutorStage:
@@ -80,7 +78,7 @@ def _gaps(intervals: list[tuple[int, int]], arrived_ns: int) -> list[tuple[int, 
 async def running_executor(
     bundles: list[Bundle], settings: EngineSettings, telemetry: Telemetry | None = None
 ) -> AsyncIterator[NeuronExecutorStage]:
-    """The stage with every model loaded and warmed up. Raises SetupError for a bundle that cannot run here."""
+    """The stage with every model loaded and warmed up. Raises SetupError for a bundle that cannot run here, CoresLost where it must end."""
     telemetry = telemetry or Telemetry()
     limits = Limits(settings.max_batch_size, settings.max_batch_tokens, settings.max_queue_sequences)
     async with AsyncExitStack() as stack:
@@ -89,14 +87,16 @@ async def running_executor(
             began_ns = time.monotonic_ns()
             backend = await asyncio.to_thread(_load, bundle, settings)
             stack.push_async_callback(asyncio.to_thread, backend.close)
-            batch_time, lone_batch_time = await _warm_up(backend, bundle)
-            log("model ready", model=bundle.spec.name, version=bundle.spec.version, cores=backend.cores)
+            warmth = await warm_up(backend, bundle)
+            log("model ready", model=bundle.spec.name, version=bundle.spec.version, cores=backend.cores - len(warmth.lost))
             records = ModelRecords(telemetry, bundle.spec, bundle.artifact(settings.backend).backend, backend.cores)
             records.ready(time.monotonic_ns() - began_ns)
             scheduler = await stack.enter_async_context(
-                running_scheduler(backend, bundle.spec, limits, batch_time, lone_batch_time, records)
+                running_scheduler(backend, bundle.spec, limits, warmth.batch_time, warmth.lone_batch_time, records, warmth.lost)
             )
             models[bundle.key] = (scheduler, records)
+        if any(bundle.artifact(settings.backend).backend == _NEURON for bundle in bundles):
+            await stack.enter_async_context(running_monitor(record=NeuronMetrics(telemetry.meters).record))
         yield NeuronExecutorStage(models, telemetry)
 
 
@@ -117,37 +117,3 @@ def _load(bundle: Bundle, settings: EngineSettings) -> Backend:
             versions=artifact.versions,
         ),
     )
-
-
-async def _warm_up(backend: Backend, bundle: Bundle) -> tuple[BatchTime, BatchTime]:
-    """Runs every bucket on every core, or a short and a long sequence, so that the first request finds everything allocated.
-
-    Returns how long a batch takes, timed on one core: beside others, and alone, which is the same thing where there is one core.
-    """
-    batch_time = BatchTime()
-    lone_batch_time = BatchTime() if backend.cores > 1 and backend.buckets is None else batch_time
-    lengths = [backend.round_tokens(min(length, bundle.spec.max_tokens)) for length in _WARM_UP_TOKENS]
-    shapes = (
-        [(bucket.batch, bucket.tokens) for bucket in backend.buckets.buckets] if backend.buckets else [(1, tokens) for tokens in lengths]
-    )
-    try:
-        for rows, tokens in shapes:
-            for core in range(backend.cores):
-                await _run(backend, core, bundle.spec, rows, tokens)
-            for is_alone, estimate in ((False, batch_time), (True, lone_batch_time)):
-                if is_alone:
-                    await _run(backend, 0, bundle.spec, rows, tokens, is_alone=True)
-                # The quicker one: all services of a machine may start at once.
-                seconds = min([await _run(backend, 0, bundle.spec, rows, tokens, is_alone=is_alone) for _ in range(2)])
-                estimate.anchor(rows * tokens, seconds)
-    except BackendError as error:
-        raise SetupError(f"{bundle.folder}: the back end cannot run a warm-up batch: {error}") from error
-    return batch_time, lone_batch_time
-
-
-async def _run(backend: Backend, core: int, spec: ModelSpec, rows: int, padded_tokens: int, *, is_alone: bool = False) -> float:
-    """Runs sequences of a token; returns the seconds it took."""
-    inputs = pad([{"input_ids": np.full(1, spec.pad_token_id, np.int32)}] * rows, padded_tokens, spec)
-    began_s = time.monotonic()
-    await backend.run(core, inputs, is_alone=is_alone)
-    return time.monotonic() - began_s

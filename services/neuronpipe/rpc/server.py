@@ -52,6 +52,8 @@ _MIN_PING_INTERVAL_MS = 10_000
 
 # How long models may take to unload once all calls have ended; a device that hangs must not keep the process.
 _UNLOAD_LIMIT_S = 10.0
+# How long calls in flight get where a part of the service has crashed: enough for those that it fails to be answered.
+_CRASH_GRACE_S = 0.25
 
 
 async def serve(
@@ -87,17 +89,22 @@ async def serve(
         async with assemble(server.set_serving) as own_methods:
             methods = {**own_methods, **(trace_methods(traces, stage_targets) if traces else {})}
             await server.open(methods, [*(service.full_name for service in services if service.full_name not in follow), ""])
-            await stop.wait()
-            await server.drain(settings.grace_s)
-            give_up = loop.call_later(_UNLOAD_LIMIT_S, _end_process)
+            try:
+                await stop.wait()
+                await server.drain(settings.grace_s)
+            except asyncio.CancelledError:  # what was assembled has crashed; its end may take long, which nobody shall wait for
+                await server.drain(min(settings.grace_s, _CRASH_GRACE_S))
+                raise
+            finally:
+                give_up = loop.call_later(_UNLOAD_LIMIT_S, _end_process)
     except asyncio.CancelledError:
         if server.is_open or not stop.is_set() or not serving:
             raise
         serving.uncancel()
     finally:
         await server.stop()
-    if give_up:
-        give_up.cancel()
+        if give_up:
+            give_up.cancel()
     log("stopped")
 
 

@@ -11,10 +11,13 @@ from neuronpipe.core.buckets import parse_bucket
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.neuron_executor.batch_time import BatchTime
-from neuronpipe.neuron_executor.scheduler import Computed, Limits, Scheduler, running_scheduler
+from neuronpipe.neuron_executor.choosing import Limits
+from neuronpipe.neuron_executor.scheduler import Computed, Scheduler, running_scheduler
 from tests.unit.model_specs import model_spec
 from tests.unit.neuron_executor.held_backend import HeldBackend
 
+# The modules that look at the time.
+TIMED_MODULES = [f"neuronpipe.neuron_executor.{module}.time" for module in ("scheduler", "queue", "choosing", "forecast", "cores")]
 SPEC = model_spec("question_answering")
 LIMITS = Limits(max_batch_size=8, max_batch_tokens=1000, max_queue_sequences=8)
 

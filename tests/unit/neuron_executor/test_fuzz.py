@@ -24,8 +24,9 @@ from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends.base import LoadRequest
 from neuronpipe.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.neuron_executor.batch_time import BatchTime
+from neuronpipe.neuron_executor.choosing import Limits
 from neuronpipe.neuron_executor.queue import Waiting
-from neuronpipe.neuron_executor.scheduler import Computed, Limits, Scheduler, running_scheduler
+from neuronpipe.neuron_executor.scheduler import Computed, Scheduler, running_scheduler
 from tests.unit.model_specs import model_spec
 
 _FAILING, _NAN = 666, 777

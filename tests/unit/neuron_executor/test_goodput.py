@@ -12,8 +12,10 @@ from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends.base import LoadRequest
 from neuronpipe.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.neuron_executor.batch_time import BatchTime
-from neuronpipe.neuron_executor.scheduler import Limits, Scheduler, running_scheduler
+from neuronpipe.neuron_executor.choosing import Limits
+from neuronpipe.neuron_executor.scheduler import Scheduler, running_scheduler
 from tests.unit.model_specs import model_spec
+from tests.unit.neuron_executor.scheduling import TIMED_MODULES
 
 _SEED = 20261121
 _SPEC = model_spec(max_tokens=64)
@@ -94,8 +96,8 @@ def test_as_much_is_answered_as_the_device_can_do_and_nearly_all_that_is_compute
 ) -> None:
     generator = random.Random(_SEED)
     loop = _JumpingLoop()
-    for module in "scheduler", "queue":
-        monkeypatch.setattr(f"neuronpipe.neuron_executor.{module}.time", loop)
+    for module in TIMED_MODULES:
+        monkeypatch.setattr(module, loop)
     # Full batches, of 32 sequences of 16 tokens.
     capacity = 32 / (overhead_s + token_s * 32 * 16)
     batch_time = BatchTime()

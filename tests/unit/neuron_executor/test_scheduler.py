@@ -13,9 +13,10 @@ import pytest
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.batch_time import BatchTime
-from neuronpipe.neuron_executor.scheduler import Computed, Limits, running_scheduler
+from neuronpipe.neuron_executor.choosing import Limits
+from neuronpipe.neuron_executor.scheduler import Computed, running_scheduler
 from tests.unit.neuron_executor.held_backend import FAILING, NAN, HeldBackend
-from tests.unit.neuron_executor.scheduling import LIMITS, SPEC, KnownTime, held_scheduler, queued, sequence
+from tests.unit.neuron_executor.scheduling import LIMITS, SPEC, TIMED_MODULES, KnownTime, held_scheduler, queued, sequence
 
 
 def _start_logits(*ids: int) -> list[object]:
@@ -39,8 +40,8 @@ class _Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     clock = _Clock()
-    monkeypatch.setattr("neuronpipe.neuron_executor.scheduler.time", clock)
-    monkeypatch.setattr("neuronpipe.neuron_executor.queue.time", clock)
+    for module in TIMED_MODULES:
+        monkeypatch.setattr(module, clock)
     return clock
 
 

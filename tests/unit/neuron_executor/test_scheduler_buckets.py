@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from neuronpipe.core.errors import InternalError, InvalidInput
-from neuronpipe.neuron_executor.scheduler import CoresLost, Limits
+from neuronpipe.neuron_executor.choosing import Limits
+from neuronpipe.neuron_executor.scheduler import CoresLost
 from tests.unit.model_specs import model_spec
 from tests.unit.neuron_executor.held_backend import FAILING, KILLING
 from tests.unit.neuron_executor.scheduling import KnownTime, System, held_scheduler, queued

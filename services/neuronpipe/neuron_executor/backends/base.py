@@ -15,7 +15,14 @@ class BackendError(Exception):
 
 
 class CoreLost(BackendError):
-    """The core computes no more until the process is started again. What it was to compute has not been, and another core may."""
+    """The core computes no more until the process is started again. What it was to compute has not been, and another core may.
+
+    `has_begun`: whether the core was lost while it computed this batch, which may be the reason; else the batch only came too late.
+    """
+
+    def __init__(self, message: str, *, has_begun: bool = True) -> None:
+        super().__init__(message)
+        self.has_begun = has_begun
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,13 +44,19 @@ class NeuronRuntime:
             turns = self._turns.setdefault(core, threading.Semaphore(in_flight))
         with turns:
             if core in self._lost:
-                raise CoreLost(f"core {core} was lost: {self._lost[core]}")
+                raise self._lost_before(core)
             yield
 
     def lose(self, core: int, error: BaseException) -> CoreLost:
-        """Gives up a core for all models; the error to raise."""
-        reason = self._lost.setdefault(core, sdk_words(error))
-        return CoreLost(f"core {core} was lost: {reason}")
+        """Gives up a core for all models; the error to raise. A batch that finds it lost already was only made ready for it."""
+        with self._turns_lock:
+            if core in self._lost:
+                return self._lost_before(core)
+            self._lost[core] = sdk_words(error)
+        return CoreLost(f"core {core} was lost: {self._lost[core]}")
+
+    def _lost_before(self, core: int) -> CoreLost:
+        return CoreLost(f"core {core} was lost: {self._lost[core]}", has_begun=False)
 
     def is_fatal(self, error: BaseException) -> bool:
         """Whether the core is gone for good, going by the text."""

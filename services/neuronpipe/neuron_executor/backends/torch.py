@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,7 @@ class TorchBackend:
             warnings.simplefilter("ignore")  # of the loader's own parts
             programs = {device: _load(path, device) for device in dict.fromkeys(devices)}
         self._cores = [(device, programs[device]) for device in devices]
+        self._streams = _Streams()
         self._threads = ThreadPoolExecutor(max_workers=self.cores * self.in_flight, thread_name_prefix=f"core-{request.spec.name}")
 
     def round_tokens(self, tokens: int) -> int:
@@ -54,7 +56,7 @@ class TorchBackend:
         if len({array.shape for array in inputs.values()}) != 1:
             raise BackendError(f"inputs of different shapes: {[array.shape for array in inputs.values()]}")
         try:
-            with torch.inference_mode(), _stream(device) as stream:
+            with torch.inference_mode(), self._streams.use(device) as stream:
                 outputs = program(**{name: _to_device(array, device) for name, array in inputs.items()})
                 on_host = {name: _to_host(outputs[name]) for name in self._outputs}
                 if stream is not None:
@@ -102,14 +104,23 @@ def _load(path: Path, device: torch.device) -> Any:
         raise SetupError(f"{path}: PyTorch {torch.__version__} cannot load it; compile the model again with this version") from error
 
 
-@contextlib.contextmanager
-def _stream(device: torch.device) -> Iterator[Any]:
-    if device.type != "cuda":
-        yield None
-        return
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
-        yield stream
+class _Streams(threading.local):
+    """A stream for each thread and GPU, kept as long as the thread lives: to make one for each batch costs calls of the driver."""
+
+    def __init__(self) -> None:
+        self._by_device: dict[torch.device, Any] = {}
+
+    @contextlib.contextmanager
+    def use(self, device: torch.device) -> Iterator[Any]:
+        """This thread's stream as the current one; None on the CPU."""
+        if device.type != "cuda":
+            yield None
+            return
+        if device not in self._by_device:
+            self._by_device[device] = torch.cuda.Stream(device)
+        stream = self._by_device[device]
+        with torch.cuda.stream(stream):
+            yield stream
 
 
 def _to_device(array: Array, device: torch.device) -> torch.Tensor:
