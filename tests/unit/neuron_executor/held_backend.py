@@ -17,7 +17,7 @@ class HeldBackend(FakeBackend):
     """FakeBackend, holding every batch until the test lets it run. `batches` has the token ids of each row, without padding.
 
     A row with the id FAILING makes its batch raise; one with the id NAN has outputs that are not a number; one with the id KILLING loses
-    the core, and so does `lose`.
+    the core, and those in `lost` are lost with their next batch. Those in `lost_before` are found to be lost before a batch begins.
     """
 
     def __init__(
@@ -29,6 +29,8 @@ class HeldBackend(FakeBackend):
         # The core of each batch, and the cores that are no more.
         self.ran_on: list[int] = []
         self.lost: set[int] = set()
+        self.lost_before: set[int] = set()
+        self.shapes: list[tuple[int, ...]] = []
         self._begun: asyncio.Queue[list[list[int]]] = asyncio.Queue()
         self._permits = asyncio.Semaphore(0)
         self._is_held = is_held
@@ -39,10 +41,13 @@ class HeldBackend(FakeBackend):
         batch = [row[kept == 1].tolist() for row, kept in zip(tokens, mask, strict=True)]
         self.batches.append(batch)
         self.ran_on.append(core)
+        self.shapes.append(tokens.shape)
         self._begun.put_nowait(batch)
         if self._is_held:
             async with asyncio.timeout(_PATIENCE_S):
                 await self._permits.acquire()
+        if core in self.lost_before:
+            raise CoreLost("a core that was lost already", has_begun=False)
         if core in self.lost or (tokens == KILLING).any():
             self.lost.add(core)
             raise CoreLost("a core that the test lost")

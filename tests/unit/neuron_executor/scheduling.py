@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from neuronpipe.core.buckets import parse_bucket
 from neuronpipe.core.model import ModelSpec
@@ -41,6 +42,27 @@ class KnownTime(BatchTime):
     def seconds(self, tokens: int) -> float:
         overhead_s, token_s = self._known
         return overhead_s + token_s * tokens
+
+
+class FixedClock:
+    """The time that the scheduler and its parts see. It stands still until the test moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    @classmethod
+    def installed(cls, monkeypatch: pytest.MonkeyPatch) -> "FixedClock":
+        """One that they see from now on."""
+        clock = cls()
+        for module in TIMED_MODULES:
+            monkeypatch.setattr(module, clock)
+        return clock
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def monotonic_ns(self) -> int:
+        return int(self.now_s * 1e9)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import selectors
 
 import numpy as np
 import pytest
@@ -15,41 +14,13 @@ from neuronpipe.neuron_executor.batch_time import BatchTime
 from neuronpipe.neuron_executor.choosing import Limits
 from neuronpipe.neuron_executor.scheduler import Scheduler, running_scheduler
 from tests.unit.model_specs import model_spec
-from tests.unit.neuron_executor.scheduling import TIMED_MODULES
+from tests.unit.neuron_executor.jumping_time import JumpingLoop
 
 _SEED = 20261121
 _SPEC = model_spec(max_tokens=64)
 _LIMITS = Limits(max_batch_size=32, max_batch_tokens=8192, max_queue_sequences=4096)
 _TOKENS = 15  # FakeBackend makes them 16
 _LOAD_S = 5.0
-
-
-class _JumpingSelector(selectors.DefaultSelector):
-    """Where the loop would wait, time jumps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 1000.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self.now_s += timeout or 0
-        return super().select(0)
-
-
-class _JumpingLoop(asyncio.SelectorEventLoop):
-    """Also stands in for the module `time`."""
-
-    def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
-        super().__init__(self._jumping)
-
-    def time(self) -> float:
-        return self._jumping.now_s
-
-    monotonic = time
-
-    def monotonic_ns(self) -> int:
-        return int(self.time() * 1e9)
 
 
 class _TimedBackend(FakeBackend):
@@ -95,9 +66,7 @@ def test_as_much_is_answered_as_the_device_can_do_and_nearly_all_that_is_compute
     monkeypatch: pytest.MonkeyPatch, overhead_s: float, token_s: float, timeout_s: float, overload: float
 ) -> None:
     generator = random.Random(_SEED)
-    loop = _JumpingLoop()
-    for module in TIMED_MODULES:
-        monkeypatch.setattr(module, loop)
+    loop = JumpingLoop.installed(monkeypatch)
     # Full batches, of 32 sequences of 16 tokens.
     capacity = 32 / (overhead_s + token_s * 32 * 16)
     batch_time = BatchTime()

@@ -16,7 +16,7 @@ from neuronpipe.neuron_executor.batch_time import BatchTime
 from neuronpipe.neuron_executor.choosing import Limits
 from neuronpipe.neuron_executor.scheduler import Computed, running_scheduler
 from tests.unit.neuron_executor.held_backend import FAILING, NAN, HeldBackend
-from tests.unit.neuron_executor.scheduling import LIMITS, SPEC, TIMED_MODULES, KnownTime, held_scheduler, queued, sequence
+from tests.unit.neuron_executor.scheduling import LIMITS, SPEC, FixedClock, KnownTime, held_scheduler, queued, sequence
 
 
 def _start_logits(*ids: int) -> list[object]:
@@ -24,25 +24,9 @@ def _start_logits(*ids: int) -> list[object]:
     return [pytest.approx(float(np.sin(token * position)), abs=1e-6) for position, token in enumerate(ids, 1)]
 
 
-class _Clock:
-    """The time that the scheduler and its queue see. It stands still until the test moves it."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def monotonic_ns(self) -> int:
-        return int(self.now_s * 1e9)
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
-    clock = _Clock()
-    for module in TIMED_MODULES:
-        monkeypatch.setattr(module, clock)
-    return clock
+def clock(monkeypatch: pytest.MonkeyPatch) -> FixedClock:
+    return FixedClock.installed(monkeypatch)
 
 
 async def test_cancelled_request_leaves_its_batch_mates_alone() -> None:
@@ -91,7 +75,7 @@ async def test_a_cancelled_sequence_is_never_computed() -> None:
         assert system.backend.batches == [[[500]], [[21]]]
 
 
-async def test_a_sequence_that_expires_in_the_queue_is_never_computed(clock: _Clock) -> None:
+async def test_a_sequence_that_expires_in_the_queue_is_never_computed(clock: FixedClock) -> None:
     async with held_scheduler() as system:
         await system.occupy()
         expiring, other = system.submit([11], deadline_s=clock.now_s + 1), system.submit([21])
@@ -102,7 +86,7 @@ async def test_a_sequence_that_expires_in_the_queue_is_never_computed(clock: _Cl
         assert system.backend.batches == [[[500]], [[21]]]
 
 
-async def test_the_error_of_a_caller_whose_sequence_expires_is_its_deadline(clock: _Clock) -> None:
+async def test_the_error_of_a_caller_whose_sequence_expires_is_its_deadline(clock: FixedClock) -> None:
     async with held_scheduler() as system:
         await system.occupy()
         expiring = system.submit([11], deadline_s=clock.now_s + 1)
@@ -113,13 +97,13 @@ async def test_the_error_of_a_caller_whose_sequence_expires_is_its_deadline(cloc
             await expiring
 
 
-async def test_a_sequence_before_its_deadline_is_computed(clock: _Clock) -> None:
+async def test_a_sequence_before_its_deadline_is_computed(clock: FixedClock) -> None:
     async with held_scheduler(is_held=False) as system:
         (computed,) = await system.submit([11], deadline_s=clock.now_s + 0.001)
         assert computed.outputs["start_logits"].tolist() == _start_logits(11)
 
 
-async def test_a_sequence_whose_deadline_would_pass_in_the_queue_is_refused_at_once(clock: _Clock) -> None:
+async def test_a_sequence_whose_deadline_would_pass_in_the_queue_is_refused_at_once(clock: FixedClock) -> None:
     async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         await system.occupy()
         system.submit([1, 1, 1])
@@ -130,7 +114,7 @@ async def test_a_sequence_whose_deadline_would_pass_in_the_queue_is_refused_at_o
         assert system.backend.batches == [[[500]]]
 
 
-async def test_a_sequence_whose_deadline_leaves_time_for_the_queue_is_let_in(clock: _Clock) -> None:
+async def test_a_sequence_whose_deadline_leaves_time_for_the_queue_is_let_in(clock: FixedClock) -> None:
     async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         await system.occupy()
         callers = [system.submit([1, 1, 1]), system.submit([21], deadline_s=clock.now_s + 6.1)]
@@ -139,7 +123,7 @@ async def test_a_sequence_whose_deadline_leaves_time_for_the_queue_is_let_in(clo
         await asyncio.gather(*callers)
 
 
-async def test_an_estimate_that_refuses_all_is_tried_again_after_a_while(clock: _Clock) -> None:
+async def test_an_estimate_that_refuses_all_is_tried_again_after_a_while(clock: FixedClock) -> None:
     batch_time = BatchTime()
     batch_time.anchor(2, 1000)  # a warm-up on a machine that stood still
     async with held_scheduler(is_held=False, batch_time=batch_time) as system:
@@ -150,7 +134,7 @@ async def test_an_estimate_that_refuses_all_is_tried_again_after_a_while(clock: 
         assert computed.outputs["start_logits"].tolist() == _start_logits(11)
 
 
-async def test_an_estimate_stays_good_while_a_batch_runs_however_long_it_takes(clock: _Clock) -> None:
+async def test_an_estimate_stays_good_while_a_batch_runs_however_long_it_takes(clock: FixedClock) -> None:
     async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         await system.occupy()
         clock.now_s += 3600
@@ -158,7 +142,7 @@ async def test_an_estimate_stays_good_while_a_batch_runs_however_long_it_takes(c
             await system.submit([11], deadline_s=clock.now_s + 2)
 
 
-async def test_the_queue_is_shared_by_the_cores(clock: _Clock) -> None:
+async def test_the_queue_is_shared_by_the_cores(clock: FixedClock) -> None:
     async with held_scheduler(cores=2, batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         for _ in range(2):
             await system.occupy()
@@ -172,7 +156,7 @@ async def test_the_queue_is_shared_by_the_cores(clock: _Clock) -> None:
         assert not in_time.done()
 
 
-async def test_a_batch_that_will_be_alone_takes_as_long_as_lone_batches_do(clock: _Clock) -> None:
+async def test_a_batch_that_will_be_alone_takes_as_long_as_lone_batches_do(clock: FixedClock) -> None:
     batch_time, lone_batch_time = KnownTime(overhead_s=0, token_s=10), KnownTime(overhead_s=0, token_s=1)
     async with held_scheduler(cores=2, batch_time=batch_time, lone_batch_time=lone_batch_time) as system:
         with pytest.raises(DeadlineExceeded):
@@ -201,7 +185,7 @@ async def test_lone_batches_and_others_are_timed_apart() -> None:
         assert lone_batch_time.seconds(2) != before  # of the first, which began alone
 
 
-async def test_nobody_is_refused_for_the_sake_of_those_who_left(clock: _Clock) -> None:
+async def test_nobody_is_refused_for_the_sake_of_those_who_left(clock: FixedClock) -> None:
     async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         await system.occupy()
         leaving = system.submit([1, 1, 1], [2, 2, 2])
@@ -214,7 +198,7 @@ async def test_nobody_is_refused_for_the_sake_of_those_who_left(clock: _Clock) -
         await staying
 
 
-async def test_a_sequence_whose_deadline_cannot_be_met_is_dropped_when_its_batch_is_formed(clock: _Clock) -> None:
+async def test_a_sequence_whose_deadline_cannot_be_met_is_dropped_when_its_batch_is_formed(clock: FixedClock) -> None:
     async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         await system.occupy()
         late, other = system.submit([11], deadline_s=clock.now_s + 5), system.submit([21])
@@ -226,7 +210,7 @@ async def test_a_sequence_whose_deadline_cannot_be_met_is_dropped_when_its_batch
         assert system.backend.batches == [[[500]], [[21]]]
 
 
-async def test_a_batch_does_not_grow_beyond_what_its_most_urgent_sequence_can_wait(clock: _Clock) -> None:
+async def test_a_batch_does_not_grow_beyond_what_its_most_urgent_sequence_can_wait(clock: FixedClock) -> None:
     async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         await system.occupy()
         # Two sequences take four seconds, three six.
@@ -237,7 +221,7 @@ async def test_a_batch_does_not_grow_beyond_what_its_most_urgent_sequence_can_wa
         assert system.backend.batches[1:] == [[[11], [21]], [[31]]]
 
 
-async def test_an_urgent_sequence_that_joined_a_batch_keeps_it_from_growing(clock: _Clock) -> None:
+async def test_an_urgent_sequence_that_joined_a_batch_keeps_it_from_growing(clock: FixedClock) -> None:
     async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         await system.occupy()
         callers = [system.submit([11]), system.submit([21], deadline_s=clock.now_s + 5), system.submit([31])]
@@ -247,7 +231,7 @@ async def test_an_urgent_sequence_that_joined_a_batch_keeps_it_from_growing(cloc
         assert system.backend.batches[1:] == [[[11], [21]], [[31]]]
 
 
-async def test_after_one_came_too_late_those_that_cannot_wait_for_a_full_batch_are_dropped_as_well(clock: _Clock) -> None:
+async def test_after_one_came_too_late_those_that_cannot_wait_for_a_full_batch_are_dropped_as_well(clock: FixedClock) -> None:
     async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         await system.occupy()
         late, urgent = system.submit([11], deadline_s=clock.now_s + 5), system.submit([21], deadline_s=clock.now_s + 8)
@@ -261,7 +245,7 @@ async def test_after_one_came_too_late_those_that_cannot_wait_for_a_full_batch_a
         assert system.backend.batches[1:] == [[[31], [41]]]
 
 
-async def test_a_second_after_one_came_too_late_urgent_sequences_are_computed_again(clock: _Clock) -> None:
+async def test_a_second_after_one_came_too_late_urgent_sequences_are_computed_again(clock: FixedClock) -> None:
     async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         await system.occupy()
         late, other = system.submit([11], deadline_s=clock.now_s + 3), system.submit([12])
@@ -278,7 +262,7 @@ async def test_a_second_after_one_came_too_late_urgent_sequences_are_computed_ag
         assert system.backend.batches[2:] == [[[21], [31]], [[41]]]
 
 
-async def test_a_sequence_that_a_growing_batch_would_make_late_is_not_failed_but_runs_later(clock: _Clock) -> None:
+async def test_a_sequence_that_a_growing_batch_would_make_late_is_not_failed_but_runs_later(clock: FixedClock) -> None:
     async with held_scheduler(batch_time=KnownTime(overhead_s=10, token_s=1)) as system:
         await system.occupy()
         # Alone it takes 12 seconds, behind the nine tokens that wait 21; beside them, padded to nine, 10 + 18 = 28.
@@ -289,7 +273,7 @@ async def test_a_sequence_that_a_growing_batch_would_make_late_is_not_failed_but
         assert system.backend.batches[1:] == [[[1] * 8], [[21]]]
 
 
-async def test_a_sequence_that_is_too_late_does_not_keep_those_behind_it_out_of_a_batch(clock: _Clock) -> None:
+async def test_a_sequence_that_is_too_late_does_not_keep_those_behind_it_out_of_a_batch(clock: FixedClock) -> None:
     async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         await system.occupy()
         callers = [system.submit([11], [12]), system.submit([21], deadline_s=clock.now_s + 6.1), system.submit([31])]
@@ -462,7 +446,7 @@ async def test_a_full_queue_of_abandoned_work_makes_room() -> None:
         assert computed.outputs["start_logits"].tolist() == _start_logits(21)
 
 
-async def test_a_full_queue_of_expired_work_makes_room(clock: _Clock) -> None:
+async def test_a_full_queue_of_expired_work_makes_room(clock: FixedClock) -> None:
     async with held_scheduler() as system:
         await system.occupy()
         expired = [system.submit([number], deadline_s=clock.now_s + 1) for number in range(1, 9)]
@@ -634,7 +618,7 @@ async def test_a_batch_is_of_one_priority() -> None:
         assert system.backend.batches[1:] == [[[21], [31]], [[11], [12]]]
 
 
-async def test_interactive_work_is_not_refused_for_the_sake_of_bulk(clock: _Clock) -> None:
+async def test_interactive_work_is_not_refused_for_the_sake_of_bulk(clock: FixedClock) -> None:
     async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         await system.occupy()
         system.submit([1, 1, 1], is_bulk=True)
@@ -645,7 +629,7 @@ async def test_interactive_work_is_not_refused_for_the_sake_of_bulk(clock: _Cloc
         await interactive
 
 
-async def test_bulk_is_refused_for_the_sake_of_interactive_work(clock: _Clock) -> None:
+async def test_bulk_is_refused_for_the_sake_of_interactive_work(clock: FixedClock) -> None:
     async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         await system.occupy()
         system.submit([1, 1, 1])
@@ -735,7 +719,7 @@ async def test_a_core_runs_one_batch_at_a_time() -> None:
         await waiting
 
 
-async def test_a_sequence_is_told_of_the_batch_that_it_ran_in(clock: _Clock) -> None:
+async def test_a_sequence_is_told_of_the_batch_that_it_ran_in(clock: FixedClock) -> None:
     async with held_scheduler() as system:
         await system.occupy()
         caller = system.submit([1, 2, 3], [4])
@@ -751,7 +735,7 @@ async def test_a_sequence_is_told_of_the_batch_that_it_ran_in(clock: _Clock) -> 
             assert (computed.started_ns, computed.finished_ns) == (1001 * 10**9, 1003 * 10**9)
 
 
-async def test_what_batches_take_is_learned_from_them(clock: _Clock) -> None:
+async def test_what_batches_take_is_learned_from_them(clock: FixedClock) -> None:
     batch_time = BatchTime()
     async with held_scheduler(batch_time=batch_time) as system:
         occupying = await system.occupy()

@@ -1,15 +1,14 @@
-"""neuron_executor/scheduler.py with buckets, with several batches in flight, and with cores that are lost."""
+"""neuron_executor/scheduler.py with buckets."""
 
 import asyncio
 
 import pytest
 
-from neuronpipe.core.errors import InternalError, InvalidInput
+from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput
 from neuronpipe.neuron_executor.choosing import Limits
-from neuronpipe.neuron_executor.scheduler import CoresLost
 from tests.unit.model_specs import model_spec
-from tests.unit.neuron_executor.held_backend import FAILING, KILLING
-from tests.unit.neuron_executor.scheduling import KnownTime, System, held_scheduler, queued
+from tests.unit.neuron_executor.held_backend import FAILING
+from tests.unit.neuron_executor.scheduling import FixedClock, KnownTime, held_scheduler, queued
 
 # A bucket of four takes as long as it computes, and as two buckets of one.
 _BUCKETS = ("1x4", "4x4", "1x8", "4x8")
@@ -91,79 +90,50 @@ async def test_a_failing_sequence_in_a_bucket_fails_alone() -> None:
             await guilty
 
 
-async def test_the_next_batch_is_handed_to_a_core_that_works_where_two_are_in_flight() -> None:
-    async with held_scheduler(in_flight=2) as system:
+async def test_a_flood_of_short_sequences_runs_in_a_longer_bucket_where_its_own_holds_one() -> None:
+    # 1x4 takes 20 and 4x8 48: one at a time would be 80 for four of them.
+    async with held_scheduler(buckets=("1x4", "4x8"), batch_time=KnownTime(**_TIME)) as system:
         await system.occupy()
-        waiting = system.submit([11])
-        assert await system.backend.begun() == [[11]]
+        callers = [system.submit([number]) for number in range(1, 7)]
+        await queued()
         system.backend.let_run()
-        await waiting
+        answers = await asyncio.gather(*callers)
+        # Two are left: 40 one at a time.
+        assert system.backend.batches[1:] == [[[1], [2], [3], [4]], [[5]], [[6]]]
+        assert [(one.batch_size, one.bucket_tokens) for (one,) in answers] == [(4, 8)] * 4 + [(1, 4)] * 2
 
 
-async def test_a_core_takes_no_second_batch_while_another_core_is_idle() -> None:
-    async with held_scheduler(cores=2, in_flight=2) as system:
-        callers = []
-        for number in (1, 2):
-            callers.append(system.submit([number]))
-            await system.backend.begun()
-        assert sorted(system.backend.ran_on[:2]) == [0, 1]
+async def test_longer_sequences_take_rows_of_a_longer_bucket() -> None:
+    async with held_scheduler(buckets=("1x4", "1x8", "4x8"), batch_time=KnownTime(**_TIME)) as system:
+        await system.occupy()
+        callers = [system.submit([1]), system.submit([2] * 8), system.submit([3] * 8), system.submit([4] * 8)]
+        await queued()
         system.backend.let_run()
         await asyncio.gather(*callers)
+        assert system.backend.batches[1:] == [[[1], [2] * 8, [3] * 8, [4] * 8]]
 
 
-async def test_what_a_lost_core_had_is_computed_on_another() -> None:
-    async with held_scheduler(cores=2) as system:
-        lost = await system.occupy()
-        system.backend.lost.add(system.backend.ran_on[0])
-        system.backend.let_run()
-        (computed,) = await lost
-        assert computed.batch_size == 1
-        assert system.backend.ran_on == [0, 1]
+async def test_the_bucket_that_a_caller_is_told_of_is_the_one_that_ran() -> None:
+    # Two of 4 tokens: 2x8 computes 16 tokens, 8x4 thirty-two.
+    async with held_scheduler(buckets=("8x4", "2x8"), batch_time=KnownTime(**_TIME), is_held=False) as system:
+        assert [one.bucket_tokens for one in await system.submit([1], [2])] == [8, 8]
+        assert system.backend.shapes == [(2, 8)]
 
 
-async def test_a_lost_core_gets_no_more() -> None:
-    async with held_scheduler(cores=2, is_held=False) as system:
-        system.backend.lost.add(0)
-        for number in range(1, 6):
-            await system.submit([number])
-        assert system.backend.ran_on.count(0) <= 1
-
-
-async def test_a_sequence_that_loses_cores_fails_at_the_second_and_takes_no_others_along() -> None:
-    async with held_scheduler(cores=3) as system:
+@pytest.mark.parametrize("limits", [Limits(1, 1, 8), Limits(8, 1000, 8)], ids=["small limits", "large limits"])
+async def test_what_cannot_wait_for_a_full_bucket_is_told_by_the_bucket_and_not_by_the_limits(
+    monkeypatch: pytest.MonkeyPatch, limits: Limits
+) -> None:
+    clock = FixedClock.installed(monkeypatch)
+    async with held_scheduler(buckets=("1x4", "4x4"), batch_time=KnownTime(**_TIME), limits=limits) as system:
+        await system.occupy()
+        # 1x4 takes 20 s, 4x4 thirty-two.
+        late, urgent = system.submit([1], deadline_s=clock.now_s + 41), system.submit([2], deadline_s=clock.now_s + 55)
+        others = system.submit([3], [4], [5])
         await queued()
-        blocked = [system.submit([1]), system.submit([2]), system.submit([3])]
-        for _ in blocked:
-            await system.backend.begun()
-        guilty, mates = system.submit([KILLING]), system.submit([11], [12])
-        await queued()
+        clock.now_s += 25
         system.backend.let_run()
-        with pytest.raises(InternalError):
-            await guilty
-        assert len(await mates) == 2
-        assert len(system.backend.lost) == 2
-        await asyncio.gather(*blocked)
-
-
-async def test_the_last_core_ends_the_scheduler_and_leaves_what_waits_to_others() -> None:
-    made: list[System] = []
-    callers = []
-
-    async def lose_the_last_core() -> None:
-        async with held_scheduler() as system:
-            made.append(system)
-            callers.append(await system.occupy())
-            system.backend.lost.add(0)
-            system.backend.let_run()
-            await asyncio.wait(callers, timeout=5)
-
-    with pytest.raises(CoresLost, match="no core is left for the model 'small'"):
-        await lose_the_last_core()
-    # Not answered: the process ends, and the gateway sends it elsewhere.
-    assert not callers[0].done()
-    callers[0].cancel()
-    # Nor is who comes before the process is gone.
-    late = made[0].submit([11])
-    await queued()
-    assert not late.done()
-    late.cancel()
+        await asyncio.wait([late, urgent, others])
+        assert isinstance(late.exception(), DeadlineExceeded)
+        assert isinstance(urgent.exception(), DeadlineExceeded)  # 30 s are left
+        assert system.backend.batches[1:] == [[[3], [4], [5]]]
