@@ -1,5 +1,6 @@
 """docs/grafana.json and docs/alerts.yaml: each query names series, and labels of them, that a real scrape has."""
 
+import contextlib
 import json
 import re
 import urllib.request
@@ -11,6 +12,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from demo.processes import four_processes
 from neuronpipe.client import Client
+from neuronpipe.core.metrics import Meters
+from neuronpipe.neuron_executor.neuron_metrics import NeuronMetrics
+from neuronpipe.neuron_executor.neuron_monitor import parse_snapshot
+from neuronpipe.telemetry.prometheus import MetricsPort
+from tests.unit.neuron_executor.fake_monitor import SAMPLE
 
 pytestmark = pytest.mark.local_only
 
@@ -43,14 +49,24 @@ def series(fake_repository: Path) -> dict[str, set[str]]:
         with Client(processes["gateway"].target) as client:
             client.embed("minilm", "A fine day.")
         for process in processes.values():
-            address = process.wait_for("metrics")["address"]
-            request = urllib.request.Request(f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text"})
-            with urllib.request.urlopen(request) as response:
-                text = response.read().decode()
-            for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]
-                for sample in family.samples:
-                    found.setdefault(sample.name, set()).update(sample.labels)
+            _scrape(str(process.wait_for("metrics")["address"]), found)
+    # What neuron-monitor says, where there are NeuronCores.
+    snapshot = parse_snapshot(SAMPLE.read_bytes().replace(b'"device_latency":null', b'"device_latency":{"p50":0.001}'), 4242)
+    assert snapshot
+    meters = Meters()
+    NeuronMetrics(meters).record(snapshot)
+    with contextlib.closing(MetricsPort("127.0.0.1:0", meters)) as port:
+        _scrape(port.address, found)
     return found
+
+
+def _scrape(address: str, found: dict[str, set[str]]) -> None:
+    request = urllib.request.Request(f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text"})
+    with urllib.request.urlopen(request) as response:
+        text = response.read().decode()
+    for family in text_string_to_metric_families(text):  # type: ignore[no-untyped-call]
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
 
 
 @pytest.mark.parametrize("where", _queries())

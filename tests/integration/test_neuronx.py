@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import shutil
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,10 +14,11 @@ import pytest
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
-from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.errors import InvalidInput, Unavailable
 from tests.integration.requests import answer, classify, embed
 from tests.integration.systems import local_system
 from tests.models import NEURONX_MODELS, make_repository
+from tests.unit.neuron_executor.fake_monitor import write_monitor
 
 pytestmark = pytest.mark.local_only
 
@@ -101,15 +104,61 @@ async def test_a_core_that_dies_under_load_costs_no_request(processes: dict[str,
     processes["neuron-executor"].wait_for("core lost")
 
 
+async def test_a_core_that_is_dead_at_the_start_is_left_out(neuronx_repository: Path, machine: dict[str, str]) -> None:
+    Path(machine["NEURON_DOUBLE_FOLDER"]).mkdir()
+    (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
+    with four_processes(neuronx_repository, stage_options={"neuron-executor": ("--cores", "0-1")}, environment=machine) as processes:
+        async with AsyncClient(processes["gateway"].target, retries=False) as client:
+            assert all([(await client.infer(classify(f"text {number}"))).model for number in range(5)])
+        assert {line["cores"] for line in processes["neuron-executor"].events() if line["event"] == "model ready"} == {1}
+
+
+async def test_one_process_without_a_core_answers_all_as_unavailable_and_ends(neuronx_repository: Path, machine: dict[str, str]) -> None:
+    machine["NEURON_DOUBLE_EXECUTION_MS"] = "50"
+    options = ("--repository", str(neuronx_repository), "--cores", "1", "--in-flight", "2")
+    with ServiceProcess("all", *options, environment=machine) as process:
+        process.wait_until_ready()
+        async with AsyncClient(process.target, retries=False) as client:
+            requests = [request for number in range(60) for request in (classify(f"{number}"), embed(f"{number}", model="embedder"))]
+            callers = [asyncio.create_task(client.infer(request, timeout_s=60)) for request in requests]
+            await asyncio.wait(callers, return_when=asyncio.FIRST_COMPLETED)
+            (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
+            outcomes = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 30)
+        failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        assert failed
+        assert {type(outcome) for outcome in failed} == {Unavailable}
+        assert process.wait() == 1
+
+
+async def test_neuron_monitor_is_read_beside_the_models(one_model: Path, machine: dict[str, str], tmp_path: Path) -> None:
+    write_monitor(tmp_path)
+    machine["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    options = ("--repository", str(one_model), "--cores", "2", "--metrics-listen", "127.0.0.1:0")
+    with ServiceProcess("neuron-executor", *options, environment=machine) as process:
+        process.wait_until_ready()
+        address = process.wait_for("metrics")["address"]
+        page = ""
+        async with asyncio.timeout(20):
+            while "neuronpipe_neuron_core_utilization{" not in page:
+                await asyncio.sleep(0.05)
+                page = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{address}/metrics").read().decode())
+        assert 'neuronpipe_neuron_core_utilization{neuronpipe_core="1"} 0.975' in page
+        assert 'neuronpipe_neuron_errors_total{neuronpipe_neuron_error="hardware"} 1.0' in page
+        assert 'neuronpipe_cores{neuronpipe_model_name="classifier",neuronpipe_model_version="1"} 2.0' in page
+
+
+@pytest.mark.parametrize("in_flight", ["1", "2"])
 async def test_an_executor_without_a_core_ends_and_another_takes_its_work(
-    neuronx_repository: Path, machine: dict[str, str], tmp_path: Path
+    neuronx_repository: Path, machine: dict[str, str], tmp_path: Path, in_flight: str
 ) -> None:
     machine["NEURON_DOUBLE_EXECUTION_MS"] = "20"
+    # Three models share the core.
     options = ("--repository", str(neuronx_repository))
+    executor = ("--cores", "1", "--in-flight", in_flight)
     other = {**machine, "NEURON_DOUBLE_FOLDER": str(tmp_path / "other")}
     with (
-        four_processes(neuronx_repository, stage_options={"neuron-executor": ("--cores", "1")}, environment=machine) as processes,
-        ServiceProcess("neuron-executor", *options, "--cores", "1", environment=other) as second,
+        four_processes(neuronx_repository, stage_options={"neuron-executor": executor}, environment=machine) as processes,
+        ServiceProcess("neuron-executor", *options, *executor, environment=other) as second,
     ):
         second.wait_until_ready()
         targets = [
@@ -120,10 +169,11 @@ async def test_an_executor_without_a_core_ends_and_another_takes_its_work(
         with ServiceProcess("gateway", *options, *targets) as gateway:
             gateway.wait_until_ready()
             async with AsyncClient(gateway.target, retries=False) as client:
-                callers = [asyncio.create_task(client.infer(classify(f"text {number}"), timeout_s=60)) for number in range(60)]
+                requests = [request for number in range(60) for request in (classify(f"{number}"), embed(f"{number}", model="embedder"))]
+                callers = [asyncio.create_task(client.infer(request, timeout_s=60)) for request in requests]
                 await asyncio.wait(callers, return_when=asyncio.FIRST_COMPLETED)
                 (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
-                assert all(response.result.text_classification.labels for response in await asyncio.gather(*callers))
+                assert all(response.result.WhichOneof("task") for response in await asyncio.gather(*callers))
         assert processes["neuron-executor"].wait() == 1
 
 

@@ -68,7 +68,7 @@ class Attributes:
     CORE = Name("neuronpipe.core", "the core that runs the batch")
     IS_ALONE = Name("neuronpipe.batch.is_alone", "whether the batch had all cores for itself")
     OUTCOME = Name("neuronpipe.outcome", "what became of it")
-    MEMORY = Name("neuronpipe.neuron.memory", "where memory is: device or host")
+    MEMORY_LOCATION = Name("neuronpipe.neuron.memory_location", "device or host")
     PERCENTILE = Name("neuronpipe.neuron.percentile", "p0, p1, p25, p50, p75, p99 or p100")
     NEURON_OUTCOME = Name("neuronpipe.neuron.outcome", "of an execution, in neuron-monitor's words: completed, timed_out, …")
     NEURON_ERROR = Name("neuronpipe.neuron.error", "generic, numerical, transient, model, runtime or hardware")
@@ -214,7 +214,9 @@ class Metrics:
     NEURON_CORE_MEMORY = Instrument(
         "neuronpipe.neuron.core.memory", "gauge", "By", "device memory that this process has on a NeuronCore", (Attributes.CORE,)
     )
-    NEURON_MEMORY = Instrument("neuronpipe.neuron.memory", "gauge", "By", "memory of this process's Neuron runtime", (Attributes.MEMORY,))
+    NEURON_MEMORY = Instrument(
+        "neuronpipe.neuron.memory", "gauge", "By", "memory of this process's Neuron runtime", (Attributes.MEMORY_LOCATION,)
+    )
     NEURON_DEVICE_LATENCY = Instrument(
         "neuronpipe.neuron.device_latency", "gauge", "s", "executions on the device in the monitor's last period", (Attributes.PERCENTILE,)
     )

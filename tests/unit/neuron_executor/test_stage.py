@@ -1,6 +1,7 @@
 """neuron_executor/stage.py: items fail alone, bundles that cannot run are refused at start, and times are not counted twice."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,19 @@ from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.buckets import Bucket
 from neuronpipe.core.config import EngineSettings
-from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, ModelNotFound, SetupError
+from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, ModelNotFound, SetupError, Unavailable
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.telemetry import Metrics
 from neuronpipe.core.tensors import Array, Arrays, to_arrays, to_tensor_set
+from neuronpipe.neuron_executor.backends import BACKENDS
+from neuronpipe.neuron_executor.backends.base import CoreLost
 from neuronpipe.neuron_executor.backends.fake import FakeBackend
+from neuronpipe.neuron_executor.scheduler import CoresLost
 from neuronpipe.neuron_executor.stage import _gaps, running_executor
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec
+from tests.unit.neuron_executor.fake_monitor import write_monitor
+from tests.unit.soon import soon
 
 FAILING = 666
 
@@ -152,6 +160,92 @@ async def test_a_model_that_cannot_run_its_warm_up_batch_is_refused(tmp_path: Pa
     with pytest.raises(SetupError, match=rf"^{tmp_path}/m/1: the back end cannot run a warm-up batch: "):
         async with running_executor(read_repository(tmp_path), EngineSettings()):
             pass
+
+
+class _PartlyDead(FakeBackend):
+    """Cores of which some are lost from the start."""
+
+    dead: frozenset[int] = frozenset()
+
+    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+        if core in self.dead:
+            raise CoreLost(f"core {core} is dead")
+        return await super().run(core, inputs, is_alone=is_alone)
+
+
+def _some_dead(monkeypatch: pytest.MonkeyPatch, *dead: int) -> None:
+    monkeypatch.setattr(_PartlyDead, "dead", frozenset(dead))
+    monkeypatch.setitem(BACKENDS, "fake", f"{__name__}:_PartlyDead")
+
+
+@pytest.mark.parametrize("buckets", [(), (Bucket(batch=1, tokens=8), Bucket(batch=4, tokens=8))], ids=["any shape", "buckets"])
+async def test_cores_that_are_dead_at_the_start_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buckets: tuple[Bucket, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    _some_dead(monkeypatch, 0, 2)
+    _write(tmp_path, {}, buckets=buckets)
+    telemetry = Telemetry()
+    async with running_executor(read_repository(tmp_path), EngineSettings(cores=3), telemetry) as stage:
+        for _ in range(5):
+            await stage.execute(_item([11]))
+        (family,) = (family for family in telemetry.meters.families() if family.instrument is Metrics.CORES)
+        assert [family.number(series) for series in family.series.values()] == [1]
+    assert caplog.text.count("core lost") == 2  # and not again with the first requests
+
+
+async def test_an_executor_whose_cores_are_all_dead_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _some_dead(monkeypatch, 0, 1)
+    _write(tmp_path, {})
+    with pytest.raises(SetupError, match="cannot run a warm-up batch: core 1 is dead"):
+        async with running_executor(read_repository(tmp_path), EngineSettings(cores=2)):
+            pass
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+async def test_with_the_last_core_whoever_waits_for_any_model_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_flight: int
+) -> None:
+    _some_dead(monkeypatch)
+    artifact = Artifact(backend="fake", dtype="float32", properties={"device_time_s": "0.02"})
+    for name in "m", "n", "o":
+        write_bundle(tmp_path, name, model=model_spec("question_answering", name=name), artifacts=(artifact,))
+    callers: list[asyncio.Task[Prediction]] = []
+
+    async def lose_all() -> None:
+        async with running_executor(read_repository(tmp_path), EngineSettings(in_flight=in_flight, max_batch_size=1)) as stage:
+            items = [_item([11], model=name) for name in ("m", "n", "o") for _ in range(10)]
+            callers.extend(asyncio.create_task(stage.execute(item)) for item in items)
+            await asyncio.wait(callers, return_when=asyncio.FIRST_COMPLETED)
+            monkeypatch.setattr(_PartlyDead, "dead", frozenset([0]))
+            await asyncio.sleep(20)  # it is cancelled
+
+    with pytest.raises(CoresLost):
+        await lose_all()
+    outcomes = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 5)
+    failed = [outcome for outcome in outcomes if not isinstance(outcome, Prediction)]
+    assert len(failed) >= 20
+    assert {type(one) for one in failed} == {Unavailable}
+
+
+@pytest.mark.parametrize("backend", ["neuronx", "fake"])
+async def test_neuron_monitor_runs_beside_models_on_neuron_cores_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    write_monitor(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setitem(BACKENDS, "neuronx", BACKENDS["fake"])
+    _write(tmp_path / "repository", {}, backend=backend)
+    telemetry = Telemetry()
+
+    def utilisation() -> list[float]:
+        families = [family for family in telemetry.meters.families() if family.instrument is Metrics.NEURON_UTILIZATION]
+        return [family.number(series) for family in families for series in family.series.values()]
+
+    async with running_executor(read_repository(tmp_path / "repository"), EngineSettings(), telemetry) as stage:
+        if backend == "neuronx":
+            await soon(lambda: utilisation() == pytest.approx([0.4201, 0.975]))
+        await stage.execute(_item([11]))
+    assert bool(utilisation()) == (backend == "neuronx")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """backends/neuronx.py on the contract double: cores that fail, and batches that fail on cores that are well."""
 
+import asyncio
 import importlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +109,18 @@ async def test_a_lost_core_is_lost_for_every_model_on_it(backend: Backend, reque
     _fault(tmp_path, 0, "1201")
     with pytest.raises(CoreLost):
         await backend.run(0, _batch([1]))
-    with pytest.raises(CoreLost):
+    with pytest.raises(CoreLost) as lost:
         await other.run(0, _batch([1]))
+    assert not lost.value.has_begun
     other.close()
+
+
+async def test_of_batches_handed_to_a_core_at_once_it_is_lost_through_one(request_: LoadRequest, tmp_path: Path) -> None:
+    backend = _load(replace(request_, in_flight=2))
+    _fault(tmp_path, 0, "101")
+    lost = await asyncio.gather(backend.run(0, _batch([1])), backend.run(0, _batch([2])), return_exceptions=True)
+    assert sorted(one.has_begun for one in lost if isinstance(one, CoreLost)) == [False, True]
+    backend.close()
 
 
 async def test_a_core_that_fails_a_batch_and_then_a_known_one_is_lost(backend: Backend, tmp_path: Path) -> None:
