@@ -1,5 +1,7 @@
 """core/buckets.py: which bucket takes a batch, and what a batch looks like in it."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -39,6 +41,17 @@ def test_the_batch_sizes_of_a_length_ascend() -> None:
 def test_a_batch_runs_in_the_bucket_that_computes_least(rows: int, tokens: int, expected: str | None) -> None:
     found = _plan("1x32", "4x32", "8x64").find(rows, tokens)
     assert (found and str(found)) == expected
+
+
+def test_a_batch_padded_to_its_bucket_runs_in_that_bucket() -> None:
+    # The scheduler chooses and pads, and the back end looks up what it is handed.
+    seed = 20261121
+    generator = random.Random(seed)
+    for _ in range(1000):
+        plan = _plan(*(f"{generator.choice((1, 2, 3, 4, 8, 16))}x{generator.choice((8, 16, 24, 32, 64))}" for _ in range(6)))
+        rows, tokens = generator.randint(1, 16), generator.randint(1, 64)
+        if bucket := plan.find(rows, tokens):
+            assert plan.find(rows, bucket.tokens) == bucket, f"seed {seed}"
 
 
 def test_the_same_bucket_twice_counts_once() -> None:
