@@ -1,6 +1,7 @@
 """neuron_executor/scheduler.py with several batches in flight, and with cores that are lost."""
 
 import asyncio
+from collections import defaultdict
 
 import pytest
 
@@ -11,9 +12,10 @@ from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.batch_time import BatchTime
 from neuronpipe.neuron_executor.choosing import Limits
 from neuronpipe.neuron_executor.records import ModelRecords
-from neuronpipe.neuron_executor.scheduler import CoresLost, running_scheduler
+from neuronpipe.neuron_executor.scheduler import Computed, CoresLost, running_scheduler
 from tests.unit.neuron_executor.held_backend import FAILING, KILLING, HeldBackend
 from tests.unit.neuron_executor.scheduling import LIMITS, SPEC, FixedClock, KnownTime, System, held_scheduler, queued, sequence
+from tests.unit.soon import soon
 
 _ONE_BY_ONE = Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=8)
 
@@ -142,23 +144,49 @@ async def test_what_a_core_may_have_been_lost_through_runs_with_nothing_beside_i
     assert len(backend.lost) == 2
 
 
-async def test_what_a_lost_core_had_not_begun_again_wakes_the_others() -> None:
-    async with held_scheduler(cores=2, in_flight=2) as system:
-        await queued()
-        blocked = [system.submit([500]), system.submit([501])]
-        for _ in blocked:
-            await system.backend.begun()
-        callers = [system.submit([FAILING]), system.submit([11]), system.submit([12])]
-        assert await system.backend.begun() == [[FAILING], [11], [12]]
-        core = system.backend.ran_on[-1]
-        assert system.backend.ran_on.count(core) == 2
-        system.backend.lost_before.add(core)
-        system.backend.let_run()
-        await asyncio.gather(*blocked)
-        async with asyncio.timeout(5):
-            assert [len(await caller) for caller in callers[1:]] == [1, 1]
+class _GatedBackend(HeldBackend):
+    """Each batch waits at a gate of its own, known by the first ids of its rows."""
+
+    def __init__(self) -> None:
+        super().__init__(SPEC, cores=2, in_flight=2, is_held=False)
+        self.gates: defaultdict[tuple[int, ...], asyncio.Event] = defaultdict(asyncio.Event)
+        self.at: dict[tuple[int, ...], int] = {}
+
+    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+        batch = tuple(inputs["input_ids"][:, 0].tolist())
+        self.at[batch] = core
+        await self.gates[batch].wait()
+        return await super().run(core, inputs, is_alone=is_alone)
+
+
+async def test_what_is_left_of_a_failed_batch_wakes_the_other_core_where_its_own_is_lost_meanwhile() -> None:
+    backend = _GatedBackend()
+    async with asyncio.timeout(20), running_scheduler(backend, SPEC, LIMITS, KnownTime(0, 0)) as scheduler:
+
+        async def call(*numbers: int) -> list[asyncio.Task[list[Computed]]]:
+            callers = [asyncio.create_task(scheduler.run([sequence(number)], None)) for number in numbers]
+            await soon(lambda: numbers in backend.at)
+            return callers
+
+        (busy,) = await call(500)
+        failing, *left = await call(FAILING, 11, 12)
+        ahead = [caller for number in (21, 22) for caller in await call(number)]  # one for each core
+        backend.gates[FAILING, 11, 12].set()
+        await soon(lambda: (FAILING,) in backend.at)  # again, by itself
+        lost = backend.at[FAILING,]
+        backend.lost_before.add(lost)
+        for gate in (500,), (21,), (22,):
+            backend.gates[gate].set()
+        await asyncio.gather(busy, *ahead)  # the one that the core had ahead is computed on the other
+        backend.lost_before.clear()
+        for gate in (11, 12), (11,), (12,):
+            backend.gates[gate].set()
+        await asyncio.sleep(0.05)  # the other core has nothing to do, and sleeps
+        backend.gates[FAILING,].set()
         with pytest.raises(InternalError):
-            await callers[0]
+            await failing
+        await asyncio.gather(*left)
+        assert backend.ran_on[-1] != lost
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
