@@ -1,5 +1,6 @@
 """Compiles a Transformers model into a bundle. Torch and transformers live here, and nothing that serves imports this."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -117,6 +118,8 @@ def _check(request: CompileRequest) -> None:
     if request.dtype not in dtypes:
         raise SetupError(f"dtype {request.dtype!r} is not known for {request.backend}; there are: {', '.join(dtypes)}")
     _check_buckets(request)
+    if request.backend != "neuronx" and dataclasses.replace(request.neuronx, cache=DEFAULT_OPTIONS.cache) != DEFAULT_OPTIONS:
+        raise SetupError("--target, --optlevel, --model-type, --auto-cast, --attention and --compile-workers are for --backend neuronx")
     if request.device_times and (request.backend != "fake" or request.device_times not in DEVICE_TIMES):
         raise SetupError(f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}")
     if request.calibration is not None and request.dtype != "int8":
@@ -137,8 +140,9 @@ def _check_buckets(request: CompileRequest) -> None:
             f"{request.backend} computes the shapes only that it was compiled for; name them with --bucket BATCHxTOKENS, or have them "
             "chosen with --buckets auto --lengths FILE"
         )
-    if use == "none" and (request.buckets.buckets or request.buckets.lengths):
-        raise SetupError(f"{request.backend} computes any shape; leave out --bucket, --buckets and --lengths")
+    if use == "none" and request.buckets.buckets:
+        raise SetupError(f"{request.backend} computes any shape; leave out --bucket and --buckets")
+    request.buckets.check()
 
 
 def _choose_buckets(request: CompileRequest, module: SourceModule, report: Report) -> tuple[Bucket, ...]:
