@@ -171,7 +171,7 @@ def _serve(options: argparse.Namespace) -> None:
     settings = config.read_settings(kind, vars(parser.parse_args(options.settings)))
     start_logging(options.service)
     if "cores" in kind.model_fields:
-        os.environ.update(runtime_environment(getattr(settings, "cores")))  # noqa: B009 (of two of the five kinds)
+        os.environ.update(runtime_environment(getattr(settings, "cores"), os.environ))  # noqa: B009 (of two of the five kinds)
     # Threads of the tokenizers' own cost more than they bring: a tenth of the throughput (docs/decisions/0002).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
