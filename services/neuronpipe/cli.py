@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     compile_command.add_options(compile_)
 
     accept = commands.add_parser("accept", help="compile and measure models on this machine, into a report folder")
-    accept.set_defaults(run=accept_command.run, command="accept")
+    accept.set_defaults(run=_accept, command="accept")
     accept_command.add_options(accept)
 
     serve = commands.add_parser("serve", help="run one service, or all of them in one process")
@@ -143,6 +143,11 @@ def _timeout_s(text: str) -> float:
 def _compile(options: argparse.Namespace) -> None:
     with _ending_on_sigterm():
         print(compile_command.compile_source(options))
+
+
+def _accept(options: argparse.Namespace) -> None:
+    with _ending_on_sigterm():
+        accept_command.run(options)
 
 
 @contextlib.contextmanager

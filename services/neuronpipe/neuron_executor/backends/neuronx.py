@@ -28,6 +28,7 @@ class NeuronxBackend:
         self._outputs = [output.name for output in request.spec.outputs]
         self._per_token = {output.name for output in request.spec.outputs if output.axes[:1] == ("tokens",)}
         self._pad_token_id = request.spec.pad_token_id
+        self._vocabulary_size = request.spec.vocabulary_size
         self.in_flight = request.in_flight
         self.buckets = BucketPlan(request.buckets)
         self._runtime = neuron_runtime()
@@ -126,6 +127,7 @@ class NeuronxBackend:
             "another shape": tuple(tensor[:, 1:] for tensor in good),
             "another dtype": tuple(tensor.int() for tensor in good),
             "an input too few": good[1:],
+            "a token id beyond the vocabulary": (torch.full_like(good[0], self._vocabulary_size), *good[1:]),
         }
         texts = {}
         for name, tensors in tried.items():
