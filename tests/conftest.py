@@ -43,7 +43,8 @@ def repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
 def neuron_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
     """The contract double of the Neuron SDK on the path of this process and of those that it starts, with four simulated cores.
 
-    This process's machine itself seems to have no device. Gives the environment of another machine, with two cores, for a process that shall have cores of its own.
+    This process's machine itself seems to have no device. Gives the environment of another machine, with two cores, for a process that
+    shall have cores of its own.
     """
     path = os.environ.get("PYTHONPATH", "")
     environment = {

@@ -101,7 +101,7 @@ def _served(repository: Path, cores: int, callers: int, seconds: float) -> dict[
 
 def _cpu_s(processes: Sequence[ServiceProcess]) -> float:
     times = [psutil.Process(process.pid).cpu_times() for process in processes]
-    return sum(one.user + one.system for one in times)
+    return sum(float(one.user + one.system) for one in times)
 
 
 def _simulate(table: str, cores: Sequence[int], seconds: float) -> dict[int, dict[str, _Rate]]:
@@ -166,10 +166,10 @@ def _page(found: Mapping[str, Mapping[int, Mapping[str, _Rate]]], machine: Mappi
         "",
         f"Written by `{shlex.join(['python', '-m', 'tests.bench.neuron_sim', *sys.argv[1:]])}` (`make bench-neuron-sim`). Do not edit.",
         "",
-        f"Texts of {_WORD_TOKENS} tokens, {seconds:g} s each, {_IN_FLIGHT} batches in flight on a core. `busy` is the share of the simulated "
-        "cores' best that came through. The executor alone has no gRPC and no tokenizer around it, and its callers in its process; the "
-        "served ones share this machine's CPUs with the callers. Processes needed are counted from the most that one gave here, CPUs from "
-        "CPU time, which does not depend on how many CPUs there are.",
+        f"Texts of {_WORD_TOKENS} tokens, {seconds:g} s each, {_IN_FLIGHT} batches in flight on a core. `busy` is the share of the "
+        "simulated cores' best that came through. The executor alone has no gRPC and no tokenizer around it, and its callers in its "
+        "process; the served ones share this machine's CPUs with the callers. Processes needed are counted from the most that one gave "
+        "here, CPUs from CPU time, which does not depend on how many CPUs there are.",
         "",
         "| machine | |",
         "|---|---|",

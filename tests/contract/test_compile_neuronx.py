@@ -151,7 +151,7 @@ def test_a_compiler_that_hangs_ends_with_the_command(
 def test_a_compiler_that_hangs_does_not_hold_up_the_failure_of_another(compiled: Callable[..., Bundle], tmp_path: Path) -> None:
     _fail(tmp_path, "1x8", "hang")
     _fail(tmp_path, "4x32", "-11")
-    with pytest.raises(SetupError, match="^bucket 4x32: .*-11"):
+    with pytest.raises(SetupError, match=r"^bucket 4x32: .*-11"):
         compiled("1x8", "4x32", workers=2)
 
 

@@ -51,29 +51,33 @@ class _Found:
 def measure(folder: Path) -> None:
     """Does the job of a folder: loads, compares, measures, and only then provokes errors."""
     job, found = Job(**json.loads((folder / JOB_FILE).read_text())), _Found(folder / FOUND_FILE)
-    backend, spec = None, None
+    loaded = list[tuple[Backend, ModelSpec]]()
     with found.step("load"):
-        bundle = read_bundle(Path(job.bundle))
-        artifact, spec = bundle.artifact(job.backend), bundle.spec
-        began_s = time.monotonic()
-        load = LoadRequest(
-            spec,
-            bundle.artifact_files(artifact),
-            artifact.properties,
-            cores=job.cores,
-            threads=0,
-            in_flight=1 if job.backend in ONE_IN_FLIGHT else max(_IN_FLIGHT),
-            buckets=artifact.buckets,
-            versions=artifact.versions,
-        )
-        backend = load_backend(job.backend, load)
-        found.values |= {"load_s": round(time.monotonic() - began_s, 1), "cores": backend.cores}
-    if backend is None or spec is None:
-        return
-    try:
-        asyncio.run(_measure(backend, spec, job, found, folder))
-    finally:
-        backend.close()
+        loaded.append(_load(job, found))
+    for backend, spec in loaded:
+        try:
+            asyncio.run(_measure(backend, spec, job, found, folder))
+        finally:
+            backend.close()
+
+
+def _load(job: Job, found: _Found) -> tuple[Backend, ModelSpec]:
+    bundle = read_bundle(Path(job.bundle))
+    artifact = bundle.artifact(job.backend)
+    began_s = time.monotonic()
+    load = LoadRequest(
+        bundle.spec,
+        bundle.artifact_files(artifact),
+        artifact.properties,
+        cores=job.cores,
+        threads=0,
+        in_flight=1 if job.backend in ONE_IN_FLIGHT else max(_IN_FLIGHT),
+        buckets=artifact.buckets,
+        versions=artifact.versions,
+    )
+    backend = load_backend(job.backend, load)
+    found.values |= {"load_s": round(time.monotonic() - began_s, 1), "cores": backend.cores}
+    return backend, bundle.spec
 
 
 async def _measure(backend: Backend, spec: ModelSpec, job: Job, found: _Found, folder: Path) -> None:
@@ -95,11 +99,12 @@ async def _measure(backend: Backend, spec: ModelSpec, job: Job, found: _Found, f
             snapshot = monitor.snapshot if monitor else None
             found.values["device_memory_bytes"] = snapshot.device_memory_bytes if snapshot else None
             found.values["host_memory_bytes"] = _resident_bytes()
+    if not backend.buckets:
+        return
     with found.step("provoke errors"):
         found.values["refusals"] = {}
-        if backend.buckets:
-            longer = Bucket(batch=1, tokens=backend.buckets.largest.tokens + 1)
-            found.values["refusals"]["a shape that was not compiled, of us"] = await _error(backend, _full_batch(longer, spec))
+        longer = Bucket(batch=1, tokens=backend.buckets.largest.tokens + 1)
+        found.values["refusals"]["a shape that was not compiled, of us"] = await _error(backend, _full_batch(longer, spec))
         texts: Callable[[], dict[str, str]] | None = getattr(backend, "error_texts", None)
         if texts:
             found.values["refusals"] |= await asyncio.to_thread(texts)
@@ -122,7 +127,9 @@ async def _compute(backend: Backend, core: int, batch: Mapping[str, Any], spec: 
         }
         parts.append(await backend.run(core, inputs))
     outputs = {output.name: np.concatenate([part[output.name] for part in parts]) for output in spec.outputs}
-    return {output.name: outputs[output.name][:, :tokens] if output.axes[:1] == ("tokens",) else outputs[output.name] for output in spec.outputs}
+    return {
+        output.name: outputs[output.name][:, :tokens] if output.axes[:1] == ("tokens",) else outputs[output.name] for output in spec.outputs
+    }
 
 
 def _full_batch(shape: Bucket, spec: ModelSpec) -> dict[str, Any]:

@@ -67,6 +67,9 @@ def accept(request: AcceptRequest, report: Callable[[str], None]) -> Path:
         except Exception as error:  # one model's failure is a line of the report, and the next one's turn
             one["errors"]["measure"] = error_text(error)
         _write(found, request.folder)
+    for one in found["models"]:
+        for step, text in one["errors"].items():
+            report(f"{one['name']}: FAILED, {step}: {text}")
     return request.folder / "report.md"
 
 

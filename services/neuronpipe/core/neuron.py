@@ -67,7 +67,7 @@ def runtime_environment(cores: int | str, environment: Mapping[str, str]) -> Map
     """The variables that make Neuron's runtime take these cores, to be set before anything of the SDK is imported.
 
     `cores`: how many, 0 for those that `environment` names, or all; or which ones. Raises SetupError where `environment` has the runtime
-    take others: what started this process may have given those to it, as Kubernetes does.
+    take others: whoever started this process, or its container, may have given it those.
     """
     found, wanted = _cores_of(environment), parse_cores(cores) if isinstance(cores, str) else cores
     if found and wanted and not _agree(wanted, found[1]):

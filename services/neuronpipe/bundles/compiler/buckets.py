@@ -103,7 +103,11 @@ def read_lengths(path: Path, max_tokens: int) -> Counter[int]:
         words = line.split()
         if not words:
             continue
-        if len(words) > 2 or not all(word.isdigit() and len(word) <= _MAX_DIGITS for word in words) or not 1 <= int(words[0]) <= _MAX_TOKENS:
+        if (
+            len(words) > 2
+            or not all(word.isdigit() and len(word) <= _MAX_DIGITS for word in words)
+            or not 1 <= int(words[0]) <= _MAX_TOKENS
+        ):
             raise SetupError(f"{path}: line {number}: must be a length from 1 to {_MAX_TOKENS}, and a count where there are several")
         counts[min(int(words[0]), max_tokens)] += int(words[1]) if len(words) > 1 else 1
     if not +counts:
