@@ -81,6 +81,11 @@ def test_on_neuron_every_model_has_all_cores_and_what_the_sdk_says_is_captured(
         assert set(refusals) >= {"a shape that was not compiled, of us", "another dtype", "an input too few"}
         assert not any("NOT REFUSED" in error for error in refusals.values())
     assert "**This report was made on the contract double of the Neuron SDK: its times say nothing of Neuron.**" in text
+    assert "| classifier | neuronx, the double | float32 | 1x16 | 2 | 1 |" in text
+    assert (
+        "- refused, another shape: `RuntimeError: RuntimeError: Incorrect tensor shape at input #0: received 1 15, expected 1 16`" in text
+    )
+    assert "$" not in text  # what a double takes costs nothing on Neuron
     # Everything was compiled before anything was measured, and each model's process ended before the next one took its cores.
     events = [line.split(" ")[:2] for line in Path(machine["NEURON_DOUBLE_LOG"]).read_text().splitlines()]
     kinds = [event for _, event in events]

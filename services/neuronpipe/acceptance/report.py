@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from neuronpipe import __version__
-from neuronpipe.core.neuron import DOUBLE_SUFFIX, device_count
+from neuronpipe.core.neuron import device_count, sdk_words
 
 _PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "libneuronxla", "transformers", "openvino", "numpy")
 _DOUBLE = "made on the contract double of the Neuron SDK: its times say nothing of Neuron"
@@ -17,6 +17,7 @@ _COLUMNS = ("Model", "Back end", "dtype", "Shape", "Cores", "In flight", "Throug
 # What clouds call their machine, and which driver the kernel has loaded.
 _INSTANCE = Path("/sys/devices/virtual/dmi/id/product_name")
 _DRIVER = Path("/sys/module/neuron/version")
+_MAX_TEXT = 600
 
 
 def describe_machine() -> dict[str, Any]:
@@ -55,7 +56,7 @@ def describe(found: Mapping[str, Any]) -> str:
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield "# Acceptance report"
     yield ""
-    if any(DOUBLE_SUFFIX in str(model.get("versions")) for model in found["models"]):
+    if any(model.get("is_double") for model in found["models"]):
         yield f"**This report was {_DOUBLE}.**"
         yield ""
     yield f"Full batches for {found['seconds']:g} s a row on all cores, without a pipeline around the model; latency is that of a batch."
@@ -65,7 +66,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     for model in found["models"]:
         for one in model.get("figures", ()):
             cost = f"${one['cost_per_million']}" if "cost_per_million" in one else "unknown"
-            cells = [model["name"], model["backend"], model["dtype"], one["shape"], model["cores"], one["in_flight"]]
+            backend = f"{model['backend']}, the double" if model["is_double"] else model["backend"]
+            cells = [model["name"], backend, model["dtype"], one["shape"], model["cores"], one["in_flight"]]
             cells += [one["throughput_per_s"], one["p50_ms"], one["p95_ms"], one["p99_ms"], cost]
             yield f"| {' | '.join(map(str, cells))} |"
     for model in found["models"]:
@@ -95,8 +97,10 @@ def _model(model: Mapping[str, Any]) -> Iterator[str]:
     memory = {"host memory": model.get("host_memory_bytes"), "device memory": model.get("device_memory_bytes")}
     yield from (f"- {name}: {value / 2**20:.0f} MiB" for name, value in memory.items() if value)
     yield from (f"- compiled with {name} {version}" for name, version in model.get("versions", {}).items())
-    yield from (f"- refused, {name}: `{_one_line(text)}`" for name, text in model.get("refusals", {}).items())
+    # The line that tells; tracebacks are in report.json.
+    yield from (f"- refused, {name}: `{_one_line(sdk_words(text))}`" for name, text in model.get("refusals", {}).items())
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split()).replace("`", "'")
+    line = " ".join(text.split()).replace("`", "'")
+    return line if len(line) <= _MAX_TEXT else f"{line[:_MAX_TEXT]} …"

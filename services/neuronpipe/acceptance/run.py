@@ -27,6 +27,7 @@ from neuronpipe.bundles.compiler.accuracy import largest_difference
 from neuronpipe.bundles.compiler.agreement import agreement
 from neuronpipe.core.buckets import Bucket
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.neuron import DOUBLE_SUFFIX
 
 _MEASURE = "neuronpipe.acceptance.measure"
 _LAST_LINES = 8
@@ -95,6 +96,7 @@ def _compile(model: CompileRequest, one: dict[str, Any], report: Callable[[str],
     artifact = made.bundle.artifact(model.backend)
     one["compile_s"] = round(time.monotonic() - began_s, 1)
     one["versions"] = dict(artifact.versions)
+    one["is_double"] = any(version.endswith(DOUBLE_SUFFIX) for version in artifact.versions.values())
     one["accuracy_of_compilation"] = artifact.accuracy.model_dump(mode="json") if artifact.accuracy else None
     return made
 
@@ -120,7 +122,7 @@ def _measure(made: Compiled, one: dict[str, Any], request: AcceptRequest, report
             if not np.isfinite(one["parity"]["largest_difference"]):
                 errors["parity"] = "some outputs are not numbers"
         for figures in one.get("figures", ()):
-            if request.price_per_hour:
+            if request.price_per_hour and not one["is_double"]:
                 figures["cost_per_million"] = round(1e6 * request.price_per_hour / 3600 / figures["throughput_per_s"], 4)
 
 

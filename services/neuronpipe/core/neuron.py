@@ -43,11 +43,11 @@ def sdk_release(torch_neuronx_version: str) -> str:
     return _SDK_RELEASES.get(".".join(parts[3:5]), "unknown")
 
 
-def sdk_words(error: BaseException) -> str:
-    """The line of an SDK's error that says what happened: TorchScript puts a traceback around it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+def sdk_words(text: str) -> str:
+    """The line of the text of an SDK's error that says what happened: TorchScript puts a traceback around it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "status=" in line] or [line for line in lines if "Error" in line and "interpreter" not in line]
-    return (telling or lines or [type(error).__name__])[-1]
+    return (telling or lines or ["no text"])[-1]
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

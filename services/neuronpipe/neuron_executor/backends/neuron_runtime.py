@@ -49,7 +49,7 @@ class NeuronRuntime:
 
     def lose(self, core: int, error: BaseException) -> CoreLost:
         """Gives up a core for all models; the error to raise."""
-        reason = self._lost.setdefault(core, sdk_words(error))
+        reason = self._lost.setdefault(core, sdk_words(str(error)))
         return CoreLost(f"core {core} was lost: {reason}")
 
     def is_fatal(self, error: BaseException) -> bool:

@@ -159,4 +159,4 @@ _ADVICE = (
 
 def _advice(error: Exception) -> str:
     advice = next((advice for part, advice in _ADVICE if part in str(error)), "see troubleshooting in docs/neuron.md")
-    return f"{advice} (the SDK says: {sdk_words(error)})"
+    return f"{advice} (the SDK says: {sdk_words(str(error))})"
