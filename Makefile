@@ -6,7 +6,7 @@
 # fuzz      a million random sequences through the scheduler: a minute
 # soak      ten minutes of twice the load that can be borne
 # bench     every measurement, written to docs/benchmarks; bench-quick: a short look, written to .cache/bench/quick; bench-cache: the caches
-# bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to .cache/bench/neuron-sim
+# bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to docs/benchmarks/neuron-sim.md
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c

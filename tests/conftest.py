@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from neuronpipe.core import neuron
+from neuronpipe.core.neuron import DOUBLES_VARIABLE
 from tests.models import NEURONX_MODELS, make_repository, make_sources
 
 DOUBLES = Path(__file__).parent / "doubles"
@@ -41,16 +43,19 @@ def repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
 def neuron_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
     """The contract double of the Neuron SDK on the path of this process and of those that it starts, with four simulated cores.
 
-    Gives the environment of another machine, with two cores, for a process that shall have cores of its own.
+    This process's machine itself seems to have no device. Gives the environment of another machine, with two cores, for a process that
+    shall have cores of its own.
     """
     path = os.environ.get("PYTHONPATH", "")
     environment = {
         "PYTHONPATH": os.pathsep.join([str(DOUBLES), path] if path else [str(DOUBLES)]),
+        DOUBLES_VARIABLE: "1",
         "NEURON_DOUBLE_DEVICES": "2",
         "NEURON_DOUBLE_FOLDER": str(tmp_path_factory.mktemp("neuron")),
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(DOUBLES)
+        patch.setattr(neuron, "DEVICE_FOLDER", tmp_path_factory.mktemp("dev"))
         for name, value in environment.items():
             patch.setenv(name, value)
         yield environment | {"NEURON_DOUBLE_DEVICES": "1", "NEURON_DOUBLE_FOLDER": str(tmp_path_factory.mktemp("other-neuron"))}

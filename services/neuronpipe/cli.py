@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     compile_command.add_options(compile_)
 
     accept = commands.add_parser("accept", help="compile and measure models on this machine, into a report folder")
-    accept.set_defaults(run=accept_command.run, command="accept")
+    accept.set_defaults(run=_accept, command="accept")
     accept_command.add_options(accept)
 
     serve = commands.add_parser("serve", help="run one service, or all of them in one process")
@@ -145,6 +145,11 @@ def _compile(options: argparse.Namespace) -> None:
         print(compile_command.compile_source(options))
 
 
+def _accept(options: argparse.Namespace) -> None:
+    with _ending_on_sigterm():
+        accept_command.run(options)
+
+
 @contextlib.contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
     """SIGTERM ends the block as an exception does, so that it cleans up, with the exit code that shells expect."""
@@ -171,7 +176,7 @@ def _serve(options: argparse.Namespace) -> None:
     settings = config.read_settings(kind, vars(parser.parse_args(options.settings)))
     start_logging(options.service)
     if "cores" in kind.model_fields:
-        os.environ.update(runtime_environment(getattr(settings, "cores")))  # noqa: B009 (of two of the five kinds)
+        os.environ.update(runtime_environment(getattr(settings, "cores"), os.environ))  # noqa: B009 (of two of the five kinds)
     # Threads of the tokenizers' own cost more than they bring: a tenth of the throughput (docs/decisions/0002).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:

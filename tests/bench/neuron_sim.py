@@ -6,12 +6,18 @@ Run: python -m tests.bench.neuron_sim [--seconds S] [--cores 1,2,8,24] [--table 
 import argparse
 import asyncio
 import math
+import os
+import shlex
+import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import uvloop
 
 from demo.processes import ServiceProcess, four_processes
@@ -25,22 +31,36 @@ from neuronpipe.core.buckets import parse_bucket
 from neuronpipe.core.config import EngineSettings
 from neuronpipe.core.tensors import to_tensor_set
 from neuronpipe.neuron_executor.stage import running_executor
+from tests.bench.callers import WARM_UP_S
 from tests.bench.closed_loop import ClosedLoop, System
+from tests.bench.machine import describe_machine
 from tests.bench.systems import NO_CACHE
 from tests.integration.requests import classify
 from tests.models import classifier
 
 _WORD_TOKENS = 100
 _IN_FLIGHT = 2
-_HEADING = "SIMULATION. No Neuron device was involved: the back end waits for as long as AWS's published figures say a core takes."
+_ALONE, _ALL, _FOUR = "executor alone", "`serve all`", "four processes"
+_HEADING = (
+    "**A SIMULATION. No Neuron device was involved.** The back end waits for as long as AWS's published figures for inf2.xlarge say that a "
+    "core takes, and computes nothing; larger instances are taken to have cores of the same speed."
+)
 
 
-def _executor_alone(repository: Path, cores: int, callers: int, seconds: float) -> float:
-    """Sequences a second through scheduler, padding and back end, in one process, without gRPC and tokenizer."""
+@dataclass(frozen=True)
+class _Rate:
+    """Sequences a second, and the CPU time of all its processes that one took, in seconds."""
+
+    a_second: float
+    cpu_s: float
+
+
+def _executor_alone(repository: Path, cores: int, callers: int, seconds: float) -> _Rate:
+    """Through scheduler, padding and back end, in one process, without gRPC and tokenizer."""
     item = ExecuteItem(model="classifier", sequences=[to_tensor_set({"input_ids": np.full(_WORD_TOKENS, 7, np.int32)})])
 
-    async def measure() -> float:
-        done, end_s = 0, time.monotonic() + seconds
+    async def measure() -> _Rate:
+        done, end_s = 0, 0.0
 
         async def call() -> None:
             nonlocal done
@@ -49,42 +69,42 @@ def _executor_alone(repository: Path, cores: int, callers: int, seconds: float) 
                 done += 1
 
         async with running_executor(read_repository(repository), EngineSettings(cores=cores, in_flight=_IN_FLIGHT)) as stage:
-            end_s = time.monotonic() + seconds
+            cpu_began_s, end_s = time.process_time(), time.monotonic() + seconds
             await asyncio.gather(*(call() for _ in range(callers)))
-        return done / seconds
+            cpu_s = time.process_time() - cpu_began_s
+        return _Rate(done / seconds, cpu_s / done)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(measure())
 
 
-def _served(repository: Path, cores: int, callers: int, seconds: float) -> dict[str, float]:
+def _served(repository: Path, cores: int, callers: int, seconds: float) -> dict[str, _Rate]:
     request: InferRequest = classify("word " * (_WORD_TOKENS - 2))
     options = ("--cores", str(cores), "--in-flight", str(_IN_FLIGHT))
+
+    def measure(loop: ClosedLoop, target: str, processes: Sequence[ServiceProcess]) -> _Rate:
+        cpu_began_s = _cpu_s(processes)
+        rate = loop.measure(System("served", target), callers, seconds).throughput_per_s
+        return _Rate(rate, (_cpu_s(processes) - cpu_began_s) / (rate * (WARM_UP_S + seconds)))
+
     rates = {}
     with ExitStack() as stack:
         one = stack.enter_context(ServiceProcess("all", "--repository", str(repository), *options, *NO_CACHE)).wait_until_ready()
         loop = stack.enter_context(ClosedLoop.started([request.SerializeToString()]))
-        rates["serve all"] = loop.measure(System("serve all", one.target), callers, seconds).throughput_per_s
+        rates[_ALL] = measure(loop, one.target, [one])
     with ExitStack() as stack:
         four = stack.enter_context(four_processes(repository, stage_options={"neuron-executor": options, "tokenizer": NO_CACHE}))
         loop = stack.enter_context(ClosedLoop.started([request.SerializeToString()]))
-        rates["four processes"] = loop.measure(System("four processes", four["gateway"].target), callers, seconds).throughput_per_s
+        rates[_FOUR] = measure(loop, four["gateway"].target, list(four.values()))
     return rates
 
 
-def _simulate(table: str, cores: list[int], seconds: float) -> list[str]:
-    times = DEVICE_TIMES[table]
-    core_rate = max(1000 * parse_bucket(bucket).batch / time_ms for bucket, time_ms in times.items())
-    lines = [
-        f"# {table}, simulated",
-        "",
-        _HEADING,
-        f"Times of a core: {', '.join(f'{bucket} {time_ms} ms' for bucket, time_ms in times.items())}; at best {core_rate:.0f} a second.",
-        f"Texts of {_WORD_TOKENS} tokens, {seconds:g} s each. 'Busy' is the share of the simulated cores' best that came through.",
-        "",
-        "| cores | at best /s | executor alone /s | busy | serve all /s | busy | four processes /s | busy | `serve all` processes needed |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+def _cpu_s(processes: Sequence[ServiceProcess]) -> float:
+    times = [psutil.Process(process.pid).cpu_times() for process in processes]
+    return sum(float(one.user + one.system) for one in times)
+
+
+def _simulate(table: str, cores: Sequence[int], seconds: float) -> dict[int, dict[str, _Rate]]:
     with tempfile.TemporaryDirectory(prefix="neuron-sim-") as folder:
         request = CompileRequest(
             source=str(classifier(Path(folder) / "source")),
@@ -92,31 +112,89 @@ def _simulate(table: str, cores: list[int], seconds: float) -> list[str]:
             repository=Path(folder) / "repository",
             name="classifier",
             backend="fake",
-            buckets=BucketRequest(tuple(times)),
+            buckets=BucketRequest(tuple(DEVICE_TIMES[table])),
             device_times=table,
         )
         compile_bundle(request, lambda line: None)
+        rates = {}
         for count in cores:
-            best, callers = core_rate * count, min(512, 32 * _IN_FLIGHT * count)
-            rates = {"alone": _executor_alone(request.repository, count, callers, seconds)}
-            rates |= _served(request.repository, count, callers, seconds)
-            cells = [f"{rate:.0f} | {rate / best:.0%}" for rate in rates.values()]
-            lines.append(f"| {count} | {best:.0f} | {' | '.join(cells)} | {math.ceil(best / rates['serve all'])} |")
-    return [*lines, ""]
+            print(f"{table}, {count} simulated cores", file=sys.stderr, flush=True)
+            callers = min(512, 32 * _IN_FLIGHT * count)
+            alone = _executor_alone(request.repository, count, callers, seconds)
+            rates[count] = {_ALONE: alone, **_served(request.repository, count, callers, seconds)}
+        return rates
 
 
-if __name__ == "__main__":
+def _core_rate(table: str) -> float:
+    return max(1000 * parse_bucket(bucket).batch / time_ms for bucket, time_ms in DEVICE_TIMES[table].items())
+
+
+def _section(table: str, rates: Mapping[int, Mapping[str, _Rate]]) -> Iterator[str]:
+    core_rate, times = _core_rate(table), DEVICE_TIMES[table]
+    yield f"## {table}, simulated"
+    yield ""
+    yield f"A core takes {', '.join(f'{time_ms} ms for {bucket}' for bucket, time_ms in times.items())}: at best {core_rate:.0f}/s."
+    yield ""
+    yield f"| simulated cores | at best /s | {' | '.join(f'{name} /s | busy' for name in (_ALONE, _ALL, _FOUR))} |"
+    yield "|---" * 8 + "|"
+    for count, systems in rates.items():
+        best = core_rate * count
+        cells = (f"{systems[name].a_second:.0f} | {systems[name].a_second / best:.0%}" for name in (_ALONE, _ALL, _FOUR))
+        yield f"| {count} | {best:.0f} | {' | '.join(cells)} |"
+    yield ""
+    peaks = {name: max(systems[name].a_second for systems in rates.values()) for name in (_ALONE, _ALL)}
+    # Where most was done: waiting for too little costs CPU time, too.
+    costs = {name: min(systems[name].cpu_s for systems in rates.values()) for name in (_ALONE, _ALL, _FOUR)}
+    cpus = os.cpu_count() or 1
+    yield f"CPU time of a sequence: {', '.join(f'{name} {1e6 * cost:.0f} µs' for name, cost in costs.items())}. To keep the cores busy:"
+    yield ""
+    yield f"| simulated cores | executors | their CPUs | `serve all` processes | CPUs of the pipeline | machines of {cpus} CPUs |"
+    yield "|---" * 6 + "|"
+    for count in rates:
+        best = core_rate * count
+        needed = best * costs[_ALL]
+        processes = [math.ceil(best / peaks[name]) for name in (_ALONE, _ALL)]
+        yield f"| {count} | {processes[0]} | {best * costs[_ALONE]:.1f} | {processes[1]} | {needed:.1f} | {math.ceil(needed / cpus)} |"
+    yield ""
+
+
+def _page(found: Mapping[str, Mapping[int, Mapping[str, _Rate]]], machine: Mapping[str, str], seconds: float) -> str:
+    lines = [
+        "# Neuron at its published speed, simulated",
+        "",
+        _HEADING,
+        "",
+        f"Written by `{shlex.join(['python', '-m', 'tests.bench.neuron_sim', *sys.argv[1:]])}` (`make bench-neuron-sim`). Do not edit.",
+        "",
+        f"Texts of {_WORD_TOKENS} tokens, {seconds:g} s each, {_IN_FLIGHT} batches in flight on a core. `busy` is the share of the "
+        "simulated cores' best that came through. The executor alone has no gRPC and no tokenizer around it, and its callers in its "
+        "process; the served ones share this machine's CPUs with the callers. Processes needed are counted from the most that one gave "
+        "here, CPUs from CPU time, which does not depend on how many CPUs there are.",
+        "",
+        "| machine | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in machine.items()),
+        "",
+        *(line for table, rates in found.items() for line in _section(table, rates)),
+    ]
+    return "\n".join(lines)
+
+
+def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--cores", default="1,2,8,24")
     parser.add_argument("--table", choices=DEVICE_TIMES, action="append")
-    parser.add_argument("--out", type=Path, default=Path(".cache/bench/neuron-sim"))
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
     options = parser.parse_args()
-    report = "\n".join(
-        line
-        for table in options.table or DEVICE_TIMES
-        for line in _simulate(table, [int(count) for count in options.cores.split(",")], options.seconds)
-    )
+    cores = [int(count) for count in options.cores.split(",")]
+    machine = describe_machine()
+    found = {table: _simulate(table, cores, options.seconds) for table in options.table or DEVICE_TIMES}
+    page = _page(found, machine, options.seconds)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "README.md").write_text(report)
-    print(report)
+    (options.out / "neuron-sim.md").write_text(page)
+    print(page)
+
+
+if __name__ == "__main__":
+    _main()

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,19 @@ import pytest
 _COLUMNS = "| Model | Back end | dtype | Shape | Cores | In flight | Throughput /s | p50 ms | p95 ms | p99 ms | Cost per 1M |"
 
 
-def _accept(source: Path, out: Path, *options: str, environment: Mapping[str, str] | None = None) -> tuple[dict[str, Any], str]:
-    command = [sys.executable, "-m", "neuronpipe", "accept", str(source), "--task", "text-classification", "--out", str(out)]
+def _run(*arguments: object, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "neuronpipe", "accept", *map(str, arguments), "--task", "text-classification"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})})
+
+
+def _accept(
+    sources: Sequence[Path], out: Path, *options: str, environment: Mapping[str, str] | None = None
+) -> tuple[list[dict[str, Any]], str]:
     shapes = ("--bucket", "1x16", "--bucket", "4x16", "--seconds", "0.2", "--price-per-hour", "0.7582")
-    run = subprocess.run(
-        [*command, *shapes, *options], capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})}
-    )
+    run = _run(*sources, "--out", out, *shapes, *options, environment=environment)
     assert run.returncode == 0, run.stderr
     assert run.stdout == f"{out}/report.md\n"
-    return json.loads((out / "report.json").read_text())["models"][0], (out / "report.md").read_text()
+    return json.loads((out / "report.json").read_text())["models"], (out / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -31,38 +35,108 @@ def _accept(source: Path, out: Path, *options: str, environment: Mapping[str, st
 def test_a_back_end_is_measured_at_every_shape(
     backend: str, measured: list[tuple[str, int]], sources: dict[str, Path], tmp_path: Path
 ) -> None:
-    model, text = _accept(sources["classifier"], tmp_path / "report", "--backend", backend)
+    (model,), text = _accept([sources["classifier"]], tmp_path / "report", "--backend", backend)
     assert [(figures["shape"], figures["in_flight"]) for figures in model["figures"]] == measured
     for figures in model["figures"]:
         assert 0 < figures["p50_ms"] <= figures["p95_ms"] <= figures["p99_ms"]
         # The price of an hour by the sequences of an hour, times a million.
         assert figures["cost_per_million"] == pytest.approx(0.7582e6 / 3600 / figures["throughput_per_s"], rel=1e-2, abs=1e-4)
-    assert model["cores_agree"]
-    assert model["accuracy"]["agreement"] == 1.0
+    # The loaded back end itself with PyTorch float32, on all cores of it.
+    assert model["parity"]["cores"] == model["cores"]
+    assert model["parity"]["texts"] > 100
+    assert 0 < model["parity"]["largest_difference"] < 1e-4
+    assert model["parity"]["agreement"] == 1.0
     assert model["errors"] == {}
     assert _COLUMNS in text
     assert "double" not in text
 
 
-def test_on_neuron_one_and_two_in_flight_are_measured_and_error_texts_are_captured(
-    neuron_double: Mapping[str, str], sources: dict[str, Path], tmp_path: Path
+@pytest.fixture
+def machine(neuron_double: Mapping[str, str], tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine with one device of two cores."""
+    folder = tmp_path / "neuron"
+    folder.mkdir()
+    return {**neuron_double, "NEURON_DOUBLE_FOLDER": str(folder), "NEURON_DOUBLE_LOG": str(tmp_path / "log"), "HOME": str(tmp_path)}
+
+
+def test_on_neuron_every_model_has_all_cores_and_what_the_sdk_says_is_captured(
+    machine: dict[str, str], sources: dict[str, Path], tmp_path: Path
 ) -> None:
-    environment = {**neuron_double, "NEURON_DOUBLE_FOLDER": str(tmp_path / "neuron"), "HOME": str(tmp_path)}
-    model, text = _accept(sources["classifier"], tmp_path / "report", "--backend", "neuronx", "--cores", "0-1", environment=environment)
-    assert [(figures["shape"], figures["in_flight"]) for figures in model["figures"]] == [
-        ("1x16", 1),
-        ("1x16", 2),
-        ("4x16", 1),
-        ("4x16", 2),
-    ]
-    assert model["cores"] == 2
-    assert set(model["errors"]) == {"a shape that was not compiled", "another shape", "another dtype", "an input too few"}
-    assert "Incorrect tensor shape at input #0: received 1 15, expected 1 16" in " ".join(model["errors"]["another shape"].split())
-    assert not any("NOT REFUSED" in error for error in model["errors"].values())
+    models, text = _accept(
+        [sources["classifier"], sources["multi-label"]], tmp_path / "report", "--backend", "neuronx", "--cores", "0-1", environment=machine
+    )
+    for model in models:
+        assert [(figures["shape"], figures["in_flight"]) for figures in model["figures"]] == [
+            ("1x16", 1),
+            ("1x16", 2),
+            ("4x16", 1),
+            ("4x16", 2),
+        ]
+        assert model["errors"] == {}
+        assert (model["cores"], model["parity"]["cores"]) == (2, 2)
+        assert model["parity"]["largest_difference"] < 5e-5
+        refusals = model["refusals"]
+        assert "Incorrect tensor shape at input #0: received 1 15, expected 1 16" in " ".join(refusals["another shape"].split())
+        assert "status=1006" in refusals["a token id beyond the vocabulary"]
+        assert set(refusals) >= {"a shape that was not compiled, of us", "another dtype", "an input too few"}
+        assert not any("NOT REFUSED" in error for error in refusals.values())
     assert "**This report was made on the contract double of the Neuron SDK: its times say nothing of Neuron.**" in text
+    assert "| classifier | neuronx, the double | float32 | 1x16 | 2 | 1 |" in text
+    assert (
+        "- refused, another shape: `RuntimeError: RuntimeError: Incorrect tensor shape at input #0: received 1 15, expected 1 16`" in text
+    )
+    assert "$" not in text  # what a double takes costs nothing on Neuron
+    # Everything was compiled before anything was measured, and each model's process ended before the next one took its cores.
+    events = [line.split(" ")[:2] for line in Path(machine["NEURON_DOUBLE_LOG"]).read_text().splitlines()]
+    kinds = [event for _, event in events]
+    assert kinds.index("load") > len(kinds) - 1 - kinds[::-1].index("compile")
+    assert len(dict.fromkeys(pid for pid, event in events if event == "load")) == 2
 
 
-def test_what_cannot_be_set_up_is_in_the_report(sources: dict[str, Path], tmp_path: Path) -> None:
-    model, text = _accept(sources["classifier"], tmp_path / "report", "--backend", "openvino", "--dtype", "float16")
-    assert model["errors"]["setup"].startswith("dtype 'float16' is not known for openvino")
-    assert "error text, setup: `dtype 'float16'" in text
+def test_a_model_that_fails_is_in_the_report_and_the_next_one_is_measured(
+    machine: dict[str, str], sources: dict[str, Path], tmp_path: Path
+) -> None:
+    # After this many executions the process that measures is killed, as the first bad input may kill a runtime.
+    machine["NEURON_DOUBLE_KILL_AFTER"] = "60"
+    (missing, killed), text = _accept(
+        [tmp_path / "nothing", sources["classifier"]], tmp_path / "report", "--backend", "neuronx", "--cores", "1", environment=machine
+    )
+    assert missing["errors"]["compile"].endswith("nothing: no such folder")
+    assert killed["errors"]["measure"].startswith("the process ended with signal SIGKILL")
+    # What was known before is kept.
+    assert killed["parity"]["agreement"] == 1.0
+    assert "**failed**, compile: `" in text
+
+
+def test_a_core_that_is_lost_is_in_the_report(machine: dict[str, str], sources: dict[str, Path], tmp_path: Path) -> None:
+    (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
+    (model,), _ = _accept([sources["classifier"]], tmp_path / "report", "--backend", "neuronx", "--cores", "1", environment=machine)
+    assert "CoreLost: core 0 was lost" in model["errors"]["compare"]
+    assert "CoreLost" in model["errors"]["4x16, 2 in flight"]
+    assert "parity" not in model
+
+
+def test_what_cannot_be_compiled_is_in_the_report(sources: dict[str, Path], tmp_path: Path) -> None:
+    (model,), text = _accept([sources["classifier"]], tmp_path / "report", "--backend", "openvino", "--dtype", "float16")
+    assert model["errors"]["compile"].startswith("dtype 'float16' is not known for openvino")
+    assert "- **failed**, compile: `dtype 'float16'" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "message"),
+    [
+        (("--cores", "zero"), {}, "NEURONPIPE_ACCEPT_CORES: Value error, cores 'zero': must be a number of cores"),
+        (("--seconds", "0"), {}, "--seconds 0.0: must be more than 0"),
+        (("--seconds", "nan"), {}, "--seconds nan: must be more than 0"),
+        (("--price-per-hour", "-1"), {}, "--price-per-hour -1.0: must be 0 or more"),
+        (("--bucket", "8"), {}, "--bucket '8': must be BATCHxTOKENS"),
+        (("--cores", "2"), {"NEURON_RT_VISIBLE_CORES": "0"}, "cores 2: NEURON_RT_VISIBLE_CORES=0 in the environment says otherwise"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    options: tuple[str, ...], environment: dict[str, str], message: str, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    run = _run(sources["classifier"], "--backend", "openvino", "--out", tmp_path / "report", *options, environment=environment)
+    assert run.returncode == 2
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr

@@ -5,6 +5,7 @@ What cannot run here is skipped with the reason: pytest's summary lists them.
 
 import asyncio
 import pydoc_data.topics
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends import BACKENDS, load_backend
 from neuronpipe.neuron_executor.backends.base import Backend, BackendError, LoadRequest
 from neuronpipe.neuron_executor.batching import cut, pad
+from tests.conftest import DOUBLES
 from tests.models import save
 
 _SEED = 20261121
@@ -45,19 +47,23 @@ _ARCHITECTURES: dict[str, tuple[Callable[[], Any], int]] = {
     "vit": (lambda: None, 0),
 }
 _PLACES = [*BACKENDS, "torch on a GPU", "neuronx on a device"]
+_CORES = 2
+_DEVICES = device_count()  # before the double has this process see none
 # Sums of float32 in another order, as in test_backends.py.
 _TOLERANCE = 1e-5
 
 
 def _reason_to_skip(place: str, architecture: str) -> str | None:
     if architecture == "vit":
-        return "no task takes images: what a bundle takes are token ids"
+        return "there is no task for images: a bundle's inputs are token ids, this encoder's are pixels"
     if place == "fake":
         return "the fake back end computes no model, so none is different from another"
     if place == "torch on a GPU" and not torch.cuda.is_available():
-        return "no GPU on this machine"
-    if place == "neuronx on a device" and not device_count():
-        return "no Neuron device on this machine; `neuronpipe accept` runs on one"
+        return "no CUDA device"
+    if place == "neuronx on a device" and not _DEVICES:
+        return "no Neuron device; `neuronpipe accept` runs on one"
+    if place == "neuronx on a device" and str(DOUBLES) in sys.path:
+        return f"this process has the contract double; run it alone: pytest {__file__} -k device"
     return None
 
 
@@ -115,8 +121,12 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     bundle = compile_bundle(compile_request, lambda line: None)
     artifact = bundle.artifact(name)
     files = bundle.artifact_files(artifact)
-    load = LoadRequest(bundle.spec, files, artifact.properties, 2, 2, buckets=artifact.buckets, versions=artifact.versions)
-    backend = load_backend(name, load)
+    cores = min(_CORES, torch.cuda.device_count()) if place == "torch on a GPU" else _CORES
+    load = LoadRequest(bundle.spec, files, artifact.properties, cores, _CORES, buckets=artifact.buckets, versions=artifact.versions)
+    with pytest.MonkeyPatch.context() as patch:
+        if place == "torch":
+            patch.setattr(torch.cuda, "is_available", lambda: False)
+        backend = load_backend(name, load)
     yield _Loaded(backend, bundle.spec)
     backend.close()
 
@@ -156,7 +166,7 @@ async def test_an_error_leaves_the_back_end_as_it_was(loaded: _Loaded) -> None:
 
 
 async def test_cores_that_run_at_once_do_not_disturb_each_other(loaded: _Loaded) -> None:
-    sequences = [loaded.sequence(12, core) for core in range(2)]
+    sequences = [loaded.sequence(12, core) for core in range(loaded.backend.cores)]
     alone = [(await loaded.run(one))[0] for one in sequences]
     at_once = await asyncio.gather(*(loaded.run(one, core=core) for core, one in enumerate(sequences)))
     for (outputs,), expected in zip(at_once, alone, strict=True):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from neuronpipe.bundles.compiler import COMPILERS
 from neuronpipe.bundles.repository import Bundle, read_bundle
@@ -83,7 +84,10 @@ def _loading(request: pytest.FixtureRequest, name: str, model: str) -> Iterator[
         buckets=artifact.buckets,
         versions=artifact.versions,
     )
-    backend = load_backend(name, load)
+    with pytest.MonkeyPatch.context() as patch:
+        if name == "torch":  # on GPUs: test_architectures.py, with as many as there are
+            patch.setattr(torch.cuda, "is_available", lambda: False)
+        backend = load_backend(name, load)
     yield _Loaded(name, backend, bundle.spec, _TOLERANCES[name])
     backend.close()
 

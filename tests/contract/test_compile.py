@@ -32,6 +32,7 @@ from neuronpipe.bundles import compiler
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.compiler.accuracy import Conversion
 from neuronpipe.bundles.compiler.buckets import BucketRequest
+from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.bundles.manifest import Accuracy
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
@@ -281,7 +282,11 @@ def test_version_that_exists_is_not_overwritten(compiled: Callable[..., Bundle],
         ({"buckets": BucketRequest(("8x513",))}, "--bucket 8x513: 513 tokens, the model takes 512"),
         ({"buckets": BucketRequest(("8x2",))}, "--bucket 8x2: the longest takes 2 tokens, the least is 3"),
         ({"buckets": BucketRequest(("auto",))}, "--buckets auto needs the lengths of real inputs: --lengths FILE"),
-        ({"buckets": BucketRequest(("8x128",), Path("x"))}, "--lengths is for --buckets auto"),
+        ({"buckets": BucketRequest(("4x2", "8x1"))}, "--bucket 4x2: the longest takes 2 tokens, the least is 3"),
+        ({"buckets": BucketRequest(("8x128",), Path("x"))}, "--lengths: for --buckets auto only"),
+        ({"buckets": BucketRequest((), Path("x"), 4, (1,))}, "--lengths, --max-lengths, --batches: for --buckets auto only"),
+        ({"backend": "openvino", "buckets": BucketRequest((), Path("x"))}, "--lengths: for --buckets auto only"),
+        ({"neuronx": NeuronxOptions(optlevel=3)}, "--optlevel, .* are for --backend neuronx"),
         ({"buckets": BucketRequest(("8x128",)), "backend": "openvino"}, "openvino computes any shape; leave out --bucket"),
         ({"dtype": "float8"}, "dtype 'float8' is not known for fake; there are: float32"),
         ({"name": "../up"}, "name '../up' cannot be a folder's name"),

@@ -1,7 +1,13 @@
 """Compiling for Neuron, on the contract double of its SDK: what is passed, stamped and kept, and how it goes wrong."""
 
+import fcntl
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,9 +18,10 @@ from neuronpipe.bundles.compiler.buckets import BucketRequest
 from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.bundles.compiler.positional import Positional
 from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core import neuron
 from neuronpipe.core.errors import SetupError
 
-_FLAGS = ["--target=inf2", "--model-type=transformer", "--optlevel=2"]
+_FLAGS = ["--target=inf2", "--model-type=transformer", "--optlevel=2", "--enable-mixed-precision-accumulation"]
 
 
 @pytest.fixture
@@ -103,6 +110,87 @@ def test_a_bucket_that_cannot_be_compiled_is_named_with_the_reason(
     _fail(tmp_path, "4x32", failure)
     with pytest.raises(SetupError, match=f"^bucket 4x32: the Neuron compiler .*{message}"):
         compiled("4x32")
+
+
+def _hung(log_path: Path) -> int:
+    """The process id of a compiler that hangs."""
+    for _ in range(600):
+        found = [line for line in log_path.read_text().splitlines() if " hang " in line] if log_path.exists() else []
+        if found:
+            return int(found[0].split("pid=")[1])
+        time.sleep(0.1)
+    raise AssertionError("no compiler hangs")
+
+
+def _wait_until_gone(pid: int) -> None:
+    for _ in range(200):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return
+        if state == "Z":  # its parent has not asked for its end yet
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"process {pid} is still there")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=str)
+def test_a_compiler_that_hangs_ends_with_the_command(
+    number: signal.Signals, code: int, log: object, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    _fail(tmp_path, "1x8", "hang")
+    options = ("--backend", "neuronx", "--bucket", "1x8", "--compile-cache", str(tmp_path / "cache"))
+    command = [sys.executable, "-m", "neuronpipe", "compile", str(sources["classifier"]), "--task", "text-classification", *options]
+    with subprocess.Popen([*command, "--repository", str(tmp_path / "repository")], stderr=subprocess.DEVNULL) as process:
+        compiler = _hung(tmp_path / "log")
+        process.send_signal(number)
+        assert process.wait(60) == code
+    _wait_until_gone(compiler)
+
+
+def test_a_compiler_that_hangs_does_not_hold_up_the_failure_of_another(compiled: Callable[..., Bundle], tmp_path: Path) -> None:
+    _fail(tmp_path, "1x8", "hang")
+    _fail(tmp_path, "4x32", "-11")
+    with pytest.raises(SetupError, match=r"^bucket 4x32: .*-11"):
+        compiled("1x8", "4x32", workers=2)
+
+
+@pytest.fixture
+def device(log: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This machine with a device of two cores; the folder where processes agree on who owns one."""
+    monkeypatch.setattr(neuron, "DEVICE_FOLDER", tmp_path)
+    (tmp_path / "neuron0").touch()
+    monkeypatch.setenv("NEURON_DOUBLE_DEVICES", "1")
+    folder = tmp_path / "neuron"
+    folder.mkdir()
+    return folder
+
+
+def test_on_a_device_the_traces_themselves_are_compared_and_none_is_compiled_there(
+    device: Path, compiled: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    accuracy = compiled("1x8", "4x32", max_divergence=5e-5).manifest.artifacts[0].accuracy
+    assert accuracy is not None
+    assert accuracy.emulator == ""
+    lines = [line.split(" ") for line in (tmp_path / "log").read_text().splitlines()]
+    by_event = {event: {pid for pid, one, *_ in lines if one == event} for event in ("compile", "load", "execute")}
+    # What compiles takes no core, and the process that runs owns one only as long as it lives.
+    assert len(by_event["compile"]) == 1
+    assert by_event["load"] == by_event["execute"] != by_event["compile"]
+    assert {line[2] for line in lines if line[1] == "load"} == {"cores=0"}
+
+
+def test_on_a_device_that_another_process_owns_nothing_that_was_compiled_is_lost(
+    device: Path, compiled: Callable[..., Bundle], log: Callable[[], list[str]]
+) -> None:
+    with ExitStack() as stack:
+        for core in (0, 1):
+            lock = stack.enter_context((device / f"core-{core}.lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(SetupError, match=r"cannot be run on this machine's Neuron device: .*not available.*was compiled is kept"):
+            compiled("1x8")
+    compiled("1x8")
+    assert log() == ["1x8"]
 
 
 def test_bfloat16_is_a_cast_that_is_always_spelled_out(compiled: Callable[..., Bundle]) -> None:

@@ -223,9 +223,17 @@ def test_visible_cores_win_over_their_number_and_are_read_once(
 ) -> None:
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", visible)
     monkeypatch.setenv("NEURON_RT_NUM_CORES", "1")
+    sdk._runtime.restart_process()
     assert [core.index for core in sdk._runtime.runtime().cores] == expected
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0")
     assert [core.index for core in sdk._runtime.runtime().cores] == expected
+
+
+@pytest.mark.parametrize("name", ["NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "NEURON_RT_EXEC_TIMEOUT"])
+def test_what_is_set_after_the_import_is_too_late(name: str, neuron_double: Mapping[str, str]) -> None:
+    start = f"import os, torch_neuronx; os.environ[{name!r}] = '1'; torch_neuronx._runtime.runtime()"
+    assert f"{name}: set after torch_neuronx was imported" in _python(start, neuron_double).stderr
+    assert _python(f"import os; os.environ[{name!r}] = '1'; {start}", neuron_double).returncode == 0
 
 
 def test_a_core_belongs_to_one_process_until_that_ends(sdk: Any, neuron_double: Mapping[str, str], tmp_path: Path) -> None:
@@ -286,6 +294,7 @@ def test_a_core_that_is_full_refuses_to_load(sdk: Any, model: torch.nn.Module, m
     # 10 x 4 + 4 x 2 + 2 = 50 weights of four bytes.
     monkeypatch.setenv("NEURON_DOUBLE_CORE_BYTES", "399")
     monkeypatch.setenv("NEURON_RT_NUM_CORES", "1")
+    sdk._runtime.restart_process()
     sdk.trace(model, _EXAMPLE, compiler_args=_FLAGS)
     with pytest.raises(RuntimeError, match="status=4 message=Allocation Failure"):
         sdk.trace(model, _EXAMPLE, compiler_args=_FLAGS)

@@ -15,6 +15,7 @@ from demo.processes import ServiceProcess, four_processes
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import InvalidInput, Unavailable
+from neuronpipe.core.neuron import DOUBLES_VARIABLE
 from tests.integration.requests import answer, classify, embed
 from tests.integration.systems import local_system
 from tests.models import NEURONX_MODELS, make_repository
@@ -205,9 +206,11 @@ def one_model(neuronx_repository: Path, tmp_path: Path) -> Path:
         ({}, ("--cores", "0-3"), "its cores belong to another process"),
         ({"NEURON_DOUBLE_CORE_BYTES": "1000"}, ("--cores", "1"), "the core's memory is full"),
         ({}, ("--cores", "2", "--cores-per-replica", "2"), "cores_per_replica: 2, the back end 'neuronx' computes a replica on one core"),
+        ({DOUBLES_VARIABLE: ""}, ("--cores", "2"), "is the contract double of the tests, which is no Neuron device"),
+        ({"NEURON_RT_VISIBLE_CORES": "1"}, ("--cores", "2"), "cores 2: NEURON_RT_VISIBLE_CORES=1 in the environment says otherwise"),
         ({}, ("--cores", "zero"), "cores 'zero': must be a number of cores, or which ones: 0-3, or 0,2"),
     ],
-    ids=["version", "no device", "no device found", "not ours", "memory", "group", "cores"],
+    ids=["version", "no device", "no device found", "not ours", "memory", "group", "double", "environment", "cores"],
 )
 def test_what_cannot_be_loaded_is_refused_with_what_to_do(
     one_model: Path, machine: dict[str, str], environment: Mapping[str, str], options: tuple[str, ...], message: str

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from neuronpipe.core.errors import SetupError
 
+_SHAPES = ("1x128", "8x128")
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="folders of models, or ids on the Hub: a small one and a base one")
     parser.add_argument("--task", required=True, help="the task of all of them")
-    parser.add_argument("--backend", required=True, help="neuronx, openvino or torch")
+    parser.add_argument("--backend", required=True, choices=["neuronx", "openvino", "torch"])
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the report's folder")
     parser.add_argument("--dtype", default="float32", help="default: float32")
     parser.add_argument(
@@ -24,21 +26,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints where the report is. Raises SetupError."""
-    from neuronpipe.core.config import EngineSettings
+    """Prints where the report is. Raises SetupError for options that make no sense; what fails later is in the report."""
+    from neuronpipe.core.config import AcceptSettings, read_settings
     from neuronpipe.core.neuron import runtime_environment
 
-    if not options.seconds > 0:
+    if not 0 < options.seconds < float("inf"):
         raise SetupError(f"--seconds {options.seconds}: must be more than 0")
-    cores = EngineSettings(cores=options.cores).cores
-    os.environ.update(runtime_environment(cores))  # before anything of the Neuron SDK is imported
+    if not 0 <= options.price_per_hour < float("inf"):
+        raise SetupError(f"--price-per-hour {options.price_per_hour}: must be 0 or more")
+    settings = read_settings(AcceptSettings, {"cores": options.cores})
+    environment = runtime_environment(settings.cores, os.environ)
     from neuronpipe.acceptance.run import AcceptRequest, accept
     from neuronpipe.bundles.compiler import CompileRequest
     from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest
     from neuronpipe.bundles.repository import default_name
     from neuronpipe.core.buckets import parse_bucket
 
-    words = tuple(options.bucket or ("1x128", "8x128"))
+    words = tuple(dict.fromkeys(options.bucket or _SHAPES))
     models = [
         CompileRequest(
             source=source,
@@ -51,5 +55,13 @@ def run(options: argparse.Namespace) -> None:
         )
         for source in options.sources
     ]
-    request = AcceptRequest(models, [parse_bucket(word) for word in words], options.out, cores, options.seconds, options.price_per_hour)
+    request = AcceptRequest(
+        models=models,
+        shapes=[parse_bucket(word) for word in words],
+        folder=options.out,
+        cores=settings.core_count,
+        environment=environment,
+        seconds=options.seconds,
+        price_per_hour=options.price_per_hour,
+    )
     print(accept(request, lambda line: print(line, file=sys.stderr, flush=True)))

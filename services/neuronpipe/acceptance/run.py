@@ -1,12 +1,18 @@
-"""What a back end does with real models on the hardware of this machine, in one folder to send back."""
+"""What a back end does with real models on the hardware of this machine, in one folder to send back.
 
-import asyncio
-import importlib.metadata
+All models are compiled before any is measured, and each is measured in a process of its own (measure.py): a runtime may own its cores
+until its process ends, and what breaks it ends that process only.
+"""
+
+import dataclasses
 import json
 import os
-import platform
+import signal
+import subprocess
 import sys
+import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,194 +20,150 @@ from typing import Any
 
 import numpy as np
 
-from neuronpipe import __version__
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.repository import Bundle
+from neuronpipe.acceptance.job import FOUND_FILE, Job, error_text, output_file, read_arrays, write_arrays
+from neuronpipe.acceptance.report import describe, describe_machine
+from neuronpipe.bundles.compiler import Compiled, CompileRequest, compile_with_reference
+from neuronpipe.bundles.compiler.accuracy import largest_difference
+from neuronpipe.bundles.compiler.agreement import agreement
 from neuronpipe.core.buckets import Bucket
-from neuronpipe.core.config import EngineSettings
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.neuron import core_count
-from neuronpipe.neuron_executor.backends import load_backend
-from neuronpipe.neuron_executor.backends.base import Backend, BackendError, LoadRequest
-from neuronpipe.neuron_executor.batching import pad
-from neuronpipe.neuron_executor.neuron_monitor import running_monitor
+from neuronpipe.core.neuron import DOUBLE_SUFFIX
 
-_IN_FLIGHT = (1, 2)
-_WARM_UP_RUNS = 10
-_PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "transformers", "openvino", "numpy")
-_DOUBLE = "made on the contract double of the Neuron SDK: its times say nothing of Neuron"
+_MEASURE = "neuronpipe.acceptance.measure"
+_LAST_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptRequest:
-    """Each of `models` is compiled and measured at each of `shapes`; `price_per_hour` is that of the machine, 0 for unknown."""
+    """Each of `models` is compiled, and measured at each of `shapes` on `cores` cores (0: all).
+
+    `environment` is added to that of the processes that measure. `price_per_hour` is that of the machine, 0 for unknown.
+    """
 
     models: Sequence[CompileRequest]
     shapes: Sequence[Bucket]
     folder: Path
-    cores: int | str
+    cores: int
+    environment: Mapping[str, str]
     seconds: float
     price_per_hour: float
 
 
 def accept(request: AcceptRequest, report: Callable[[str], None]) -> Path:
     """Runs everything and writes report.md and report.json, also of what fails. Raises SetupError for a folder that cannot be written."""
-    try:
-        request.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SetupError(f"{request.folder}: cannot be made: {os.strerror(error.errno or 0)}; see --out") from error
-    found: dict[str, Any] = {"machine": _machine(), "models": []}
+    found: dict[str, Any] = {"machine": describe_machine(), "seconds": request.seconds, "models": []}
+    _write(found, request.folder)
+    compiled: list[tuple[Compiled, dict[str, Any]]] = []
     for model in request.models:
-        report(f"{model.name}: compile, then measure {', '.join(map(str, request.shapes))}")
-        found["models"].append(_accept_model(model, request))
-        # After each model, so that what is known is there whatever the next one does.
-        (request.folder / "report.json").write_text(json.dumps(found, indent=2) + "\n")
-        (request.folder / "report.md").write_text(_describe(found, request))
+        report(f"{model.name}: compile")
+        one: dict[str, Any] = {"name": model.name, "source": model.source, "backend": model.backend, "dtype": model.dtype, "errors": {}}
+        found["models"].append(one)
+        if made := _compile(model, one, report):
+            compiled.append((made, one))
+        _write(found, request.folder)  # after each step, so that what is known is there whatever comes next
+    for made, one in compiled:
+        report(f"{one['name']}: measure")
+        try:
+            _measure(made, one, request, report)
+        except Exception as error:  # one model's failure is a line of the report, and the next one's turn
+            one["errors"]["measure"] = error_text(error)
+        _write(found, request.folder)
+    for one in found["models"]:
+        for step, text in one["errors"].items():
+            report(f"{one['name']}: FAILED, {step}: {text}")
     return request.folder / "report.md"
 
 
-def _machine() -> dict[str, Any]:
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return {
-        "platform": platform.platform(),
-        "python": sys.version.split()[0],
-        "cpus": os.cpu_count(),
-        "neuronpipe": __version__,
-        **versions,
-    }
+def _write(found: Mapping[str, Any], folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.json").write_text(json.dumps(found, indent=2) + "\n")
+        (folder / "report.md").write_text(describe(found))
+    except OSError as error:
+        raise SetupError(f"{folder}: cannot be written: {os.strerror(error.errno or 0)}; see --out") from error
 
 
-def _accept_model(model: CompileRequest, request: AcceptRequest) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": model.name, "source": model.source, "backend": model.backend, "dtype": model.dtype, "errors": {}}
+def _compile(model: CompileRequest, one: dict[str, Any], report: Callable[[str], None]) -> Compiled | None:
     began_s = time.monotonic()
     try:
-        bundle = compile_bundle(model, lambda line: None)
-        found["compile_s"] = round(time.monotonic() - began_s, 1)
-        artifact = bundle.artifact(model.backend)
-        found["versions"] = artifact.versions
-        found["accuracy"] = artifact.accuracy.model_dump(mode="json") if artifact.accuracy else None
-        began_s = time.monotonic()
-        backend = _load(bundle, model.backend, request.cores)
-        found["load_s"] = round(time.monotonic() - began_s, 1)
+        made = compile_with_reference(model, report)
     except SetupError as error:
-        found["errors"]["setup"] = str(error)
-        return found
-    try:
-        found["cores"] = backend.cores
-        asyncio.run(_measure(found, backend, bundle, request))
-    except BackendError as error:
-        found["errors"]["run"] = _chain(error)
-    finally:
-        backend.close()
-    return found
-
-
-def _load(bundle: Bundle, name: str, cores: int | str) -> Backend:
-    artifact = bundle.artifact(name)
-    count = core_count(cores) if name == "neuronx" else EngineSettings(cores=cores).core_count
-    files = bundle.artifact_files(artifact)
-    load = LoadRequest(
-        bundle.spec, files, artifact.properties, count, 0, in_flight=max(_IN_FLIGHT), buckets=artifact.buckets, versions=artifact.versions
-    )
-    return load_backend(name, load)
-
-
-async def _measure(found: dict[str, Any], backend: Backend, bundle: Bundle, request: AcceptRequest) -> None:
-    spec = bundle.spec
-    sequence = {"input_ids": np.arange(3, dtype=np.int32) % spec.vocabulary_size}
-    inputs = {
-        shape: pad([sequence | {"input_ids": np.resize(sequence["input_ids"], shape.tokens)}] * shape.batch, shape.tokens, spec)
-        for shape in request.shapes
-    }
-    found["cores_agree"] = await _cores_agree(backend, inputs[request.shapes[0]])
-    if backend.buckets:
-        largest = backend.buckets.largest
-        too_long = {name: np.ones((1, largest.tokens + 1), np.int64) for name in spec.inputs}
-        found["errors"]["a shape that was not compiled"] = await _error(backend, too_long)
-    if texts := getattr(backend, "error_texts", None):
-        found["errors"] |= await asyncio.to_thread(texts)
-    found["figures"] = []
-    async with running_monitor() as monitor:
-        for shape, batch in inputs.items():
-            for in_flight in _IN_FLIGHT[: backend.in_flight]:
-                figures = await _throughput(backend, batch, in_flight, request.seconds)
-                figures |= {"shape": str(shape), "in_flight": in_flight}
-                if request.price_per_hour and figures["throughput_per_s"]:
-                    figures["cost_per_million"] = round(1e6 * request.price_per_hour / 3600 / figures["throughput_per_s"], 4)
-                found["figures"].append(figures)
-        snapshot = monitor.snapshot if monitor else None
-        found["device_memory_bytes"] = snapshot.device_memory_bytes if snapshot else None
-        found["host_memory_bytes"] = _resident_bytes()
-
-
-async def _cores_agree(backend: Backend, batch: Mapping[str, Any]) -> bool:
-    first = await backend.run(0, batch)
-    others = [await backend.run(core, batch) for core in range(1, backend.cores)]
-    return all(np.allclose(one[name], array, atol=1e-3) for one in others for name, array in first.items())
-
-
-async def _error(backend: Backend, batch: Mapping[str, Any]) -> str:
-    try:
-        await backend.run(0, batch)
-    except BackendError as error:
-        return _chain(error)
-    return "NOT REFUSED"
-
-
-def _chain(error: BaseException) -> str:
-    cause = error.__cause__
-    return f"{type(error).__name__}: {error}" + (f" <- {type(cause).__name__}: {cause}" if cause else "")
-
-
-async def _throughput(backend: Backend, batch: Mapping[str, Any], in_flight: int, seconds: float) -> dict[str, Any]:
-    """Full batches on every core for so long, each with so many in flight; latency is that of a batch."""
-    rows, latencies = len(batch["input_ids"]), list[float]()
-
-    async def call(core: int, end_s: float) -> None:
-        while (began_s := time.monotonic()) < end_s:
-            await backend.run(core, batch)
-            latencies.append(time.monotonic() - began_s)
-
-    for core in range(backend.cores):
-        for _ in range(_WARM_UP_RUNS):
-            await backend.run(core, batch)
-    began_s = time.monotonic()
-    await asyncio.gather(*(call(core, began_s + seconds) for core in range(backend.cores) for _ in range(in_flight)))
-    took_s = time.monotonic() - began_s
-    p50, p95, p99 = (round(1000 * float(value), 3) for value in np.percentile(latencies, (50, 95, 99)))
-    return {"throughput_per_s": round(rows * len(latencies) / took_s, 1), "p50_ms": p50, "p95_ms": p95, "p99_ms": p99}
-
-
-def _resident_bytes() -> int | None:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
+        one["errors"]["compile"] = str(error)
         return None
+    except Exception as error:  # whatever a model of others, or a compiler, raises
+        one["errors"]["compile"] = error_text(error)
+        return None
+    artifact = made.bundle.artifact(model.backend)
+    one["compile_s"] = round(time.monotonic() - began_s, 1)
+    one["versions"] = dict(artifact.versions)
+    one["is_double"] = any(version.endswith(DOUBLE_SUFFIX) for version in artifact.versions.values())
+    one["accuracy_of_compilation"] = artifact.accuracy.model_dump(mode="json") if artifact.accuracy else None
+    return made
 
 
-def _describe(found: Mapping[str, Any], request: AcceptRequest) -> str:
-    """The columns of docs' published figures, for this machine."""
-    lines = ["# Acceptance report", "", *(f"- {name}: {value}" for name, value in found["machine"].items()), ""]
-    if any("+double" in str(model.get("versions")) for model in found["models"]):
-        lines += [f"**This report was {_DOUBLE}.**", ""]
-    lines += [
-        "| Model | Back end | dtype | Shape | Cores | In flight | Throughput /s | p50 ms | p95 ms | p99 ms | Cost per 1M |",
-        "|---" * 11 + "|",
-    ]
-    for model in found["models"]:
-        for one in model.get("figures", ()):
-            cost = f"${one['cost_per_million']}" if "cost_per_million" in one else "unknown"
-            cells = [model["name"], model["backend"], model["dtype"], one["shape"], model["cores"], one["in_flight"]]
-            cells += [one["throughput_per_s"], one["p50_ms"], one["p95_ms"], one["p99_ms"], cost]
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-    for model in found["models"]:
-        lines += ["", f"## {model['name']}", "", f"- source: {model['source']}"]
-        keys = ("compile_s", "load_s", "versions", "accuracy", "cores_agree", "host_memory_bytes", "device_memory_bytes")
-        lines += [f"- {key}: {model[key]}" for key in keys if model.get(key) is not None]
-        lines += [f"- error text, {name}: `{' '.join(text.split())}`" for name, text in model["errors"].items()]
-    return "\n".join(lines) + f"\n\nMeasured for {request.seconds:g} s a row with full batches, without a pipeline around the model.\n"
+def _measure(made: Compiled, one: dict[str, Any], request: AcceptRequest, report: Callable[[str], None]) -> None:
+    with tempfile.TemporaryDirectory(prefix="neuronpipe-accept-") as name:
+        folder = Path(name)
+        for number, batch in enumerate(made.batches):
+            write_arrays(folder / f"in-{number}.npz", batch)
+        job = Job(
+            str(made.bundle.folder), one["backend"], request.cores, list(map(str, request.shapes)), request.seconds, len(made.batches)
+        )
+        (folder / "job.json").write_text(json.dumps(dataclasses.asdict(job)))
+        code, lines = _run(folder, request.environment, report)
+        if (folder / FOUND_FILE).exists():
+            one |= json.loads((folder / FOUND_FILE).read_text())
+        errors = one["errors"]
+        if code != 0:
+            ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
+            errors["measure"] = f"the process ended with {ended}: {' | '.join(lines)}"
+        if outputs := _outputs(folder, one.get("cores", 0), len(made.batches)):
+            one["parity"] = _parity(made, outputs)
+            if not np.isfinite(one["parity"]["largest_difference"]):
+                errors["parity"] = "some outputs are not numbers"
+        for figures in one.get("figures", ()):
+            if request.price_per_hour and not one["is_double"]:
+                figures["cost_per_million"] = round(1e6 * request.price_per_hour / 3600 / figures["throughput_per_s"], 4)
+
+
+def _run(folder: Path, environment: Mapping[str, str], report: Callable[[str], None]) -> tuple[int, Sequence[str]]:
+    """The exit code and the last lines of a process that measures."""
+    lines = deque[str](maxlen=_LAST_LINES)
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-m", _MEASURE, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, **environment},
+    )
+    with process:
+        try:
+            for line in process.stdout or ():
+                if line.strip():
+                    report(f"  {line.rstrip()}")
+                    lines.append(line.strip())
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, lines
+
+
+def _outputs(folder: Path, cores: int, batches: int) -> list[list[dict[str, Any]]]:
+    """Of each core that computed every batch, the outputs of each."""
+    files = [[folder / output_file(core, number) for number in range(batches)] for core in range(cores)]
+    return [[read_arrays(file) for file in of_core] for of_core in files if all(file.exists() for file in of_core)]
+
+
+def _parity(made: Compiled, outputs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """How far the loaded back end is from PyTorch in float32 on the worst core, and how far the cores are from each other."""
+    task, batches, reference = made.bundle.spec.task, made.batches, made.reference
+    agreements = [agreement(task, of_core, reference, batches) for of_core in outputs]
+    return {
+        "texts": sum(len(batch["input_ids"]) for batch in batches),
+        "cores": len(outputs),
+        "largest_output": max(float(np.abs(array).max()) for one in reference for array in one.values()),
+        "largest_difference": max(largest_difference(task, of_core, reference, batches) for of_core in outputs),
+        "agreement": None if None in agreements else min(value for value in agreements if value is not None),
+        "largest_difference_of_cores": max(largest_difference(task, of_core, outputs[0], batches) for of_core in outputs),
+    }

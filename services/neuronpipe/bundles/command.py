@@ -49,8 +49,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lengths", type=Path, metavar="FILE", help='lengths of real inputs in tokens, a line "LENGTH" or "LENGTH COUNT" for each'
     )
-    parser.add_argument("--max-lengths", type=int, default=4, metavar="N", help="most bucket lengths of --buckets auto (default: 4)")
-    parser.add_argument("--batches", default="1,8", type=_whole_numbers, metavar="B,B", help="batch sizes of --buckets auto (default: 1,8)")
+    parser.add_argument("--max-lengths", type=int, metavar="N", help="most bucket lengths of --buckets auto (default: 4)")
+    parser.add_argument("--batches", type=_whole_numbers, metavar="B,B", help="batch sizes of --buckets auto (default: 1,8)")
 
     parser.add_argument(
         "--device-times", default="", metavar="TABLE", help="for fake: simulate a device, inf2-bert-base or inf2-distilbert"

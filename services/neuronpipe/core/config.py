@@ -65,19 +65,12 @@ class PipelineSettings(_Settings):
     max_stream_in_flight: int = Field(64, ge=1, description="requests of one InferStream worked on at once; the rest wait in the network")
 
 
-class EngineSettings(_Settings):
-    """How the executor runs models."""
+class CoreSettings(_Settings):
+    """The cores that models run on."""
 
-    backend: str = Field("", description="back end to run on; default: the first that the bundle was compiled for")
     cores: int | str = Field(
         0, description="cores for each model: how many, or which NeuronCores, as 0-3; 0: all NeuronCores, one a CPU thread with openvino"
     )
-    cores_per_replica: int = Field(1, ge=1, le=MAX_CORES, description="cores that compute one replica of a model together")
-    in_flight: int = Field(1, ge=1, le=4, description="batches handed to a core at once: 1 for latency, 2 keeps a NeuronCore busy")
-    threads: int = Field(0, ge=0, le=1024, description="CPU threads shared by a model's cores; 0: one for each available CPU")
-    max_batch_size: int = Field(32, ge=1, le=4096, description="most sequences in a batch; buckets have their own")
-    max_batch_tokens: int = Field(8192, ge=1, description="most padded tokens in a batch of more than one sequence; not for buckets")
-    max_queue_sequences: int = Field(4096, ge=1, description="most sequences that wait for each model; more are refused")
 
     @field_validator("cores", mode="before")
     @classmethod
@@ -96,6 +89,18 @@ class EngineSettings(_Settings):
     def core_count(self) -> int:
         """How many cores; 0 for as many as there are."""
         return len(parse_cores(self.cores)) if isinstance(self.cores, str) else self.cores
+
+
+class EngineSettings(CoreSettings):
+    """How the executor runs models."""
+
+    backend: str = Field("", description="back end to run on; default: the first that the bundle was compiled for")
+    cores_per_replica: int = Field(1, ge=1, le=MAX_CORES, description="cores that compute one replica of a model together")
+    in_flight: int = Field(1, ge=1, le=4, description="batches handed to a core at once: 1 for latency, 2 keeps a NeuronCore busy")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads shared by a model's cores; 0: one for each available CPU")
+    max_batch_size: int = Field(32, ge=1, le=4096, description="most sequences in a batch; buckets have their own")
+    max_batch_tokens: int = Field(8192, ge=1, description="most padded tokens in a batch of more than one sequence; not for buckets")
+    max_queue_sequences: int = Field(4096, ge=1, description="most sequences that wait for each model; more are refused")
 
 
 class RedisSettings(_Settings):
@@ -166,6 +171,12 @@ class AllSettings(ServerSettings, PipelineSettings, EngineSettings, TokenCacheSe
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_ALL_")
 
     listen: str = _listen("127.0.0.1:50050")
+
+
+class AcceptSettings(CoreSettings):
+    """Settings of `neuronpipe accept`."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_ACCEPT_")
 
 
 class CacheCommandSettings(RedisSettings):

@@ -1,5 +1,6 @@
 """What is known of AWS Neuron without its SDK: devices, releases, and the environment that its runtime reads once, as it starts."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,9 @@ from neuronpipe.core.errors import SetupError
 DEVICE_FOLDER = Path("/dev")
 CORES_PER_DEVICE = 2
 MAX_CORES = 256
+# How versions of a contract double end, and the variable with which tests allow one.
+DOUBLE_SUFFIX = "+double"
+DOUBLES_VARIABLE = "NEURONPIPE_TEST_DOUBLES"
 
 # torch-neuronx 2.9.0.2.15.32035 is PyTorch 2.9's of Neuron's own 2.15, which SDK 2.31 ships.
 # Source: src/helperscripts/n2-manifest.json of aws-neuron/aws-neuron-sdk, 2026-08.
@@ -25,6 +29,7 @@ _SDK_RELEASES = {
 _CORES = re.compile(r"\d{1,3}(-\d{1,3})?(,\d{1,3}(-\d{1,3})?)*")
 # In seconds. The documentation names two defaults, 30 and 2.
 _EXECUTION_TIMEOUT_S = 30
+_TIMEOUT, _VISIBLE, _NUMBER = "NEURON_RT_EXEC_TIMEOUT", "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"
 
 
 def device_count() -> int:
@@ -38,11 +43,11 @@ def sdk_release(torch_neuronx_version: str) -> str:
     return _SDK_RELEASES.get(".".join(parts[3:5]), "unknown")
 
 
-def sdk_words(error: BaseException) -> str:
-    """The line of an SDK's error that says what happened: TorchScript puts a traceback around it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+def sdk_words(text: str) -> str:
+    """The line of the text of an SDK's error that says what happened: TorchScript puts a traceback around it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "status=" in line] or [line for line in lines if "Error" in line and "interpreter" not in line]
-    return (telling or lines or [type(error).__name__])[-1]
+    return (telling or lines or ["no text"])[-1]
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
@@ -58,27 +63,57 @@ def parse_cores(text: str) -> tuple[int, ...]:
     return tuple(sorted(cores))
 
 
-def runtime_environment(cores: int | str) -> Mapping[str, str]:
+def runtime_environment(cores: int | str, environment: Mapping[str, str]) -> Mapping[str, str]:
     """The variables that make Neuron's runtime take these cores, to be set before anything of the SDK is imported.
 
-    `cores`: how many, 0 for all; or which ones.
+    `cores`: how many, 0 for those that `environment` names, or all; or which ones. Raises SetupError where `environment` has the runtime
+    take others: whoever started this process, or its container, may have given it those.
     """
-    environment = {"NEURON_RT_EXEC_TIMEOUT": str(_EXECUTION_TIMEOUT_S)}
+    found, wanted = _cores_of(environment), parse_cores(cores) if isinstance(cores, str) else cores
+    if found and wanted and not _agree(wanted, found[1]):
+        raise SetupError(f"cores {cores}: {found[0]}={environment[found[0]]} in the environment says otherwise; leave one of the two out")
+    added = {} if _TIMEOUT in environment else {_TIMEOUT: str(_EXECUTION_TIMEOUT_S)}
     if isinstance(cores, str):
-        parse_cores(cores)
-        environment["NEURON_RT_VISIBLE_CORES"] = cores
-    elif cores:
-        environment["NEURON_RT_NUM_CORES"] = str(cores)
-    return environment
+        added[_VISIBLE] = cores
+    elif cores and not found:
+        added[_NUMBER] = str(cores)
+    return added
 
 
-def core_count(cores: int | str) -> int:
-    """How many cores that is. Raises SetupError where all are asked for and there are none."""
-    if isinstance(cores, str):
-        return len(parse_cores(cores))
-    found = cores or device_count() * CORES_PER_DEVICE
-    if not found:
+def core_count(cores: int, environment: Mapping[str, str] = os.environ) -> int:
+    """How many cores that is; 0 for those that the runtime takes. Raises SetupError where all are asked for and there are none."""
+    if cores:
+        return cores
+    if found := _cores_of(environment):
+        return _count(found[1])
+    if not (devices := device_count()):
         raise SetupError(
             f"no Neuron device on this machine: {DEVICE_FOLDER} holds no neuron0; in a container, hand it over with --device=/dev/neuron0"
         )
-    return found
+    return devices * CORES_PER_DEVICE
+
+
+def _agree(one: int | tuple[int, ...], other: int | tuple[int, ...]) -> bool:
+    return one == other if isinstance(one, tuple) and isinstance(other, tuple) else _count(one) == _count(other)
+
+
+def _count(cores: int | tuple[int, ...]) -> int:
+    return len(cores) if isinstance(cores, tuple) else cores
+
+
+def _cores_of(environment: Mapping[str, str]) -> tuple[str, int | tuple[int, ...]] | None:
+    """The variable that the runtime goes by and which cores, or how many, it names: None for all. Raises SetupError."""
+    if text := environment.get(_VISIBLE):
+        try:
+            return _VISIBLE, parse_cores(text)
+        except SetupError as error:
+            raise SetupError(f"{_VISIBLE}: {error}") from error
+    text = environment.get(_NUMBER, "0") or "0"
+    if not text.isdecimal() or int(text) > MAX_CORES:
+        raise SetupError(f"{_NUMBER}={text}: must be a number of cores, at most {MAX_CORES}")
+    return (_NUMBER, int(text)) if int(text) else None
+
+
+def allows_doubles(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a contract double may stand in for the SDK: tests alone say so (tests/doubles/README.md)."""
+    return environment.get(DOUBLES_VARIABLE) == "1"

@@ -2,8 +2,10 @@
 
 import fcntl
 import getpass
+import itertools
 import os
 import re
+import signal
 import tempfile
 import threading
 import time
@@ -23,6 +25,16 @@ _FATAL = re.compile("101|12\\d\\d")
 _real_load = torch.jit.load
 _started: "Runtime | None" = None
 _start_lock = threading.Lock()
+_executions = itertools.count(1)
+
+
+def settings() -> dict[str, str]:
+    """What the runtime is told by the environment."""
+    return {name: value for name, value in os.environ.items() if name.startswith("NEURON_RT_")}
+
+
+# Stricter than the SDK, which reads them with its first load: set between import and load they have an effect, or none, by luck.
+_imported_with = settings()
 
 
 def devices() -> int:
@@ -50,6 +62,11 @@ def log(event: str) -> None:
             file.write(f"{os.getpid()} {event}\n")
 
 
+def _count_execution() -> None:
+    if next(_executions) == int(os.environ.get("NEURON_DOUBLE_KILL_AFTER", "0")):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Core:
     """A core computes one thing at a time."""
 
@@ -69,6 +86,7 @@ class Core:
         try:
             with self._lock:
                 log(f"execute core={self.index} shape={'x'.join(map(str, inputs[0].shape))}")
+                _count_execution()
                 if self._time_s:
                     time.sleep(self._time_s)
                 self._fail()
@@ -102,6 +120,8 @@ class Runtime:
         total = devices() * _CORES_PER_DEVICE
         if not total:
             raise RuntimeError(_NO_DEVICE)
+        if late := sorted(name for name, _ in settings().items() ^ _imported_with.items()):
+            raise RuntimeError(f"(of the double) {', '.join(dict.fromkeys(late))}: set after torch_neuronx was imported, which is too late")
         visible = os.environ.get("NEURON_RT_VISIBLE_CORES")
         if visible is not None:
             wanted = _parse_cores(visible)
@@ -168,11 +188,12 @@ def runtime() -> Runtime:
 
 def restart_process() -> None:
     """What the end of a process and the start of another one do to cores. For tests in one process only."""
-    global _started
+    global _started, _imported_with
     with _start_lock:
         if _started is not None:
             _started._release()
         _started = None
+        _imported_with = settings()
 
 
 def _parse_cores(text: str) -> list[int]:

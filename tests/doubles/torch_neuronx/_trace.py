@@ -4,6 +4,7 @@ import copy
 import io
 import os
 import signal
+import subprocess
 import time
 import warnings
 from typing import Any
@@ -75,10 +76,14 @@ def _example(example_inputs: Any) -> tuple[torch.Tensor, ...]:
 def _compile(inputs: tuple[torch.Tensor, ...]) -> None:
     shape = "x".join(map(str, inputs[0].shape))
     _runtime.log(f"compile shape={shape}")
+    os.write(1, b"....")  # the real one shows its progress there, without an end of the line
     time.sleep(float(os.environ.get("NEURON_DOUBLE_COMPILE_MS", "0")) / 1000)
     failure = _runtime.fault(f"compile-{shape}")
     if failure == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if failure == "hang":
+        with subprocess.Popen(["sleep", "600"]) as compiler:
+            _runtime.log(f"hang pid={compiler.pid}")
     if failure == "unsupported":
         raise NotImplementedError("the operator aten::nonzero is not supported")
     if failure:

@@ -73,6 +73,7 @@ def test_lengths_are_counted_and_those_beyond_the_model_count_as_its_limit(tmp_p
         ("0\n", "line 1: "),
         ("70000\n", "line 1: "),
         ("5 2 1\n", "line 1: "),
+        pytest.param(f"5 {'9' * 5000}\n", "line 1: ", id="a count of 5000 digits"),
         ("-5\n", "line 1: "),
         ("5 0\n", "holds no length"),
         ("", "holds no length"),

@@ -24,7 +24,50 @@ def test_what_names_no_cores_is_refused(text: str) -> None:
     ("cores", "expected"), [(0, {}), (2, {"NEURON_RT_NUM_CORES": "2"}), ("2-3", {"NEURON_RT_VISIBLE_CORES": "2-3"})], ids=str
 )
 def test_the_runtime_is_told_which_cores_it_has_and_how_long_an_execution_may_take(cores: int | str, expected: dict[str, str]) -> None:
-    assert runtime_environment(cores) == {"NEURON_RT_EXEC_TIMEOUT": "30", **expected}
+    assert runtime_environment(cores, {}) == {"NEURON_RT_EXEC_TIMEOUT": "30", **expected}
+
+
+def test_a_time_limit_that_is_set_already_stays() -> None:
+    assert runtime_environment(0, {"NEURON_RT_EXEC_TIMEOUT": "5"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("environment", "cores", "added", "count"),
+    [
+        ({"NEURON_RT_VISIBLE_CORES": "4-6"}, 0, {}, 3),
+        ({"NEURON_RT_VISIBLE_CORES": "4-6"}, 3, {}, 3),
+        ({"NEURON_RT_VISIBLE_CORES": "4,5,6"}, "4-6", {"NEURON_RT_VISIBLE_CORES": "4-6"}, 3),
+        ({"NEURON_RT_VISIBLE_CORES": "4-6", "NEURON_RT_NUM_CORES": "1"}, 0, {}, 3),  # of the two, the runtime goes by the first
+        ({"NEURON_RT_NUM_CORES": "2"}, 0, {}, 2),
+        ({"NEURON_RT_NUM_CORES": "2"}, 2, {}, 2),
+        ({"NEURON_RT_NUM_CORES": "2"}, "0-1", {"NEURON_RT_VISIBLE_CORES": "0-1"}, 2),
+        ({"NEURON_RT_VISIBLE_CORES": "", "NEURON_RT_NUM_CORES": "0"}, 2, {"NEURON_RT_NUM_CORES": "2"}, 2),
+    ],
+)
+def test_cores_that_the_environment_names_are_those_of_the_process(
+    environment: dict[str, str], cores: int | str, added: dict[str, str], count: int
+) -> None:
+    environment = {**environment, "NEURON_RT_EXEC_TIMEOUT": "30"}
+    assert runtime_environment(cores, environment) == added
+    assert core_count(0, environment | added) == count
+
+
+@pytest.mark.parametrize(
+    ("environment", "cores", "message"),
+    [
+        ({"NEURON_RT_VISIBLE_CORES": "4-5"}, "0-1", "cores 0-1: NEURON_RT_VISIBLE_CORES=4-5 in the environment says otherwise"),
+        ({"NEURON_RT_VISIBLE_CORES": "4-5"}, 1, "cores 1: NEURON_RT_VISIBLE_CORES=4-5 in the environment says otherwise"),
+        ({"NEURON_RT_NUM_CORES": "2"}, 1, "cores 1: NEURON_RT_NUM_CORES=2 in the environment says otherwise"),
+        ({"NEURON_RT_NUM_CORES": "2"}, "0", "cores 0: NEURON_RT_NUM_CORES=2 in the environment says otherwise"),
+        ({"NEURON_RT_VISIBLE_CORES": "all"}, 0, "NEURON_RT_VISIBLE_CORES: cores 'all': must be"),
+        ({"NEURON_RT_NUM_CORES": "two"}, 0, "NEURON_RT_NUM_CORES=two: must be a number of cores, at most 256"),
+    ],
+)
+def test_cores_that_contradict_the_environment_are_refused_with_the_variable(
+    environment: dict[str, str], cores: int | str, message: str
+) -> None:
+    with pytest.raises(SetupError, match=f"^{message}"):
+        runtime_environment(cores, environment)
 
 
 def test_all_cores_are_two_for_each_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +82,7 @@ def test_all_cores_of_a_machine_without_a_device_are_refused(tmp_path: Path, mon
     monkeypatch.setattr(neuron, "DEVICE_FOLDER", tmp_path)
     with pytest.raises(SetupError, match="no Neuron device on this machine"):
         core_count(0)
-    assert (core_count(2), core_count("1-3")) == (2, 3)
+    assert core_count(2) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Compiles a Transformers model into a bundle. Torch and transformers live here, and nothing that serves imports this."""
 
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -9,12 +10,13 @@ from typing import TypeAlias
 from neuronpipe.bundles.compiler import accuracy, fake, neuronx, openvino, quantization
 from neuronpipe.bundles.compiler import torch as torch_
 from neuronpipe.bundles.compiler.accuracy import ArtifactCompiler
+from neuronpipe.bundles.compiler.agreement import Outputs
 from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
 from neuronpipe.bundles.compiler.calibration import read_calibration
 from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES
 from neuronpipe.bundles.compiler.modules import TASK_MODULES, SourceModule, load_module
 from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
-from neuronpipe.bundles.compiler.samples import calibration_batches, comparison_batches
+from neuronpipe.bundles.compiler.samples import Batch, calibration_batches, comparison_batches
 from neuronpipe.bundles.compiler.source import find_source
 from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest
@@ -54,8 +56,22 @@ class CompileRequest:
     cache_results: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A bundle, and what its artefact was compared on: batches of sample texts with the outputs of PyTorch float32."""
+
+    bundle: Bundle
+    batches: Sequence[Batch]
+    reference: Sequence[Outputs]
+
+
 def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
     """Compiles one model and adds it to the repository, whole or not at all. Raises SetupError for what cannot be compiled."""
+    return compile_with_reference(request, report).bundle
+
+
+def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
+    """See compile_bundle."""
     _check(request)
     calibration = read_calibration(request.calibration) if request.dtype == "int8" else None
     step = _numbered_steps(report, 6 if calibration is None else 7)
@@ -105,7 +121,7 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
             files={},
         )
         write_manifest(folder, manifest)
-    return read_bundle(request.repository / request.name / str(version))
+    return Compiled(read_bundle(request.repository / request.name / str(version)), batches, reference)
 
 
 def _check(request: CompileRequest) -> None:
@@ -117,6 +133,8 @@ def _check(request: CompileRequest) -> None:
     if request.dtype not in dtypes:
         raise SetupError(f"dtype {request.dtype!r} is not known for {request.backend}; there are: {', '.join(dtypes)}")
     _check_buckets(request)
+    if request.backend != "neuronx" and dataclasses.replace(request.neuronx, cache=DEFAULT_OPTIONS.cache) != DEFAULT_OPTIONS:
+        raise SetupError("--target, --optlevel, --model-type, --auto-cast, --attention and --compile-workers are for --backend neuronx")
     if request.device_times and (request.backend != "fake" or request.device_times not in DEVICE_TIMES):
         raise SetupError(f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}")
     if request.calibration is not None and request.dtype != "int8":
@@ -137,8 +155,9 @@ def _check_buckets(request: CompileRequest) -> None:
             f"{request.backend} computes the shapes only that it was compiled for; name them with --bucket BATCHxTOKENS, or have them "
             "chosen with --buckets auto --lengths FILE"
         )
-    if use == "none" and (request.buckets.buckets or request.buckets.lengths):
-        raise SetupError(f"{request.backend} computes any shape; leave out --bucket, --buckets and --lengths")
+    if use == "none" and request.buckets.buckets:
+        raise SetupError(f"{request.backend} computes any shape; leave out --bucket and --buckets")
+    request.buckets.check()
 
 
 def _choose_buckets(request: CompileRequest, module: SourceModule, report: Report) -> tuple[Bucket, ...]:

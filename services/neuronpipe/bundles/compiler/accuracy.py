@@ -85,10 +85,10 @@ def measure(
         samples=sum(len(batch["input_ids"]) for batch in batches),
         sample_shapes=tuple((batch["input_ids"].shape[0], batch["input_ids"].shape[1]) for batch in batches),
         largest_output=max(float(np.abs(array).max()) for one in reference for array in one.values()),
-        largest_difference=_largest_difference(module.task, outputs, reference, batches),
+        largest_difference=largest_difference(module.task, outputs, reference, batches),
         computed_dtype=computed_dtype,
         emulator=ran.emulator,
-        emulated_difference=None if emulated is None else _largest_difference(module.task, emulated, reference, batches),
+        emulated_difference=None if emulated is None else largest_difference(module.task, emulated, reference, batches),
         agreement=agreement(module.task, outputs, reference, batches),
         emulated_agreement=None if emulated is None else agreement(module.task, emulated, reference, batches),
     )
@@ -142,7 +142,8 @@ def _run(module: SourceModule, batch: Batch) -> Outputs:
     return {name: tensor.float().numpy() for name, tensor in result.items()}
 
 
-def _largest_difference(task: str, outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[Batch]) -> float:
+def largest_difference(task: str, outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[Batch]) -> float:
+    """Of any output, on tokens that are not padding; NaN where one is."""
     differences = []
     for one, expected, batch in zip(outputs, reference, batches, strict=True):
         for name, array in expected.items():

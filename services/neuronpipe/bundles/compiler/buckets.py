@@ -15,19 +15,31 @@ MAX_LENGTHS = 64
 MIN_TOKENS = 3
 _MAX_TOKENS = 1 << 16
 _MAX_BYTES = 256 << 20
+# Counts are added up as float64.
+_MAX_DIGITS = 15
+# Unless others are asked for.
+_LENGTHS = 4
+_BATCHES = (1, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class BucketRequest:
     """`buckets`: what was asked for, such as ("8x128",) or ("auto",), which needs `lengths`; () for back ends without buckets.
 
-    Of "auto", each of `max_lengths` lengths is compiled for each of `batches`.
+    Of "auto", each of `max_lengths` lengths is compiled for each of `batches`; None: 4 lengths, batches of 1 and 8.
     """
 
     buckets: tuple[str, ...] = ()
     lengths: Path | None = None
-    max_lengths: int = 4
-    batches: tuple[int, ...] = (1, 8)
+    max_lengths: int | None = None
+    batches: tuple[int, ...] | None = None
+
+    def check(self) -> None:
+        """Raises SetupError for options that say how to choose buckets where none are chosen."""
+        given = {"--lengths": self.lengths, "--max-lengths": self.max_lengths, "--batches": self.batches}
+        names = [name for name, value in given.items() if value is not None]
+        if names and self.buckets != ("auto",):
+            raise SetupError(f"{', '.join(names)}: for --buckets auto only")
 
 
 NO_BUCKETS = BucketRequest()
@@ -55,24 +67,24 @@ class LengthPlan:
 def choose_buckets(request: BucketRequest, max_tokens: int) -> tuple[tuple[Bucket, ...], LengthPlan | None]:
     """The buckets, and how their lengths were found where they were. Raises SetupError for what cannot be compiled."""
     if request.buckets != ("auto",):
-        if request.lengths is not None:
-            raise SetupError("--lengths is for --buckets auto")
         buckets = tuple(parse_bucket(text) for text in request.buckets)
         for bucket in buckets:
             if bucket.tokens > max_tokens:
                 raise SetupError(f"--bucket {bucket}: {bucket.tokens} tokens, the model takes {max_tokens}")
-        if max(bucket.tokens for bucket in buckets) < MIN_TOKENS:
-            raise SetupError(f"--bucket {buckets[-1]}: the longest takes {buckets[-1].tokens} tokens, the least is {MIN_TOKENS}")
+        longest = max(buckets, key=lambda bucket: bucket.tokens)
+        if longest.tokens < MIN_TOKENS:
+            raise SetupError(f"--bucket {longest}: the longest takes {longest.tokens} tokens, the least is {MIN_TOKENS}")
         return buckets, None
     if request.lengths is None:
         raise SetupError("--buckets auto needs the lengths of real inputs: --lengths FILE")
-    if not request.batches or min(request.batches) < 1:
-        raise SetupError(f"--batches {', '.join(map(str, request.batches))}: whole numbers from 1 on")
+    batches = _BATCHES if request.batches is None else request.batches
+    if not batches or min(batches) < 1:
+        raise SetupError(f"--batches {', '.join(map(str, batches))}: whole numbers from 1 on")
     counts = read_lengths(request.lengths, max_tokens)
     if max(counts) < MIN_TOKENS:
         raise SetupError(f"{request.lengths}: the longest has {max(counts)} tokens, the least is {MIN_TOKENS}")
-    plan = plan_lengths(counts, request.max_lengths)
-    return tuple(Bucket(batch=batch, tokens=tokens) for tokens in plan.lengths for batch in sorted(set(request.batches))), plan
+    plan = plan_lengths(counts, _LENGTHS if request.max_lengths is None else request.max_lengths)
+    return tuple(Bucket(batch=batch, tokens=tokens) for tokens in plan.lengths for batch in sorted(set(batches))), plan
 
 
 def read_lengths(path: Path, max_tokens: int) -> Counter[int]:
@@ -91,7 +103,11 @@ def read_lengths(path: Path, max_tokens: int) -> Counter[int]:
         words = line.split()
         if not words:
             continue
-        if len(words) > 2 or not all(word.isdigit() for word in words) or not 1 <= int(words[0]) <= _MAX_TOKENS:
+        if (
+            len(words) > 2
+            or not all(word.isdigit() and len(word) <= _MAX_DIGITS for word in words)
+            or not 1 <= int(words[0]) <= _MAX_TOKENS
+        ):
             raise SetupError(f"{path}: line {number}: must be a length from 1 to {_MAX_TOKENS}, and a count where there are several")
         counts[min(int(words[0]), max_tokens)] += int(words[1]) if len(words) > 1 else 1
     if not +counts:

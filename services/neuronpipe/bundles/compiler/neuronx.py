@@ -35,6 +35,7 @@ DTYPES = tuple(_CASTS)
 BUCKETS = "required"
 
 _FOLDER = "artifacts/neuronx"
+_ACCUMULATION = "--enable-mixed-precision-accumulation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ class NeuronxOptions:
         cast, cast_type = _CASTS[dtype]
         if self.auto_cast and (self.auto_cast == "none") != (cast == "none"):
             raise SetupError(f"--auto-cast {self.auto_cast}: --dtype {dtype} casts {'nothing' if cast == 'none' else 'to ' + cast_type}")
-        flags = [f"--target={self.target}", f"--model-type={self.model_type}", f"--optlevel={self.optlevel}"]
+        # On by default since SDK 2.27.
+        flags = [f"--target={self.target}", f"--model-type={self.model_type}", f"--optlevel={self.optlevel}", _ACCUMULATION]
         flags.append(f"--auto-cast={self.auto_cast or cast}")
         return (*flags, f"--auto-cast-type={cast_type}") if cast_type else tuple(flags)
 
@@ -82,7 +84,6 @@ def convert(conversion: Conversion) -> Artifact:
                 task=conversion.module.task,
                 attention=options.attention,
                 flags=list(flags),
-                cpu_backend=not device_count(),
                 outputs={},
             )
             outputs = {bucket: Path(folder) / f"{bucket}.pt" for bucket in missing}
@@ -118,12 +119,13 @@ def _keep(cache: ArtifactCache, stamps: Mapping[Bucket, Mapping[str, Any]], outp
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:
     """See ArtifactCompiler. A trace runs on a device only: where there is none, PyTorch computes through the same buckets."""
+    has_device = device_count() > 0
     module, plan = conversion.module, BucketPlan(artifact.buckets)
     parts = [[*_fill(batch, plan, module)] for batch in batches]
     flat = [part for of_batch in parts for part in of_batch]
     computed: Iterator[Outputs] = iter(
         neuronx_processes.run_all(conversion.folder / _FOLDER, module.inputs, module.outputs, flat)
-        if device_count()
+        if has_device
         else _emulate(conversion, flat)
     )
     is_per_token = module.task == "question_answering"
@@ -134,7 +136,7 @@ def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) ->
             for part in of_batch
         ]
         outputs.append({name: np.concatenate([one[name] for one in cut]) for name in module.outputs})
-    return Ran(outputs, artifact.dtype, "" if device_count() else "PyTorch, as no Neuron device was at hand")
+    return Ran(outputs, artifact.dtype, "" if has_device else "PyTorch, as no Neuron device was at hand")
 
 
 def _fill(batch: Batch, plan: BucketPlan, module: SourceModule) -> Iterator[FilledBucket]:
@@ -184,7 +186,6 @@ def _stamp(conversion: Conversion, bucket: Bucket, flags: Sequence[str], version
         "architecture": conversion.module.architecture,
         "attention": conversion.neuronx.attention,
         "flags": list(flags),
-        "is_traced_without_device": not device_count(),
         "versions": {**versions, "neuronpipe": __version__},
         "weights_sha256": conversion.source.describe().weights_sha256,
         "configuration_sha256": _configuration_sha256(conversion.source.folder),

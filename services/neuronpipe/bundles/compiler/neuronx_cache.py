@@ -16,7 +16,10 @@ Stamp: TypeAlias = Mapping[str, Any]
 
 
 class ArtifactCache:
-    """A folder of artefacts `<digest of the stamp>.pt`, each with its stamp and its own digest beside it. Processes may share it."""
+    """A folder of artefacts `<own digest>.pt`, and of `<digest of a stamp>.json`, each of which names the stamp's artefact.
+
+    Processes may share it: of two that make the same at once, the last description counts, with its own artefact.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Raises SetupError for a folder that cannot be made."""
@@ -28,23 +31,29 @@ class ArtifactCache:
 
     def find(self, stamp: Stamp) -> Path | None:
         """The artefact of a stamp, or None where there is none, or a broken one."""
-        path = self._path(stamp)
         try:
-            described = json.loads(path.with_suffix(".json").read_text())
+            described = json.loads(self._description(stamp).read_text())
+            path = self._artifact(described["sha256"])
             is_whole = described["stamp"] == stamp and described["sha256"] == file_sha256(path)
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):  # not there, or not what this class wrote
             return None
         return path if is_whole else None
 
     def add(self, stamp: Stamp, artifact: Path) -> None:
-        """Keeps an artefact: whole or not at all."""
-        path = self._path(stamp)
-        with tempfile.TemporaryDirectory(prefix=".", dir=self._folder) as folder:
-            copy, description = Path(folder) / "artifact", Path(folder) / "description"
-            shutil.copyfile(artifact, copy)
-            description.write_text(json.dumps({"stamp": stamp, "sha256": file_sha256(copy)}, indent=2) + "\n")
-            copy.replace(path)
-            description.replace(path.with_suffix(".json"))
+        """Keeps an artefact: whole or not at all. Raises SetupError where the folder takes no more."""
+        try:
+            with tempfile.TemporaryDirectory(prefix=".", dir=self._folder) as folder:
+                copy, description = Path(folder) / "artifact", Path(folder) / "description"
+                shutil.copyfile(artifact, copy)
+                sha256 = file_sha256(copy)
+                description.write_text(json.dumps({"stamp": stamp, "sha256": sha256}, indent=2) + "\n")
+                copy.replace(self._artifact(sha256))
+                description.replace(self._description(stamp))
+        except OSError as error:
+            raise SetupError(f"{self._folder}: cannot be written: {os.strerror(error.errno or 0)}; see --compile-cache") from error
 
-    def _path(self, stamp: Stamp) -> Path:
-        return self._folder / (hashlib.sha256(json.dumps(stamp, sort_keys=True).encode()).hexdigest() + ".pt")
+    def _artifact(self, sha256: str) -> Path:
+        return self._folder / f"{sha256}.pt"
+
+    def _description(self, stamp: Stamp) -> Path:
+        return self._folder / (hashlib.sha256(json.dumps(stamp, sort_keys=True).encode()).hexdigest() + ".json")

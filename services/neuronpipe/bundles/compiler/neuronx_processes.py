@@ -1,17 +1,20 @@
 """Starts the processes that trace for Neuron: a compiler that is killed, or a runtime that owns cores, ends with its process."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import IO, Any, Self
 
 import numpy as np
 
@@ -22,6 +25,7 @@ from neuronpipe.core.errors import SetupError
 DONE = "traced "
 _WORKER = "neuronpipe.bundles.compiler.neuronx_worker"
 _ERROR_LINES = 5
+_KEPT = "; where its cores belong to another process, end that one: what was compiled is kept and will not be compiled again"
 # A trace runs the model three times; on a busy machine threads would mostly wait for each other.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
@@ -44,71 +48,105 @@ class TraceJob:
     task: str
     attention: str
     flags: list[str]
-    cpu_backend: bool
     outputs: dict[str, str]
 
 
+class _Workers:
+    """Worker processes, each the head of a group that holds the compilers it starts; none is left when the block ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._processes: list[subprocess.Popen[str]] = []
+        self._is_ending = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.kill()
+
+    def start(self, job: Mapping[str, Any], folder: Path, stderr: IO[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        """Starts one; it ends with this process, too. Raises SetupError once the block is ending."""
+        path = folder / "job.json"
+        path.write_text(json.dumps(job))
+        with self._lock:
+            if self._is_ending:
+                raise SetupError("another bucket failed")
+            process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-m", _WORKER, str(path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+            self._processes.append(process)
+            return process
+
+    def kill(self) -> None:
+        """Ends all of them, and starts no more."""
+        with self._lock:
+            self._is_ending = True
+            for process in self._processes:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
 def trace_all(job: TraceJob, outputs: Mapping[str, Path], workers: int, done: Callable[[str], None]) -> None:
-    """Traces every bucket; `done` is told each as it is there. Raises SetupError naming the bucket that could not be compiled."""
+    """Traces every bucket; `done` is told each as it is there. Raises SetupError naming the bucket that could not be compiled.
+
+    The first failure ends the other workers: what they have done is kept, what they are at is not.
+    """
     names = list(outputs)
     shares = [names[first::workers] for first in range(min(workers, len(names)))]
     jobs = [dataclasses.replace(job, outputs={name: str(outputs[name]) for name in share}) for share in shares]
     lock = threading.Lock()
-    processes: list[subprocess.Popen[str]] = []
 
     def one(share: TraceJob) -> None:
         with tempfile.TemporaryDirectory(prefix="neuronx-job-") as folder, (Path(folder) / "errors").open("w+") as errors:
-            path = Path(folder) / "job.json"
-            path.write_text(json.dumps(dataclasses.asdict(share)))
             left = list(share.outputs)
-            command, environment = [sys.executable, "-m", _WORKER, str(path)], {**os.environ, **_ENVIRONMENT}
-            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process:  # noqa: S603
-                processes.append(process)
+            with processes.start(dataclasses.asdict(share), Path(folder), errors, _ENVIRONMENT) as process:
                 for line in process.stdout or ():
                     if line.startswith(DONE):
                         left.remove(name := line.removeprefix(DONE).strip())
                         with lock:
                             done(name)
+                process.wait()  # with its stdin open still, without which it would end at once
             if left:  # one that ends badly after its last bucket has done its work
                 errors.seek(0)
                 raise SetupError(_failure(left[0], process.returncode, errors.read()))
 
-    try:
-        with ThreadPoolExecutor(max_workers=max(1, len(jobs))) as threads:
-            list(threads.map(one, jobs))
-    finally:
-        for process in processes:
-            process.kill()
+    with ThreadPoolExecutor(max_workers=max(1, len(jobs))) as threads, _Workers() as processes:
+        # Inside the pool's block, whose end waits for its threads, and they for their processes.
+        for future in as_completed([threads.submit(one, share) for share in jobs]):
+            future.result()
 
 
 def _failure(bucket: str, code: int, errors: str) -> str:
     killed = "was killed, as it is where memory runs out: compile on a machine with more of it, or with fewer --compile-workers"
     if code == -9 or "failed with -9" in errors:
         return f"bucket {bucket}: the Neuron compiler {killed}"
-    lines = [line for line in errors.splitlines() if line.strip()][-_ERROR_LINES:]
-    return f"bucket {bucket}: the Neuron compiler failed: " + " | ".join(lines)
+    return f"bucket {bucket}: the Neuron compiler failed: {_last_lines(errors)}"
 
 
 def run_all(folder: Path, inputs: Sequence[str], outputs: Sequence[str], parts: Sequence[FilledBucket]) -> list[dict[str, Any]]:
     """The outputs of traces on this machine's device, computed in a process that owns a core only as long. Raises SetupError."""
-    with tempfile.TemporaryDirectory(prefix="neuronx-run-") as work:
+    with tempfile.TemporaryDirectory(prefix="neuronx-run-") as work, (Path(work) / "errors").open("w+") as errors:
         for number, part in enumerate(parts):
             np.savez(Path(work) / f"in-{number}.npz", **{name: part.inputs[name] for name in inputs})
         job = {"folder": str(folder), "inputs": list(inputs), "buckets": [str(part.bucket) for part in parts], "work": work}
-        path = Path(work) / "job.json"
-        path.write_text(json.dumps(job))
-        process = subprocess.run(  # noqa: S603
-            [sys.executable, "-m", _WORKER, str(path)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "NEURON_RT_NUM_CORES": "1"},
-        )
+        with _Workers() as processes, processes.start(job, Path(work), errors, {"NEURON_RT_NUM_CORES": "1"}) as process:
+            process.wait()
         if process.returncode != 0:
-            lines = [line for line in process.stderr.splitlines() if line.strip()][-_ERROR_LINES:]
-            raise SetupError("the traces cannot be run on this machine's Neuron device: " + " | ".join(lines))
+            errors.seek(0)
+            raise SetupError(f"the traces cannot be run on this machine's Neuron device: {_last_lines(errors.read())}{_KEPT}")
         results = []
         for number in range(len(parts)):
             with np.load(Path(work) / f"out-{number}.npz") as arrays:
                 results.append({name: arrays[f"arr_{index}"] for index, name in enumerate(outputs)})
         return results
+
+
+def _last_lines(text: str) -> str:
+    return " | ".join([line for line in text.splitlines() if line.strip()][-_ERROR_LINES:])

@@ -4,10 +4,13 @@ Started by neuronx_processes.py as: python -m neuronpipe.bundles.compiler.neuron
 """
 
 import json
+import os
+import signal
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -19,7 +22,7 @@ from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
 from neuronpipe.core.buckets import parse_bucket
 
 
-def _trace(job: TraceJob) -> None:
+def _trace(job: TraceJob, done: TextIO) -> None:
     import torch_neuronx
 
     folder = Path(job.source_folder)
@@ -30,9 +33,11 @@ def _trace(job: TraceJob) -> None:
         # By name, in the module's order; a row of padding alone would be masked whole.
         values = {"input_ids": source.tokenizer.pad_token_id, "attention_mask": 1, "token_type_ids": 0}
         example = tuple(torch.full((bucket.batch, bucket.tokens), values[input], dtype=torch.int64) for input in source.inputs)
-        traced = torch_neuronx.trace(module, example, compiler_args=job.flags, cpu_backend=job.cpu_backend)
+        # Without a device even where there is one: the target is among the flags, and the cores may be at work for another process.
+        traced = torch_neuronx.trace(module, example, compiler_args=job.flags, cpu_backend=True)
         torch.jit.save(traced, path)
-        print(f"{DONE}{name}", flush=True)  # noqa: T201 (read by trace_all)
+        done.write(f"\n{DONE}{name}\n")
+        done.flush()
 
 
 def _run(job: Mapping[str, Any]) -> None:
@@ -47,9 +52,28 @@ def _run(job: Mapping[str, Any]) -> None:
         np.savez(Path(job["work"]) / f"out-{number}.npz", *(output.float().numpy() for output in outputs))
 
 
+def _own_stdout() -> TextIO:
+    """This process's stdout for itself alone: what others write to theirs, compilers it starts included, goes to stderr from now on."""
+    ours = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return ours
+
+
+def _end_with_parent() -> None:
+    """Ends this process and the compilers that it started when its parent ends, however that is: a pipe of the parent's is stdin."""
+
+    def wait() -> None:
+        os.read(0, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 if __name__ == "__main__":
+    done = _own_stdout()
+    _end_with_parent()
     content = json.loads(Path(sys.argv[1]).read_text())
     if "outputs" in content:
-        _trace(TraceJob(**content))
+        _trace(TraceJob(**content), done)
     else:
         _run(content)

@@ -12,6 +12,11 @@ BACKENDS = {
     "neuronx": "neuronpipe.neuron_executor.backends.neuronx:NeuronxBackend",
     "torch": "neuronpipe.neuron_executor.backends.torch:TorchBackend",
 }
+# Those whose cores are handed one batch at a time: there is no device to be made ready for meanwhile.
+ONE_IN_FLIGHT = ("openvino",)
+_INSTALL = "install it with: pip install 'neuronpipe[executor-{name}]'"
+_INSTALL_SDK = "it is of AWS's Neuron SDK, which docs/neuron.md says how to install"
+_SDK_MODULES = ("torch_neuronx", "torch_xla", "neuronxcc", "libneuronxla")
 
 
 def load_backend(name: str, request: LoadRequest) -> Backend:
@@ -23,9 +28,14 @@ def load_backend(name: str, request: LoadRequest) -> Backend:
             f"cores_per_replica: {request.cores_per_replica}, the back end {name!r} computes a replica on one core; torch-neuronx traces "
             "no model that needs several (docs/neuron.md, Core groups)"
         )
+    if name in ONE_IN_FLIGHT and request.in_flight != 1:
+        raise SetupError(f"in_flight: {request.in_flight}, the back end {name!r} takes one batch at a time on a core; leave it out")
     module_name, _, class_name = BACKENDS[name].partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise SetupError(f"back end {name!r} needs {error.name}; install it with: pip install 'neuronpipe[executor-{name}]'") from error
-    return cast("Backend", getattr(module, class_name)(request))
+        return cast("Backend", getattr(importlib.import_module(module_name), class_name)(request))
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        advice = _INSTALL_SDK if package in _SDK_MODULES else _INSTALL.format(name=name)
+        raise SetupError(f"back end {name!r} needs {package}; {advice}") from error
+    except ImportError as error:  # the package is there, and something that it needs of the system is not
+        raise SetupError(f"back end {name!r}: {error.name or 'its library'} cannot be loaded: {error}") from error

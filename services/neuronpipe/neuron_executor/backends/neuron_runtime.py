@@ -52,7 +52,7 @@ class NeuronRuntime:
         with self._turns_lock:
             if core in self._lost:
                 return self._lost_before(core)
-            self._lost[core] = sdk_words(error)
+            self._lost[core] = sdk_words(str(error))
         return CoreLost(f"core {core} was lost: {self._lost[core]}")
 
     def _lost_before(self, core: int) -> CoreLost:

@@ -11,13 +11,12 @@ import torch
 from neuronpipe.core.buckets import Bucket, BucketPlan, cut_bucket, fill_bucket
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log_warning
-from neuronpipe.core.neuron import core_count, sdk_release, sdk_words
+from neuronpipe.core.neuron import DOUBLE_SUFFIX, DOUBLES_VARIABLE, allows_doubles, core_count, sdk_release, sdk_words
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends.base import BackendError, LoadRequest
 from neuronpipe.neuron_executor.backends.neuron_runtime import neuron_runtime
 
 _SDK_VERSION = "torch-neuronx"
-_DOUBLE = "+double"
 
 
 class NeuronxBackend:
@@ -29,6 +28,7 @@ class NeuronxBackend:
         self._outputs = [output.name for output in request.spec.outputs]
         self._per_token = {output.name for output in request.spec.outputs if output.axes[:1] == ("tokens",)}
         self._pad_token_id = request.spec.pad_token_id
+        self._vocabulary_size = request.spec.vocabulary_size
         self.in_flight = request.in_flight
         self.buckets = BucketPlan(request.buckets)
         self._runtime = neuron_runtime()
@@ -45,7 +45,7 @@ class NeuronxBackend:
 
     def _check_versions(self, request: LoadRequest) -> None:
         compiled, here = request.versions.get(_SDK_VERSION, ""), self._runtime.version
-        if compiled.endswith(_DOUBLE) and not here.endswith(_DOUBLE):
+        if compiled.endswith(DOUBLE_SUFFIX) and not here.endswith(DOUBLE_SUFFIX):
             raise SetupError(
                 f"model {self._name!r}: made with the contract double of the tests, which no Neuron device can run; compile it with the SDK"
             )
@@ -54,7 +54,12 @@ class NeuronxBackend:
                 f"model {self._name!r}: compiled with torch-neuronx {compiled or 'unknown'} (SDK {sdk_release(compiled)}), here is {here} "
                 f"(SDK {sdk_release(here)}); compile it again with this one, or install that one"
             )
-        if here.endswith(_DOUBLE):
+        if here.endswith(DOUBLE_SUFFIX):
+            if not allows_doubles():
+                raise SetupError(
+                    f"model {self._name!r}: {here} is the contract double of the tests, which is no Neuron device; only tests set "
+                    f"{DOUBLES_VARIABLE}=1 to run on it"
+                )
             log_warning("this is the contract double of the tests: PyTorch computes, and its times say nothing of Neuron", model=self._name)
 
     def _check_inputs(self, bucket: Bucket, files: dict[str, Path]) -> None:
@@ -122,6 +127,7 @@ class NeuronxBackend:
             "another shape": tuple(tensor[:, 1:] for tensor in good),
             "another dtype": tuple(tensor.int() for tensor in good),
             "an input too few": good[1:],
+            "a token id beyond the vocabulary": (torch.full_like(good[0], self._vocabulary_size), *good[1:]),
         }
         texts = {}
         for name, tensors in tried.items():
@@ -153,4 +159,4 @@ _ADVICE = (
 
 def _advice(error: Exception) -> str:
     advice = next((advice for part, advice in _ADVICE if part in str(error)), "see troubleshooting in docs/neuron.md")
-    return f"{advice} (the SDK says: {sdk_words(error)})"
+    return f"{advice} (the SDK says: {sdk_words(str(error))})"

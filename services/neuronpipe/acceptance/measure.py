@@ -1,0 +1,184 @@
+"""The process that measures one bundle on one back end.
+
+Started by run.py as: python -m neuronpipe.acceptance.measure FOLDER
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neuronpipe.acceptance.job import FOUND_FILE, JOB_FILE, Job, error_text, output_file, read_arrays, write_arrays
+from neuronpipe.bundles.repository import read_bundle
+from neuronpipe.core.buckets import Bucket, parse_bucket
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.neuron_executor.backends import ONE_IN_FLIGHT, load_backend
+from neuronpipe.neuron_executor.backends.base import Backend, BackendError, LoadRequest
+from neuronpipe.neuron_executor.neuron_monitor import running_monitor
+
+_IN_FLIGHT = (1, 2)
+_WARM_UP_RUNS = 10
+
+
+class _Found:
+    """What is known so far, in a file after every step: one that ends this process takes nothing with it."""
+
+    def __init__(self, path: Path) -> None:
+        self.values: dict[str, Any] = {"errors": {}}
+        self._path = path
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Whatever goes wrong is noted under the name."""
+        print(name, flush=True)
+        try:
+            yield
+        except SetupError as error:
+            self.values["errors"][name] = str(error)
+        except Exception as error:  # of an acceptance, every error is a finding
+            self.values["errors"][name] = error_text(error)
+        self._path.write_text(json.dumps(self.values))
+
+
+def measure(folder: Path) -> None:
+    """Does the job of a folder: loads, compares, measures, and only then provokes errors."""
+    job, found = Job(**json.loads((folder / JOB_FILE).read_text())), _Found(folder / FOUND_FILE)
+    loaded = list[tuple[Backend, ModelSpec]]()
+    with found.step("load"):
+        loaded.append(_load(job, found))
+    for backend, spec in loaded:
+        try:
+            asyncio.run(_measure(backend, spec, job, found, folder))
+        finally:
+            backend.close()
+
+
+def _load(job: Job, found: _Found) -> tuple[Backend, ModelSpec]:
+    bundle = read_bundle(Path(job.bundle))
+    artifact = bundle.artifact(job.backend)
+    began_s = time.monotonic()
+    load = LoadRequest(
+        bundle.spec,
+        bundle.artifact_files(artifact),
+        artifact.properties,
+        cores=job.cores,
+        threads=0,
+        in_flight=1 if job.backend in ONE_IN_FLIGHT else max(_IN_FLIGHT),
+        buckets=artifact.buckets,
+        versions=artifact.versions,
+    )
+    backend = load_backend(job.backend, load)
+    found.values |= {"load_s": round(time.monotonic() - began_s, 1), "cores": backend.cores}
+    return backend, bundle.spec
+
+
+async def _measure(backend: Backend, spec: ModelSpec, job: Job, found: _Found, folder: Path) -> None:
+    with found.step("compare"):
+        for core in range(backend.cores):
+            for number in range(job.batches):
+                outputs = await _compute(backend, core, read_arrays(folder / f"in-{number}.npz"), spec)
+                write_arrays(folder / output_file(core, number), outputs)
+    found.values["figures"] = []
+    async with running_monitor() as monitor:
+        for shape in map(parse_bucket, job.shapes):
+            for in_flight in [count for count in _IN_FLIGHT if count <= backend.in_flight]:
+                with found.step(f"{shape}, {in_flight} in flight"):
+                    if shape.tokens > spec.max_tokens:
+                        raise SetupError(f"{shape.tokens} tokens, the model takes {spec.token_limit}")
+                    figures = await _throughput(backend, _full_batch(shape, spec), in_flight, job.seconds)
+                    found.values["figures"].append({"shape": str(shape), "in_flight": in_flight, **figures})
+        with found.step("memory"):
+            snapshot = monitor.snapshot if monitor else None
+            found.values["device_memory_bytes"] = snapshot.device_memory_bytes if snapshot else None
+            found.values["host_memory_bytes"] = _resident_bytes()
+    if not backend.buckets:
+        return
+    with found.step("provoke errors"):
+        found.values["refusals"] = {}
+        longer = Bucket(batch=1, tokens=backend.buckets.largest.tokens + 1)
+        found.values["refusals"]["a shape that was not compiled, of us"] = await _error(backend, _full_batch(longer, spec))
+        texts: Callable[[], dict[str, str]] | None = getattr(backend, "error_texts", None)
+        if texts:
+            found.values["refusals"] |= await asyncio.to_thread(texts)
+
+
+async def _compute(backend: Backend, core: int, batch: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
+    """The outputs of a batch of any shape up to the model's limit, in as many calls as its rows need."""
+    rows, tokens = batch["input_ids"].shape
+    room = backend.round_tokens(tokens)
+    size = backend.buckets.batches(room)[-1] if backend.buckets else rows
+    parts = []
+    for first in range(0, rows, size):
+        inputs = {
+            name: np.pad(
+                batch[name][first : first + size],
+                ((0, 0), (0, room - tokens)),
+                constant_values=spec.pad_token_id if name == "input_ids" else 0,
+            )
+            for name in spec.inputs
+        }
+        parts.append(await backend.run(core, inputs))
+    outputs = {output.name: np.concatenate([part[output.name] for part in parts]) for output in spec.outputs}
+    return {
+        output.name: outputs[output.name][:, :tokens] if output.axes[:1] == ("tokens",) else outputs[output.name] for output in spec.outputs
+    }
+
+
+def _full_batch(shape: Bucket, spec: ModelSpec) -> dict[str, Any]:
+    """A batch without padding."""
+    rows = {
+        "input_ids": np.arange(shape.tokens, dtype=np.int64) % spec.vocabulary_size,
+        "attention_mask": np.ones(shape.tokens, np.int64),
+        "token_type_ids": np.zeros(shape.tokens, np.int64),
+    }
+    return {name: np.tile(rows[name], (shape.batch, 1)) for name in spec.inputs}
+
+
+async def _error(backend: Backend, batch: Mapping[str, Any]) -> str:
+    try:
+        await backend.run(0, batch)
+    except BackendError as error:
+        return error_text(error)
+    return "NOT REFUSED"
+
+
+async def _throughput(backend: Backend, batch: Mapping[str, Any], in_flight: int, seconds: float) -> dict[str, float]:
+    """Full batches on every core for so long, each with so many in flight; latency is that of a batch."""
+    latencies = list[float]()
+
+    async def call(core: int, end_s: float) -> None:
+        is_first = True
+        while is_first or time.monotonic() < end_s:
+            began_s = time.monotonic()
+            await backend.run(core, batch)
+            latencies.append(time.monotonic() - began_s)
+            is_first = False
+
+    for core in range(backend.cores):
+        for _ in range(_WARM_UP_RUNS):
+            await backend.run(core, batch)
+    began_s = time.monotonic()
+    await asyncio.gather(*(call(core, began_s + seconds) for core in range(backend.cores) for _ in range(in_flight)))
+    took_s = time.monotonic() - began_s
+    p50, p95, p99 = (round(1000 * float(value), 3) for value in np.percentile(latencies, (50, 95, 99)))
+    rate = len(batch["input_ids"]) * len(latencies) / took_s
+    return {"throughput_per_s": round(rate, 1), "p50_ms": p50, "p95_ms": p95, "p99_ms": p99}
+
+
+def _resident_bytes() -> int | None:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
+
+
+if __name__ == "__main__":
+    measure(Path(sys.argv[1]))
