@@ -110,6 +110,22 @@ async def test_a_core_that_was_lost_before_a_batch_began_is_not_held_against_its
         assert system.backend.ran_on[-1] == 2
 
 
+@pytest.mark.parametrize("buckets", [(), ("1x4", "4x4")], ids=["any shape", "buckets"])
+async def test_sequences_that_a_core_was_lost_with_join_no_batch(buckets: tuple[str, ...]) -> None:
+    async with held_scheduler(cores=3, buckets=buckets) as system:
+        busy = await system.occupy()
+        older = system.submit([1])
+        await system.backend.begun()
+        callers = [system.submit([11]), system.submit([12])]
+        assert await system.backend.begun() == [[11], [12]]
+        _, first, second = system.backend.ran_on
+        system.backend.lost_before.add(first)  # so that the oldest comes back unsuspected
+        system.backend.lost.add(second)
+        system.backend.let_run()
+        await asyncio.gather(busy, older, *callers)
+        assert system.backend.batches[3:] == [[[1]], [[11]], [[12]]]
+
+
 class _CountingBackend(HeldBackend):
     """Notes with how many others on its core a sequence that kills cores was handed over, and those handed over while it was there."""
 
