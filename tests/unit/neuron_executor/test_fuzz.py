@@ -260,9 +260,15 @@ async def test_with_the_last_core_every_request_ends(
     clock, generator, ends = FixedClock.installed(monkeypatch), random.Random(seed), Counter[str]()
     callers = _Callers(generator, clock)
 
+    async def bombard_until_lost(scheduler: Scheduler, backend: _MoodyBackend) -> Counter[str]:
+        ends = Counter[str]()
+        while len(backend.lost) < _CORES:
+            ends += await callers.bombard(scheduler, backend, _SEQUENCES)
+        return ends
+
     async def live(backend: _MoodyBackend) -> None:
         async with running_scheduler(backend, _SPEC, _LIMITS, BatchTime()) as scheduler:
-            bombarding.append(asyncio.create_task(callers.bombard(scheduler, backend, _SEQUENCES)))
+            bombarding.append(asyncio.create_task(bombard_until_lost(scheduler, backend)))
             await asyncio.wait(bombarding)
 
     for _ in range(5):
