@@ -191,12 +191,11 @@ async def test_what_is_left_of_a_failed_batch_wakes_the_other_core_where_its_own
         await soon(lambda: (FAILING,) in backend.at)  # again, by itself
         lost = backend.at[FAILING,]
         backend.lost_before.add(lost)
-        for gate in (500,), (21,), (22,):
-            backend.gates[gate].set()
+        for number in 500, 21, 22:
+            backend.gates[number,].set()
         await asyncio.gather(busy, *ahead)  # the one that the core had ahead is computed on the other
         backend.lost_before.clear()
-        for gate in (11, 12), (11,), (12,):
-            backend.gates[gate].set()
+        backend.gates[11, 12].set()
         await asyncio.sleep(0.05)  # the other core has nothing to do, and sleeps
         backend.gates[FAILING,].set()
         with pytest.raises(InternalError):
