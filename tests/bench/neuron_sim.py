@@ -142,19 +142,17 @@ def _section(table: str, rates: Mapping[int, Mapping[str, _Rate]]) -> Iterator[s
         cells = (f"{systems[name].a_second:.0f} | {systems[name].a_second / best:.0%}" for name in (_ALONE, _ALL, _FOUR))
         yield f"| {count} | {best:.0f} | {' | '.join(cells)} |"
     yield ""
-    peaks = {name: max(systems[name].a_second for systems in rates.values()) for name in (_ALONE, _ALL)}
     # Where most was done: waiting for too little costs CPU time, too.
     costs = {name: min(systems[name].cpu_s for systems in rates.values()) for name in (_ALONE, _ALL, _FOUR)}
     cpus = os.cpu_count() or 1
     yield f"CPU time of a sequence: {', '.join(f'{name} {1e6 * cost:.0f} µs' for name, cost in costs.items())}. To keep the cores busy:"
     yield ""
-    yield f"| simulated cores | executors | their CPUs | `serve all` processes | CPUs of the pipeline | machines of {cpus} CPUs |"
-    yield "|---" * 6 + "|"
+    yield f"| simulated cores | sequences /s | executor processes | `serve all` processes | machines of {cpus} CPUs for these |"
+    yield "|---" * 5 + "|"
     for count in rates:
         best = core_rate * count
-        needed = best * costs[_ALL]
-        processes = [math.ceil(best / peaks[name]) for name in (_ALONE, _ALL)]
-        yield f"| {count} | {processes[0]} | {best * costs[_ALONE]:.1f} | {processes[1]} | {needed:.1f} | {math.ceil(needed / cpus)} |"
+        executors, pipelines = (math.ceil(best * costs[name]) for name in (_ALONE, _ALL))
+        yield f"| {count} | {best:.0f} | {executors} | {pipelines} | {math.ceil(pipelines / cpus)} |"
     yield ""
 
 
@@ -168,8 +166,8 @@ def _page(found: Mapping[str, Mapping[int, Mapping[str, _Rate]]], machine: Mappi
         "",
         f"Texts of {_WORD_TOKENS} tokens, {seconds:g} s each, {_IN_FLIGHT} batches in flight on a core. `busy` is the share of the "
         "simulated cores' best that came through. The executor alone has no gRPC and no tokenizer around it, and its callers in its "
-        "process; the served ones share this machine's CPUs with the callers. Processes needed are counted from the most that one gave "
-        "here, CPUs from CPU time, which does not depend on how many CPUs there are.",
+        "process; the served ones share this machine's CPUs with the callers. Processes needed are counted from CPU time, which depends "
+        "less than shares on what else the machine does: Python computes on one CPU a process.",
         "",
         "| machine | |",
         "|---|---|",
