@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronpipe.core.errors import InvalidInput, SetupError, Unavailable
+from neuronpipe.core.lines import read_lines
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
@@ -22,6 +23,7 @@ _KINDS = ("tokens", "results")
 _TIMEOUT_S = 10.0
 _SAMPLED_KEYS = 500
 _BATCH = 256
+_MAX_FILE_BYTES = 1 << 30
 _REPORT_EVERY_S = 1.0
 
 
@@ -175,7 +177,7 @@ def _inputs(options: argparse.Namespace, task: str) -> "Iterator[tuple[int, Task
 
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
 
-    path: Path = options.texts or options.inputs
+    option, path = ("--texts", options.texts) if options.texts else ("--inputs", options.inputs)
 
     def of_text(line: str) -> TaskInput:
         return json_format.ParseDict({task: {"text": line}}, TaskInput())
@@ -187,15 +189,9 @@ def _inputs(options: argparse.Namespace, task: str) -> "Iterator[tuple[int, Task
         return input
 
     read: Callable[[str], TaskInput] = of_text if options.texts else of_json
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, read(line.rstrip("\r\n"))
-    except OSError as error:
-        raise SetupError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SetupError(f"{path}: is not UTF-8") from error
-    except json_format.ParseError as error:
-        problem = "the model's task takes more than a text; use --inputs" if options.texts else f"is no input of this model: {error}"
-        raise SetupError(f"{path}: line {number}: {problem}") from error
+    for number, line in read_lines(path, option, max_bytes=_MAX_FILE_BYTES):
+        try:
+            yield number, read(line)
+        except json_format.ParseError as error:
+            problem = "the model's task takes more than a text; use --inputs" if options.texts else f"is no input of this model: {error}"
+            raise SetupError(f"{option} {path}: line {number}: {problem}") from error

@@ -18,8 +18,9 @@ from neuronpipe import cli
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.compiler.accuracy import reference_outputs
 from neuronpipe.bundles.compiler.calibration import MIN_TEXTS
-from neuronpipe.bundles.compiler.modules import SourceModule, load_module
+from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.samples import calibration_batches, calibration_texts, comparison_batches
+from neuronpipe.bundles.compiler.tasks import load_module
 from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.errors import SetupError

@@ -8,7 +8,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TaskResult
 from neuronpipe.api.v1.tensors_pb2 import DataType, Tensor, TensorSet
-from neuronpipe.bundles.compiler.modules import TASK_MODULES
+from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.model import ScoreFunctionName
 from neuronpipe.core.tensors import to_arrays, to_tensor_set
 from neuronpipe.tasks import TASKS
@@ -26,7 +26,7 @@ def test_every_input_is_one_of_the_tasks_and_the_reverse() -> None:
 
 
 def test_every_task_can_be_compiled_and_the_reverse() -> None:
-    assert set(TASK_MODULES) == set(TASKS)
+    assert set(SOURCE_TASKS) == set(TASKS)
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -1,11 +1,11 @@
 """The texts that are sent: a file's lines, or English that comes with Python."""
 
-import codecs
 import random
 import re
 from pathlib import Path
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.lines import read_lines
 
 _MAX_FILE_BYTES = 64 << 20
 
@@ -23,24 +23,10 @@ _RULE = re.compile(r"[=*\-~+^|# ]*")
 
 def read_texts(path: Path) -> list[str]:
     """The lines of a UTF-8 file without those that are blank. Raises SetupError."""
-    try:
-        size_bytes = path.stat().st_size
-        if size_bytes > _MAX_FILE_BYTES:
-            raise SetupError(f"--texts {path}: {size_bytes:,} bytes, at most {_MAX_FILE_BYTES:,} are read")
-        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    except OSError as error:
-        raise SetupError(f"--texts {path}: {error.strerror}") from error
-    texts = [text for number, line in enumerate(content.split(b"\n"), 1) if (text := _decode(path, number, line).strip())]
+    texts = [line.strip() for _, line in read_lines(path, "--texts", max_bytes=_MAX_FILE_BYTES)]
     if not texts:
         raise SetupError(f"--texts {path}: holds no text")
     return texts
-
-
-def _decode(path: Path, number: int, line: bytes) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise SetupError(f"--texts {path}: line {number} is not UTF-8 (byte {error.start + 1} of the line)") from error
 
 
 def builtin_texts(seed: int) -> list[str]:

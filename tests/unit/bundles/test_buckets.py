@@ -77,13 +77,13 @@ def test_lengths_are_counted_and_those_beyond_the_model_count_as_its_limit(tmp_p
         ("-5\n", "line 1: "),
         ("5 0\n", "holds no length"),
         ("", "holds no length"),
-        ("ü\n", "cannot be read as lines of numbers"),
+        ("ü\n", "line 1: must be a length"),
     ],
 )
 def test_a_file_without_lengths_is_refused_with_the_line(content: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "lengths"
     path.write_text(content)
-    with pytest.raises(SetupError, match=f"^{path}: {message}"):
+    with pytest.raises(SetupError, match=f"^--lengths {path}: {message}"):
         read_lengths(path, 512)
 
 

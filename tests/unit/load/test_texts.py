@@ -79,9 +79,9 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
         read_texts(tmp_path)
 
 
-def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "_MAX_FILE_BYTES", 3)
     file = tmp_path / "texts"
     file.write_text("four")
-    with pytest.raises(SetupError, match="4 bytes, at most 3 are read"):
+    with pytest.raises(SetupError, match="more than 3 bytes, the limit of such a file"):
         read_texts(file)

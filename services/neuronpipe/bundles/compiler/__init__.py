@@ -10,14 +10,15 @@ from typing import TypeAlias
 from neuronpipe.bundles.compiler import accuracy, fake, neuronx, openvino, quantization
 from neuronpipe.bundles.compiler import torch as torch_
 from neuronpipe.bundles.compiler.accuracy import ArtifactCompiler
-from neuronpipe.bundles.compiler.agreement import Outputs
 from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
 from neuronpipe.bundles.compiler.calibration import read_calibration
 from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES
-from neuronpipe.bundles.compiler.modules import TASK_MODULES, SourceModule, load_module
+from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
-from neuronpipe.bundles.compiler.samples import Batch, calibration_batches, comparison_batches
+from neuronpipe.bundles.compiler.samples import calibration_batches, comparison_batches
 from neuronpipe.bundles.compiler.source import find_source
+from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
+from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest
 from neuronpipe.bundles.repository import Bundle, check_writable, choose_version, new_bundle, read_bundle, write_manifest
@@ -125,8 +126,8 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
 
 
 def _check(request: CompileRequest) -> None:
-    if request.task not in TASK_MODULES:
-        raise SetupError(f"task {request.task!r} is not known; there are: {', '.join(TASK_MODULES)}")
+    if request.task not in SOURCE_TASKS:
+        raise SetupError(f"task {request.task!r} is not known; there are: {', '.join(SOURCE_TASKS)}")
     if request.backend not in COMPILERS:
         raise SetupError(f"back end {request.backend!r} is not known; there are: {', '.join(COMPILERS)}")
     dtypes = COMPILERS[request.backend].DTYPES

@@ -1,6 +1,6 @@
 """Compares an artefact with the PyTorch float32 original on batches of sample text."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
-from neuronpipe.bundles.compiler.agreement import Outputs, agreement, meaning
+from neuronpipe.bundles.compiler.agreement import agreement, meaning
 from neuronpipe.bundles.compiler.modules import SourceModule
-from neuronpipe.bundles.compiler.samples import Batch
 from neuronpipe.bundles.compiler.source import ModelSource
+from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.core.buckets import Bucket
 from neuronpipe.core.errors import SetupError
@@ -85,10 +85,10 @@ def measure(
         samples=sum(len(batch["input_ids"]) for batch in batches),
         sample_shapes=tuple((batch["input_ids"].shape[0], batch["input_ids"].shape[1]) for batch in batches),
         largest_output=max(float(np.abs(array).max()) for one in reference for array in one.values()),
-        largest_difference=largest_difference(module.task, outputs, reference, batches),
+        largest_difference=largest_difference(module.per_token_outputs, outputs, reference, batches),
         computed_dtype=computed_dtype,
         emulator=ran.emulator,
-        emulated_difference=None if emulated is None else largest_difference(module.task, emulated, reference, batches),
+        emulated_difference=None if emulated is None else largest_difference(module.per_token_outputs, emulated, reference, batches),
         agreement=agreement(module.task, outputs, reference, batches),
         emulated_agreement=None if emulated is None else agreement(module.task, emulated, reference, batches),
     )
@@ -142,11 +142,13 @@ def _run(module: SourceModule, batch: Batch) -> Outputs:
     return {name: tensor.float().numpy() for name, tensor in result.items()}
 
 
-def largest_difference(task: str, outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[Batch]) -> float:
-    """Of any output, on tokens that are not padding; NaN where one is."""
+def largest_difference(
+    per_token: Collection[str], outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[Batch]
+) -> float:
+    """Of any output, on tokens that are not padding in those of `per_token`; NaN where one is."""
     differences = []
     for one, expected, batch in zip(outputs, reference, batches, strict=True):
         for name, array in expected.items():
             difference = np.abs(one[name] - array)
-            differences.append((difference[batch["attention_mask"] == 1] if task == "question_answering" else difference).max())
+            differences.append((difference[batch["attention_mask"] == 1] if name in per_token else difference).max())
     return float(np.max(differences))  # not max(), which takes what is not a number for smaller

@@ -9,6 +9,7 @@ import numpy as np
 
 from neuronpipe.core.buckets import Bucket, parse_bucket
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.lines import read_lines
 
 MAX_LENGTHS = 64
 # A token between two special ones; ModelSpec takes no less.
@@ -82,7 +83,7 @@ def choose_buckets(request: BucketRequest, max_tokens: int) -> tuple[tuple[Bucke
         raise SetupError(f"--batches {', '.join(map(str, batches))}: whole numbers from 1 on")
     counts = read_lengths(request.lengths, max_tokens)
     if max(counts) < MIN_TOKENS:
-        raise SetupError(f"{request.lengths}: the longest has {max(counts)} tokens, the least is {MIN_TOKENS}")
+        raise SetupError(f"--lengths {request.lengths}: the longest has {max(counts)} tokens, the least is {MIN_TOKENS}")
     plan = plan_lengths(counts, _LENGTHS if request.max_lengths is None else request.max_lengths)
     return tuple(Bucket(batch=batch, tokens=tokens) for tokens in plan.lengths for batch in sorted(set(batches))), plan
 
@@ -92,26 +93,20 @@ def read_lengths(path: Path, max_tokens: int) -> Counter[int]:
 
     Lengths beyond the model's limit count as the limit: they are cut, or refused. Raises SetupError naming the line.
     """
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise SetupError(f"{path}: more than {_MAX_BYTES >> 20} MiB, the limit; write one line for each length, with its count")
-        lines = path.read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SetupError(f"{path}: cannot be read as lines of numbers; see --lengths") from error
     counts: Counter[int] = Counter()
-    for number, line in enumerate(lines, start=1):
+    for number, line in read_lines(path, "--lengths", max_bytes=_MAX_BYTES):
         words = line.split()
-        if not words:
-            continue
         if (
             len(words) > 2
-            or not all(word.isdigit() and len(word) <= _MAX_DIGITS for word in words)
+            or not all(word.isascii() and word.isdigit() and len(word) <= _MAX_DIGITS for word in words)
             or not 1 <= int(words[0]) <= _MAX_TOKENS
         ):
-            raise SetupError(f"{path}: line {number}: must be a length from 1 to {_MAX_TOKENS}, and a count where there are several")
+            raise SetupError(
+                f"--lengths {path}: line {number}: must be a length from 1 to {_MAX_TOKENS}, and a count where there are several"
+            )
         counts[min(int(words[0]), max_tokens)] += int(words[1]) if len(words) > 1 else 1
     if not +counts:
-        raise SetupError(f"{path}: holds no length")
+        raise SetupError(f"--lengths {path}: holds no length")
     return +counts
 
 

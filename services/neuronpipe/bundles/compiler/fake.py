@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from neuronpipe.bundles.compiler.accuracy import Conversion, Ran
 from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES, format_times
-from neuronpipe.bundles.compiler.samples import Batch
+from neuronpipe.bundles.compiler.tasks.base import Batch
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.core.errors import SetupError
 

@@ -2,8 +2,8 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,10 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from neuronpipe.bundles.compiler.sentence_transformers import read_sentence_transformer
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.buckets import BucketPlan
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.model import ModelSpec, OutputSpec, ScoreFunctionName
+from neuronpipe.core.model import ModelSpec, OutputSpec
 
 # In this order everywhere: attention_mask and token_type_ids swapped would go unnoticed.
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -26,7 +25,10 @@ _POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembe
 
 @dataclass(frozen=True, slots=True)
 class SourceModule:
-    """The module in float32, evaluation mode: int64 [batch, tokens] by input name → a dict of float32 outputs [batch, *axes]."""
+    """The module in float32, evaluation mode: int64 [batch, tokens] by input name → a dict of float32 outputs [batch, *axes].
+
+    `per_token_outputs`: those whose first axis after the batch is the tokens. `facts`: fields of ModelSpec that only some tasks have.
+    """
 
     module: torch.nn.Module
     task: str
@@ -36,39 +38,41 @@ class SourceModule:
     max_tokens: int
     config: Any
     tokenizer: SourceTokenizer
-    prompt: str = ""
+    per_token_outputs: frozenset[str] = frozenset()
+    facts: Mapping[str, Any] = field(default_factory=dict)
     largest_bucket: str = ""
 
     def within(self, plan: BucketPlan) -> "SourceModule":
         """The module for sequences that fit into one of the buckets."""
         return dataclasses.replace(self, max_tokens=plan.largest.tokens, largest_bucket=str(plan.largest))
 
+    @property
+    def prompt(self) -> str:
+        """What goes before every text."""
+        return str(self.facts.get("prompt", ""))
+
     def spec(self, name: str, version: int, outputs: Mapping[str, NDArray[Any]]) -> ModelSpec:
-        """The model for the manifest. `outputs` are those of a batch, whose axis of as many as its tokens is recognised by task."""
-        is_per_token = self.task == "question_answering"
-        is_classifier = self.task == "text_classification"
+        """The model for the manifest. `outputs` are those of a batch."""
         return ModelSpec(
             name=name,
             version=version,
             task=self.task,
             architecture=self.architecture,
             inputs=self.inputs,
-            outputs=tuple(
-                OutputSpec(name=output, axes=("tokens",) if is_per_token else array.shape[1:]) for output, array in outputs.items()
-            ),
+            outputs=tuple(self._output(output, array.shape[1:]) for output, array in outputs.items()),
             max_tokens=self.max_tokens,
             largest_bucket=self.largest_bucket,
             vocabulary_size=self.config.vocab_size,
             pad_token_id=self.tokenizer.pad_token_id,
             cls_token_id=self.tokenizer.cls_token_id,
-            labels=tuple(self.config.id2label[index] for index in range(self.config.num_labels)) if is_classifier else (),
-            score_function=_score_function(self.config) if is_classifier else None,
-            embedding_dimensions=outputs["sentence_embedding"].shape[1] if self.task == "sentence_embedding" else 0,
-            prompt=self.prompt,
+            **self.facts,
         )
 
+    def _output(self, name: str, shape: tuple[int, ...]) -> OutputSpec:
+        return OutputSpec(name=name, axes=("tokens", *shape[1:]) if name in self.per_token_outputs else shape)
 
-class _Named(torch.nn.Module):
+
+class Named(torch.nn.Module):
     """Calls a model with keyword arguments only, and gives the outputs that a task needs by name."""
 
     def __init__(self, model: torch.nn.Module, *outputs: str) -> None:
@@ -86,70 +90,16 @@ class _Named(torch.nn.Module):
         return {name: result[name] for name in self.outputs}
 
 
-class _Embedding(torch.nn.Module):
-    """A model and the modules behind it that make one vector of its token vectors."""
-
-    def __init__(self, model: torch.nn.Module, head: torch.nn.Module) -> None:
-        super().__init__()
-        self.outputs = ("sentence_embedding",)
-        self.model = _Named(model, "last_hidden_state")
-        self.head = head
-
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
-    ) -> dict[str, torch.Tensor]:
-        token_vectors = self.model(input_ids, attention_mask, token_type_ids)["last_hidden_state"]
-        return {"sentence_embedding": self.head(token_vectors, attention_mask)}
-
-
-def _text_classification(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
-    model = _load(transformers.AutoModelForSequenceClassification, folder)
-    return _source_module(_Named(model, "logits"), model, "text_classification", tokenizer)
-
-
-def _question_answering(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
-    if tokenizer.transformers_tokenizer.padding_side != "right":
-        raise SetupError(f"{folder}: pads on the left, so it reads the context before the question, which is not supported")
-    model = _load(transformers.AutoModelForQuestionAnswering, folder)
-    return _source_module(_Named(model, "start_logits", "end_logits"), model, "question_answering", tokenizer)
-
-
-def _sentence_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
-    parts = read_sentence_transformer(folder)
-    model = _load(transformers.AutoModel, parts.model_folder)
-    return _source_module(
-        _Embedding(model, parts.head), model, "sentence_embedding", tokenizer, max_tokens=parts.max_tokens, prompt=parts.prompt
-    )
-
-
-TASK_MODULES: dict[str, Callable[[Path, SourceTokenizer], SourceModule]] = {
-    "text_classification": _text_classification,
-    "sentence_embedding": _sentence_embedding,
-    "question_answering": _question_answering,
-}
-
-
-def load_module(folder: Path, task: str, tokenizer: SourceTokenizer, attention: str = "") -> SourceModule:
-    """Loads the model for a task; `attention` is transformers' attn_implementation, its own choice where empty.
-
-    Raises SetupError for a model that cannot have the task.
-    """
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    module = TASK_MODULES[task](folder, tokenizer)
-    if attention:
-        _set_attention(module, attention)
-    return module
-
-
-def _set_attention(module: SourceModule, attention: str) -> None:
+def set_attention(module: SourceModule, attention: str) -> None:
+    """Chooses transformers' attn_implementation."""
     for part in module.module.modules():
         if isinstance(part, transformers.PreTrainedModel):
             part.set_attn_implementation(attention)
             return
 
 
-def _load(auto_class: Any, folder: Path) -> Any:
+def load_weights(auto_class: Any, folder: Path) -> Any:
+    """A model in float32 and evaluation mode. Raises SetupError for one that cannot be loaded, or was not trained for the class."""
     try:
         model, info = auto_class.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     except Exception as error:  # a file that is missing or broken, weights of other shapes: each raises something else
@@ -160,26 +110,30 @@ def _load(auto_class: Any, folder: Path) -> Any:
     return model.eval()
 
 
-def _source_module(
-    module: _Named | _Embedding,
+def source_module(
+    module: torch.nn.Module,
     model: Any,
     task: str,
     tokenizer: SourceTokenizer,
     *,
+    outputs: tuple[str, ...],
+    per_token: bool = False,
     max_tokens: int | None = None,
-    prompt: str = "",
+    facts: Mapping[str, Any] | None = None,
 ) -> SourceModule:
+    """`module` around `model`, with what the model's configuration and tokenizer say; `per_token`: its outputs have an axis of tokens."""
     accepted = inspect.signature(model.forward).parameters
     return SourceModule(
         module=module.eval(),
         task=task,
         architecture=type(model).__name__,
         inputs=tuple(name for name in _INPUTS if name in accepted and name in tokenizer.input_names),
-        outputs=module.outputs,
+        outputs=outputs,
         max_tokens=min(limit for limit in (max_tokens, tokenizer.max_tokens, _positions(model.config)) if limit is not None),
         config=model.config,
         tokenizer=tokenizer,
-        prompt=prompt,
+        per_token_outputs=frozenset(outputs if per_token else ()),
+        facts=facts or {},
     )
 
 
@@ -188,12 +142,3 @@ def _positions(config: Any) -> int:
     if config.model_type in _POSITIONS_AFTER_PADDING:
         return positions - int(config.pad_token_id) - 1
     return positions
-
-
-def _score_function(config: Any) -> ScoreFunctionName:
-    # As TextClassificationPipeline.postprocess chooses where its caller does not.
-    if config.problem_type == "regression":
-        return "none"
-    if config.problem_type == "multi_label_classification" or config.num_labels == 1:
-        return "sigmoid"
-    return "softmax"

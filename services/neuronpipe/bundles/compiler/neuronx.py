@@ -18,12 +18,11 @@ import transformers
 from neuronpipe import __version__
 from neuronpipe.bundles.compiler import neuronx_processes
 from neuronpipe.bundles.compiler.accuracy import Conversion, Ran
-from neuronpipe.bundles.compiler.agreement import Outputs
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx_cache import ArtifactCache
 from neuronpipe.bundles.compiler.neuronx_processes import FilledBucket, TraceJob
 from neuronpipe.bundles.compiler.positional import INPUT_DTYPE, Positional
-from neuronpipe.bundles.compiler.samples import Batch
+from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.core.buckets import Bucket, BucketPlan, fill_bucket
 from neuronpipe.core.errors import SetupError

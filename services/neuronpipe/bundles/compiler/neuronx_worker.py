@@ -15,9 +15,9 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from neuronpipe.bundles.compiler.modules import load_module
 from neuronpipe.bundles.compiler.neuronx_processes import DONE, TraceJob
 from neuronpipe.bundles.compiler.positional import Positional
+from neuronpipe.bundles.compiler.tasks import load_module
 from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
 from neuronpipe.core.buckets import parse_bucket
 

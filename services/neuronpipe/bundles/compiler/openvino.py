@@ -7,8 +7,7 @@ import torch
 import transformers
 
 from neuronpipe.bundles.compiler.accuracy import Conversion, Ran
-from neuronpipe.bundles.compiler.agreement import Outputs
-from neuronpipe.bundles.compiler.samples import Batch
+from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.openvino import engine, has_bfloat16, openvino

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from neuronpipe.bundles.compiler.samples import Batch
+from neuronpipe.bundles.compiler.tasks.base import Batch
 from neuronpipe.bundles.manifest import Artifact, Calibration
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.openvino import engine, openvino

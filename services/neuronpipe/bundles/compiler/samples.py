@@ -5,16 +5,11 @@ Both are of the Python manual, and share no text: the comparison takes its first
 
 import itertools
 import pydoc_data.topics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterable, Sequence
 
 from neuronpipe.bundles.compiler.modules import SourceModule
-from neuronpipe.bundles.compiler.tokenizers import encode_batch
-
-Batch: TypeAlias = Mapping[str, NDArray[np.int64]]
+from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS
+from neuronpipe.bundles.compiler.tasks.base import Batch
 
 # Batches of texts of about these many words; rows of one batch differ in length, so that padding is compared too. The many short texts
 # are for the agreement, of which one text of 126 is 0.8 %. With them comparing all-MiniLM-L6-v2 takes some 4 s (measured, 2 busy cores).
@@ -24,20 +19,18 @@ _BATCHES = ((9, 14), (2,), (25, 3, 60, 11, 30, 7, 18), (120, 90, 15), *_SHORT, (
 # 300 texts, as many as NNCF takes by default; 2 to 120 words, mostly a sentence or two.
 _CALIBRATION = (8, 20, 4, 12, 30, 6, 16, 50, 2, 25, 10, 40, 14, 5, 120) * 20
 
-# A text's first words are its question: like a real one, it has words of its context, and is short.
-_QUESTION_WORDS = 8
-
 
 def comparison_batches(module: SourceModule) -> Sequence[Batch]:
     """Batches of one to sixteen texts, the last as long as the model takes. int64 [batch, tokens] by input name."""
-    words = iter(_manual()[0])
+    words, encode = iter(_manual()[0]), SOURCE_TASKS[module.task].encode
     # No more words than the model can have tokens: each is at least one.
-    return [_encode(module, _cut(words, (min(length, module.max_tokens) for length in lengths))) for lengths in _BATCHES]
+    return [encode(module, _cut(words, (min(length, module.max_tokens) for length in lengths))) for lengths in _BATCHES]
 
 
 def calibration_batches(module: SourceModule, texts: Iterable[str]) -> Sequence[Batch]:
     """Each text in the form of the model's task and by itself, because padding would count among what its layers see."""
-    return [_encode(module, [text]) for text in texts]
+    encode = SOURCE_TASKS[module.task].encode
+    return [encode(module, [text]) for text in texts]
 
 
 def calibration_texts() -> Sequence[str]:
@@ -52,11 +45,3 @@ def _manual() -> tuple[list[str], list[str]]:
 
 def _cut(words: Iterable[str], lengths: Iterable[int]) -> list[str]:
     return [" ".join(itertools.islice(words, length)) for length in lengths]
-
-
-def _encode(module: SourceModule, texts: list[str]) -> Batch:
-    questions = None
-    if module.task == "question_answering":
-        questions = [" ".join(text.split()[:_QUESTION_WORDS]) for text in texts]
-    encoded = encode_batch(module.tokenizer, [module.prompt + text for text in texts], module.max_tokens, questions)
-    return {name: np.asarray(encoded[name], np.int64) for name in module.tokenizer.input_names if name in encoded}

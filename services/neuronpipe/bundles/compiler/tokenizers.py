@@ -1,7 +1,7 @@
 """A model's tokenizer as tokenizer.json, also for models that ship the files of a slow tokenizer only."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,9 +53,11 @@ def load_tokenizer(folder: Path) -> SourceTokenizer:
     )
 
 
-def encode_batch(tokenizer: SourceTokenizer, texts: list[str], max_tokens: int, questions: list[str] | None = None) -> Mapping[str, Any]:
+def encode_batch(
+    tokenizer: SourceTokenizer, texts: Sequence[str], max_tokens: int, questions: Sequence[str] | None = None
+) -> Mapping[str, Any]:
     """The texts, or questions with the texts as contexts, as one padded batch of int64 arrays [batch, tokens], made by transformers."""
-    pairs = (texts,) if questions is None else (questions, texts)
+    pairs = (list(texts),) if questions is None else (list(questions), list(texts))
     encoded: Mapping[str, Any] = tokenizer.transformers_tokenizer(
         *pairs, padding="longest", truncation=True, max_length=max_tokens, return_tensors="np", padding_side="right"
     )

@@ -1,0 +1,49 @@
+"""Sentence embedding, compiled: the model and the pooling behind it as one graph."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from neuronpipe.bundles.compiler.modules import Named, SourceModule, load_weights, source_module
+from neuronpipe.bundles.compiler.sentence_transformers import read_sentence_transformer
+from neuronpipe.bundles.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
+from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
+
+_OUTPUT = "sentence_embedding"
+
+
+class _Embedding(torch.nn.Module):
+    """A model and the modules behind it that make one vector of its token vectors."""
+
+    def __init__(self, model: torch.nn.Module, head: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = Named(model, "last_hidden_state")
+        self.head = head
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        token_vectors = self.model(input_ids, attention_mask, token_type_ids)["last_hidden_state"]
+        return {_OUTPUT: self.head(token_vectors, attention_mask)}
+
+
+def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    parts = read_sentence_transformer(folder)
+    model = load_weights(transformers.AutoModel, parts.model_folder)
+    module = _Embedding(model, parts.head)
+    with torch.inference_mode():
+        example = module(torch.full((1, 1), tokenizer.pad_token_id), torch.ones((1, 1), dtype=torch.int64))
+    facts = {"prompt": parts.prompt, "embedding_dimensions": example[_OUTPUT].shape[1]}
+    return source_module(module, model, "sentence_embedding", tokenizer, outputs=(_OUTPUT,), max_tokens=parts.max_tokens, facts=facts)
+
+
+def _cosine_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+    one, other = (vectors[_OUTPUT].astype(np.float64) for vectors in (outputs, reference))
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    cosines: Measured = (one * other).sum(axis=1) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    return np.clip(cosines, 0, 1)  # rounding may exceed 1, and less than unrelated is no less wrong
+
+
+TASK = SourceTask(_load, encode_texts, _cosine_similarity, np.min, "smallest cosine similarity of a text's embeddings")

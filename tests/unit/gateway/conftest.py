@@ -1,0 +1,15 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.unit.gateway.coalescer import System
+
+
+@pytest.fixture
+async def system() -> AsyncIterator[System]:
+    system = System()
+    yield system
+    for task in system.tasks:
+        task.cancel()
+    await asyncio.gather(*system.tasks, return_exceptions=True)

@@ -1,0 +1,352 @@
+"""gateway/coalescing.py: which endpoint gets an item, and what becomes of the items of one that is lost."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from neuronpipe.core.errors import InvalidInput, Unavailable
+from neuronpipe.core.metrics import Counter
+from neuronpipe.core.telemetry import Events
+from neuronpipe.core.tracing import Span, SpanContext, enter_span
+from neuronpipe.gateway.coalescing import Coalescer
+from tests.unit.gateway.coalescer import BULK, LIMIT_S, UNREACHABLE, System, item, settled, value, values
+
+
+async def test_several_endpoints_share_the_work(system: System) -> None:
+    first, second = await system.connect(), await system.connect()
+    await system.ask("a", "b")
+    assert sorted(first.names + second.names) == [["a"], ["b"]]
+    await system.ask("c", "d", "e", "f")
+    # Half for each, though the first could take all: the second is ready as well within a millisecond.
+    await first.say()
+    assert first.names[1:] == [["c", "d"]]
+
+
+async def test_a_busy_endpoint_holds_up_nothing_while_another_is_free(system: System) -> None:
+    busy, free = await system.connect(), await system.connect()
+    await system.ask("a", "b")
+    for name in "cdef":
+        await free.say()
+        await system.ask(name)
+    assert len(busy.messages) == 1
+    assert free.names[1:] == [["c"], ["d"], ["e"], ["f"]]
+
+
+async def test_of_the_endpoints_that_are_free_the_one_with_the_least_in_flight_goes_first(system: System) -> None:
+    loaded = await system.connect()
+    await system.ask("a", "b", "c")
+    await loaded.say()
+    await loaded.say()
+    idle = await system.connect()
+    for name in "de":
+        await system.ask(name)
+        await idle.say()
+    assert idle.names == [["d"], ["e"]]
+
+
+async def test_an_endpoint_that_comes_takes_what_waits_for_a_busy_one(system: System) -> None:
+    busy = await system.connect()
+    await system.ask("first")
+    await system.ask("a")
+    fresh = await system.connect()
+    assert (busy.names, fresh.names) == ([["first"]], [["a"]])
+
+
+async def test_an_endpoint_that_dies_loses_only_its_own_items_and_these_are_answered_by_another(system: System) -> None:
+    first = await system.connect()
+    a, b = (await system.ask("a"))[0], (await system.ask("b"))[0]
+    await first.say()
+    second = await system.connect()
+    (c,) = await system.ask("c")
+    assert second.names == [["c"]]
+    await second.say()
+    await first.die()
+    assert sorted(itertools.chain(*second.names)) == ["a", "b", "c"]
+    await second.answer("c", "b", "a")
+    assert await values([a, b, c]) == [value("a"), value("b"), value("c")]
+
+
+async def test_an_item_that_is_sent_again_is_counted_and_shown_in_its_requests_span(system: System) -> None:
+    retried = Counter()
+    system.coalescer = Coalescer("tokenizer", system._report, retried)
+    spans = {name: Span("predict", SpanContext.new(is_sampled=True), None, 0) for name in "ab"}
+    first, tasks = await system.connect(), []
+    for name, span in spans.items():
+        enter_span(span)  # the task takes it along
+        tasks += await system.ask(name)
+    enter_span(None)
+    await first.answer("a")
+    second = await system.connect()
+    await first.die()
+    await second.answer("b")
+    await values(tasks)
+    assert {name: [event.name for event in span.events] for name, span in spans.items()} == {"a": [], "b": [Events.RETRIED]}
+    assert retried.value == 1
+
+
+async def test_items_of_an_endpoint_that_dies_are_shared_by_all_that_are_left(system: System) -> None:
+    dying = await system.connect()
+    await system.ask("a")
+    await system.ask("b", "c", "d")
+    await dying.say()
+    others = [await system.connect() for _ in range(2)]
+    await dying.die()
+    # Half of the four for whoever comes first, half of the two that are left for the other; the last is for who answers first.
+    assert sorted(wire.names for wire in others) == [[["a", "b"]], [["c"]]]
+
+
+async def test_items_sent_again_go_in_their_order_and_before_those_that_came_later(system: System) -> None:
+    first = await system.connect()
+    await system.ask("a", "b")
+    await system.ask("c", priority=BULK)
+    await first.say()
+    second = await system.connect()
+    await system.ask("occupies the second")
+    await first.say()
+    await system.ask("fills the first")
+    await system.ask("d")
+    await system.ask("e", priority=BULK)
+    await first.die()
+    await second.say()
+    assert second.names == [["occupies the second"], ["a", "b", "fills the first", "d", "c", "e"]]
+
+
+async def test_an_endpoint_that_drains_gets_no_more_and_answers_what_it_has(system: System) -> None:
+    draining = await system.connect()
+    (a,) = await system.ask("a")
+    other = await system.connect()
+    await system.ask("occupies the other")
+    await draining.say()
+    await draining.drain("a")
+    (b,) = await system.ask("b")
+    await other.say()
+    assert (draining.names, other.names) == ([["a"]], [["occupies the other"], ["b"]])
+    await draining.answer("a")
+    await other.answer("b")
+    assert await values([a, b]) == [value("a"), value("b")]
+    await draining.die()
+    assert system.reports == [True]
+
+
+async def test_what_a_draining_endpoint_has_not_read_is_sent_to_another_and_counts_as_no_loss(system: System) -> None:
+    draining = await system.connect()
+    (asked,) = await system.ask("a")
+    for _ in range(4):  # one more than the endpoints that may die with an item
+        other = await system.connect()
+        await draining.drain()
+        assert other.names == [["a"]]
+        draining = other
+    await draining.answer("a")
+    assert await values([asked]) == [value("a")]
+
+
+async def test_an_endpoint_that_drains_is_told_nothing_of_who_left(system: System) -> None:
+    draining = await system.connect()
+    (a,) = await system.ask("a")
+    await system.connect()
+    await draining.say()
+    await draining.drain("a")
+    a.cancel()
+    await settled()
+    assert [message.abandoned for message in draining.messages] == [[]]
+
+
+async def test_when_the_last_endpoint_drains_that_is_reported_once_and_whoever_waits_fails(system: System) -> None:
+    draining = await system.connect()
+    (a,) = await system.ask("a")
+    (unread,) = await system.ask("unread")
+    await draining.drain("a")
+    assert system.reports == [True, False]
+    with pytest.raises(Unavailable, match=UNREACHABLE):
+        await unread
+    with pytest.raises(Unavailable, match=UNREACHABLE):
+        await (await system.ask("b"))[0]
+    await draining.answer("a")
+    assert await values([a]) == [value("a")]
+    await draining.die()
+    assert system.reports == [True, False]
+
+
+async def test_an_endpoint_that_takes_no_message_loses_it_to_another(system: System) -> None:
+    first, second = await system.connect(), await system.connect()
+    for wire in (first, second):
+        wire.send_fault = Unavailable("the stream has ended")
+    third = await system.connect()
+    (asked,) = await system.ask("a")
+    await third.answer("a")
+    assert await values([asked]) == [value("a")]
+
+
+async def test_an_endpoint_that_dies_as_it_is_woken_leaves_the_item_to_another(system: System) -> None:
+    first, second = await system.connect(), await system.connect()
+    for wire in (first, second):
+        asyncio.get_running_loop().call_soon(wire.serving.cancel)
+    third = await system.connect()
+    (asked,) = await system.ask("a")
+    await third.answer("a")
+    assert await values([asked]) == [value("a")]
+
+
+async def test_items_of_an_endpoint_that_is_dropped_go_to_another(system: System) -> None:
+    first = await system.connect()
+    (asked,) = await system.ask("a")
+    second = await system.connect()
+    first.serving.cancel()
+    await settled()
+    await second.answer("a")
+    assert await values([asked]) == [value("a")]
+
+
+async def test_an_item_whose_caller_left_is_not_sent_again(system: System) -> None:
+    first = await system.connect()
+    left, _ = (await system.ask("left"))[0], await system.ask("stays")
+    await first.say()
+    second = await system.connect()
+    left.cancel()
+    await first.die()
+    assert second.names == [["stays"]]
+
+
+async def test_without_an_endpoint_an_item_fails_at_once_by_the_services_name(system: System) -> None:
+    with pytest.raises(Unavailable, match=UNREACHABLE):
+        await asyncio.wait_for(system.coalescer(item("a")), LIMIT_S)
+
+
+async def test_when_the_last_endpoint_goes_whoever_waits_fails_at_once(system: System) -> None:
+    wire = await system.connect()
+    asked = await system.ask("sent")
+    asked += await system.ask("interactive")
+    asked += await system.ask("bulk", priority=BULK)
+    await wire.die()
+    for task in asked:
+        with pytest.raises(Unavailable, match=UNREACHABLE):
+            await asyncio.wait_for(task, LIMIT_S)
+    with pytest.raises(Unavailable, match=UNREACHABLE):
+        await asyncio.wait_for(system.coalescer(item("later")), LIMIT_S)
+
+
+async def test_a_caller_who_left_does_not_keep_the_others_from_failing_with_the_last_endpoint(system: System) -> None:
+    wire = await system.connect()
+    await system.ask("sent")
+    left, stays = await system.ask("left", "stays")
+    left.cancel()
+    await settled()
+    await wire.die()
+    with pytest.raises(Unavailable, match=UNREACHABLE):
+        await asyncio.wait_for(stays, LIMIT_S)
+
+
+async def test_items_that_failed_with_the_last_endpoint_are_not_sent_to_the_next(system: System) -> None:
+    wire = await system.connect()
+    asked = await system.ask("sent") + await system.ask("waiting")
+    await wire.die()
+    await asyncio.wait(asked)
+    fresh = await system.connect()
+    await system.ask("new")
+    assert fresh.names == [["new"]]
+    assert [type(task.exception()) for task in asked] == [Unavailable, Unavailable]
+
+
+async def test_an_item_that_three_endpoints_died_with_fails_and_is_spared_the_fourth(system: System) -> None:
+    wire = await system.connect()
+    (asked,) = await system.ask("deadly")
+    for _ in range(3):
+        following = await system.connect()
+        assert not asked.done()
+        await wire.die()
+        wire = following
+    with pytest.raises(Unavailable, match=UNREACHABLE):
+        await asyncio.wait_for(asked, LIMIT_S)
+    assert wire.names == []
+    assert not wire.serving.done()
+
+
+async def test_what_two_endpoints_died_with_is_sent_one_by_one_so_that_the_guilty_item_takes_no_other_along(system: System) -> None:
+    wires = [await system.connect()]
+    innocent, *others = await system.ask("innocent", "guilty", "innocent too")
+    for _ in range(2):
+        wires.append(await system.connect())
+        await wires[-2].die()
+    third = wires[-1]
+    assert third.names == [["innocent"]]
+    (new,) = await system.ask("new")
+    await third.say()
+    assert third.names == [["innocent"], ["new"]]
+    await third.answer("innocent", "new")
+    assert third.names[2:] == [["guilty"]]
+    fourth = await system.connect()
+    assert fourth.names == [["innocent too"]]
+    await third.die()
+    with pytest.raises(Unavailable, match=UNREACHABLE):
+        await others[0]
+    await fourth.answer("innocent too")
+    assert await values([innocent, new, others[1]]) == [value("innocent"), value("new"), value("innocent too")]
+
+
+@pytest.mark.parametrize("is_jammed", [False, True], ids=["does not answer", "takes nothing in"])
+async def test_an_endpoint_that_is_stuck_is_dropped_and_its_items_go_to_another(
+    system: System, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_jammed: bool
+) -> None:
+    stuck = await system.connect()
+    stuck.is_jammed = is_jammed
+    monkeypatch.setattr("neuronpipe.gateway.coalescing._STUCK_AFTER_S", 0.01)
+    (asked,) = await system.ask("a")
+    monkeypatch.undo()
+    other = await system.connect()
+    await asyncio.wait_for(stuck.serving, LIMIT_S)
+    await settled()
+    await other.answer("a")
+    assert await values([asked]) == [value("a")]
+    (record,) = caplog.records
+    assert record.message == "a stage's process is stuck"
+    assert record.__dict__["fields"] == {"stage": "tokenizer", "limit_s": 10.0, "items": 1}
+
+
+async def test_an_endpoint_that_has_answered_may_take_its_time_over_the_items(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuronpipe.gateway.coalescing._STUCK_AFTER_S", 0.01)
+    wire = await system.connect()
+    (asked,) = await system.ask("a")
+    await wire.say()
+    await asyncio.sleep(0.05)  # nothing happens
+    assert not wire.serving.done()
+    await wire.answer("a")
+    assert await values([asked]) == [value("a")]
+
+
+async def test_the_first_endpoint_and_the_end_of_the_last_are_reported(system: System) -> None:
+    assert system.reports == []
+    first = await system.connect()
+    assert system.reports == [True]
+    second = await system.connect()
+    await first.die()
+    assert system.reports == [True]
+    await second.die()
+    assert system.reports == [True, False]
+    await system.connect()
+    assert system.reports == [True, False, True]
+
+
+async def test_the_end_of_the_last_endpoint_is_reported_when_it_is_dropped(system: System) -> None:
+    wire = await system.connect()
+    wire.serving.cancel()
+    await asyncio.wait([wire.serving])
+    assert system.reports == [True, False]
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("a bug"), InvalidInput("text", "a bug")], ids=["an exception", "another error of ours"])
+async def test_a_bug_in_a_streams_receiving_comes_out(system: System, fault: Exception) -> None:
+    wire = await system.connect()
+    await wire.fail(fault)
+    with pytest.raises(type(fault), match="a bug"):
+        await asyncio.wait_for(wire.serving, LIMIT_S)
+
+
+async def test_a_bug_in_a_streams_sending_comes_out_and_leaves_the_item_to_another(system: System) -> None:
+    wire = await system.connect()
+    wire.send_fault = RuntimeError("a bug")
+    (asked,) = await system.ask("a")
+    with pytest.raises(RuntimeError, match="a bug"):
+        await asyncio.wait_for(wire.serving, LIMIT_S)
+    with pytest.raises(Unavailable, match=UNREACHABLE):
+        await asked
