@@ -24,7 +24,7 @@ class PostprocessorStage:
     def _decode(self, item: PostprocessItem, call: Call) -> TaskResult:
         call.check_deadline()
         model = self._models.find(item.model, item.version)
-        task = TASKS[model.task]
+        task = TASKS[item.input.WhichOneof("task") or model.task]
         annotations = [to_arrays(annotation) for annotation in item.annotations]
         outputs = [to_arrays(output) for output in item.outputs]
         return TaskResult(**{task.name: task.decode(getattr(item.input, task.name), model, annotations, outputs)})

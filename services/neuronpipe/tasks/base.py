@@ -53,8 +53,11 @@ class TextTokenizer(Protocol):
     def encode(self, text: str, text_pair: str | None = None) -> EncodedText:
         """The whole text or pair as one sequence, however long."""
 
-    def encode_truncated(self, text: str, text_pair: str | None, *, max_tokens: int, side: Side) -> EncodedText:
-        """As encode, with at most `max_tokens` tokens; of a pair, the longer text loses tokens first."""
+    def encode_truncated(self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False) -> EncodedText:
+        """As encode, with at most `max_tokens` tokens; of a pair, the longer text loses tokens first.
+
+        `only_first`: of a pair, only the first text does, which must have more tokens than are too many.
+        """
 
     def encode_windows(self, first: str, second: str, *, max_tokens: int, overlap_tokens: int) -> list[Window]:
         """The pair as sequences of at most `max_tokens` tokens that all hold the first text and together all of the second.
@@ -112,17 +115,29 @@ def or_default(truncation: "Truncation.ValueType") -> "Truncation.ValueType":
 
 
 def encode_text(
-    tokenizer: TextTokenizer, model: ModelSpec, text: str, text_pair: str | None, truncation: "Truncation.ValueType"
+    tokenizer: TextTokenizer,
+    model: ModelSpec,
+    text: str,
+    text_pair: str | None,
+    truncation: "Truncation.ValueType",
+    field_name: str = "",
 ) -> Encoded:
-    """A text or a pair as one sequence, truncated only where the caller allows it. Raises InvalidInput naming both lengths."""
+    """A text or a pair as one sequence, truncated only where the caller allows it. Raises InvalidInput naming both lengths.
+
+    `field_name`: what errors call the text; default: text, or text and text_pair.
+    """
     encoded = tokenizer.encode(text, text_pair)
     if len(encoded.token_ids) > model.max_tokens:
         if or_default(truncation) == _ERROR:
-            field_name = "text" if text_pair is None else "text and text_pair"
+            field_name = field_name or ("text" if text_pair is None else "text and text_pair")
             raise InvalidInput(field_name, f"{len(encoded.token_ids)} tokens, the model takes {model.token_limit}; set truncation to cut")
-        side: Side = "left" if truncation == Truncation.TRUNCATION_LEFT else "right"
-        encoded = tokenizer.encode_truncated(text, text_pair, max_tokens=model.max_tokens, side=side)
+        encoded = tokenizer.encode_truncated(text, text_pair, max_tokens=model.max_tokens, side=side_of(truncation))
     return Encoded([sequence(encoded, model)], truncated_tokens=encoded.truncated_tokens)
+
+
+def side_of(truncation: "Truncation.ValueType") -> Side:
+    """The end at which a text that may be cut loses tokens."""
+    return "left" if truncation == Truncation.TRUNCATION_LEFT else "right"
 
 
 def sequence(encoded: EncodedText, model: ModelSpec) -> Arrays:

@@ -41,10 +41,11 @@ class JsonTokenizer:
             encoding = self._encode(text, text_pair)
         return EncodedText(_array(encoding.ids), _array(encoding.type_ids))
 
-    def encode_truncated(self, text: str, text_pair: str | None, *, max_tokens: int, side: Side) -> EncodedText:
+    def encode_truncated(self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False) -> EncodedText:
         """See TextTokenizer."""
         whole_tokens = len(self.encode(text, text_pair).token_ids)
-        encoding = self._encode_in_limit(text, text_pair, max_tokens, strategy="longest_first", direction=side)
+        strategy = "only_first" if only_first else "longest_first"
+        encoding = self._encode_in_limit(text, text_pair, max_tokens, strategy=strategy, direction=side)
         return EncodedText(_array(encoding.ids), _array(encoding.type_ids), whole_tokens - len(encoding.ids))
 
     def encode_windows(self, first: str, second: str, *, max_tokens: int, overlap_tokens: int) -> list[Window]:

@@ -24,35 +24,57 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dneuronpipe/api/v1/tasks.proto\x12\x11neuronpipe.api.v1\"\xf0\x01\n\tTaskInput\x12I\n\x13text_classification\x18\x01 \x01(\x0b\x32*.neuronpipe.api.v1.TextClassificationInputH\x00\x12G\n\x12sentence_embedding\x18\x02 \x01(\x0b\x32).neuronpipe.api.v1.SentenceEmbeddingInputH\x00\x12G\n\x12question_answering\x18\x03 \x01(\x0b\x32).neuronpipe.api.v1.QuestionAnsweringInputH\x00\x42\x06\n\x04task\"\xf4\x01\n\nTaskResult\x12J\n\x13text_classification\x18\x01 \x01(\x0b\x32+.neuronpipe.api.v1.TextClassificationResultH\x00\x12H\n\x12sentence_embedding\x18\x02 \x01(\x0b\x32*.neuronpipe.api.v1.SentenceEmbeddingResultH\x00\x12H\n\x12question_answering\x18\x03 \x01(\x0b\x32*.neuronpipe.api.v1.QuestionAnsweringResultH\x00\x42\x06\n\x04task\"\xb0\x01\n\x17TextClassificationInput\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttext_pair\x18\x02 \x01(\t\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x32\n\x08\x66unction\x18\x04 \x01(\x0e\x32 .neuronpipe.api.v1.ScoreFunction\x12\x31\n\ntruncation\x18\x0f \x01(\x0e\x32\x1d.neuronpipe.api.v1.Truncation\"I\n\x18TextClassificationResult\x12-\n\x06labels\x18\x01 \x03(\x0b\x32\x1d.neuronpipe.api.v1.LabelScore\"*\n\nLabelScore\x12\r\n\x05label\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\"\x85\x01\n\x16SentenceEmbeddingInput\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x16\n\x0eskip_normalize\x18\x02 \x01(\x08\x12\x12\n\ndimensions\x18\x03 \x01(\r\x12\x31\n\ntruncation\x18\x0f \x01(\x0e\x32\x1d.neuronpipe.api.v1.Truncation\",\n\x17SentenceEmbeddingResult\x12\x11\n\tembedding\x18\x01 \x03(\x02\"\x9c\x01\n\x16QuestionAnsweringInput\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontext\x18\x02 \x01(\t\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x19\n\x11max_answer_tokens\x18\x04 \x01(\r\x12\x1c\n\x14window_stride_tokens\x18\x05 \x01(\r\x12\x17\n\x0f\x61llow_no_answer\x18\x06 \x01(\x08\"E\n\x17QuestionAnsweringResult\x12*\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x19.neuronpipe.api.v1.Answer\"A\n\x06\x41nswer\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0b\n\x03\x65nd\x18\x04 \x01(\r*i\n\nTruncation\x12\x1a\n\x16TRUNCATION_UNSPECIFIED\x10\x00\x12\x14\n\x10TRUNCATION_ERROR\x10\x01\x12\x14\n\x10TRUNCATION_RIGHT\x10\x02\x12\x13\n\x0fTRUNCATION_LEFT\x10\x03*\x80\x01\n\rScoreFunction\x12\x1e\n\x1aSCORE_FUNCTION_UNSPECIFIED\x10\x00\x12\x1a\n\x16SCORE_FUNCTION_SOFTMAX\x10\x01\x12\x1a\n\x16SCORE_FUNCTION_SIGMOID\x10\x02\x12\x17\n\x13SCORE_FUNCTION_NONE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dneuronpipe/api/v1/tasks.proto\x12\x11neuronpipe.api.v1\"\x8a\x04\n\tTaskInput\x12I\n\x13text_classification\x18\x01 \x01(\x0b\x32*.neuronpipe.api.v1.TextClassificationInputH\x00\x12G\n\x12sentence_embedding\x18\x02 \x01(\x0b\x32).neuronpipe.api.v1.SentenceEmbeddingInputH\x00\x12G\n\x12question_answering\x18\x03 \x01(\x0b\x32).neuronpipe.api.v1.QuestionAnsweringInputH\x00\x12G\n\x12\x66\x65\x61ture_extraction\x18\x06 \x01(\x0b\x32).neuronpipe.api.v1.FeatureExtractionInputH\x00\x12I\n\x13sentence_similarity\x18\x07 \x01(\x0b\x32*.neuronpipe.api.v1.SentenceSimilarityInputH\x00\x12\x30\n\x06rerank\x18\x08 \x01(\x0b\x32\x1e.neuronpipe.api.v1.RerankInputH\x00\x12R\n\x18zero_shot_classification\x18\t \x01(\x0b\x32..neuronpipe.api.v1.ZeroShotClassificationInputH\x00\x42\x06\n\x04task\"\x92\x04\n\nTaskResult\x12J\n\x13text_classification\x18\x01 \x01(\x0b\x32+.neuronpipe.api.v1.TextClassificationResultH\x00\x12H\n\x12sentence_embedding\x18\x02 \x01(\x0b\x32*.neuronpipe.api.v1.SentenceEmbeddingResultH\x00\x12H\n\x12question_answering\x18\x03 \x01(\x0b\x32*.neuronpipe.api.v1.QuestionAnsweringResultH\x00\x12H\n\x12\x66\x65\x61ture_extraction\x18\x06 \x01(\x0b\x32*.neuronpipe.api.v1.FeatureExtractionResultH\x00\x12J\n\x13sentence_similarity\x18\x07 \x01(\x0b\x32+.neuronpipe.api.v1.SentenceSimilarityResultH\x00\x12\x31\n\x06rerank\x18\x08 \x01(\x0b\x32\x1f.neuronpipe.api.v1.RerankResultH\x00\x12S\n\x18zero_shot_classification\x18\t \x01(\x0b\x32/.neuronpipe.api.v1.ZeroShotClassificationResultH\x00\x42\x06\n\x04task\"\xb0\x01\n\x17TextClassificationInput\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttext_pair\x18\x02 \x01(\t\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x32\n\x08\x66unction\x18\x04 \x01(\x0e\x32 .neuronpipe.api.v1.ScoreFunction\x12\x31\n\ntruncation\x18\x0f \x01(\x0e\x32\x1d.neuronpipe.api.v1.Truncation\"I\n\x18TextClassificationResult\x12-\n\x06labels\x18\x01 \x03(\x0b\x32\x1d.neuronpipe.api.v1.LabelScore\"*\n\nLabelScore\x12\r\n\x05label\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\"\x85\x01\n\x16SentenceEmbeddingInput\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x16\n\x0eskip_normalize\x18\x02 \x01(\x08\x12\x12\n\ndimensions\x18\x03 \x01(\r\x12\x31\n\ntruncation\x18\x0f \x01(\x0e\x32\x1d.neuronpipe.api.v1.Truncation\",\n\x17SentenceEmbeddingResult\x12\x11\n\tembedding\x18\x01 \x03(\x02\"\x9c\x01\n\x16QuestionAnsweringInput\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontext\x18\x02 \x01(\t\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x19\n\x11max_answer_tokens\x18\x04 \x01(\r\x12\x1c\n\x14window_stride_tokens\x18\x05 \x01(\r\x12\x17\n\x0f\x61llow_no_answer\x18\x06 \x01(\x08\"E\n\x17QuestionAnsweringResult\x12*\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x19.neuronpipe.api.v1.Answer\"A\n\x06\x41nswer\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0b\n\x03\x65nd\x18\x04 \x01(\r\"\xce\x01\n\x16\x46\x65\x61tureExtractionInput\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttext_pair\x18\x02 \x01(\t\x12\x32\n\x07pooling\x18\x03 \x01(\x0e\x32!.neuronpipe.api.v1.FeaturePooling\x12,\n\x04type\x18\x04 \x01(\x0e\x32\x1e.neuronpipe.api.v1.FeatureType\x12\x31\n\ntruncation\x18\x0f \x01(\x0e\x32\x1d.neuronpipe.api.v1.Truncation\"t\n\x17\x46\x65\x61tureExtractionResult\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\r\n\x05shape\x18\x02 \x03(\r\x12,\n\x04type\x18\x03 \x01(\x0e\x32\x1e.neuronpipe.api.v1.FeatureType\x12\x0e\n\x06scales\x18\x04 \x03(\x02\"\x7f\n\x17SentenceSimilarityInput\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\x12\x12\n\ndimensions\x18\x03 \x01(\r\x12\x31\n\ntruncation\x18\x0f \x01(\x0e\x32\x1d.neuronpipe.api.v1.Truncation\"*\n\x18SentenceSimilarityResult\x12\x0e\n\x06scores\x18\x01 \x03(\x01\"\xa1\x01\n\x0bRerankInput\x12\r\n\x05query\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\x12\r\n\x05top_n\x18\x03 \x01(\r\x12\x32\n\x08\x66unction\x18\x04 \x01(\x0e\x32 .neuronpipe.api.v1.ScoreFunction\x12\x31\n\ntruncation\x18\x0f \x01(\x0e\x32\x1d.neuronpipe.api.v1.Truncation\"<\n\x0cRerankResult\x12,\n\x05texts\x18\x01 \x03(\x0b\x32\x1d.neuronpipe.api.v1.RankedText\"*\n\nRankedText\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05score\x18\x02 \x01(\x01\"\xaa\x01\n\x1bZeroShotClassificationInput\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x18\n\x10\x63\x61ndidate_labels\x18\x02 \x03(\t\x12\x1b\n\x13hypothesis_template\x18\x03 \x01(\t\x12\x13\n\x0bmulti_label\x18\x04 \x01(\x08\x12\x31\n\ntruncation\x18\x0f \x01(\x0e\x32\x1d.neuronpipe.api.v1.Truncation\"M\n\x1cZeroShotClassificationResult\x12-\n\x06labels\x18\x01 \x03(\x0b\x32\x1d.neuronpipe.api.v1.LabelScore*i\n\nTruncation\x12\x1a\n\x16TRUNCATION_UNSPECIFIED\x10\x00\x12\x14\n\x10TRUNCATION_ERROR\x10\x01\x12\x14\n\x10TRUNCATION_RIGHT\x10\x02\x12\x13\n\x0fTRUNCATION_LEFT\x10\x03*\x80\x01\n\rScoreFunction\x12\x1e\n\x1aSCORE_FUNCTION_UNSPECIFIED\x10\x00\x12\x1a\n\x16SCORE_FUNCTION_SOFTMAX\x10\x01\x12\x1a\n\x16SCORE_FUNCTION_SIGMOID\x10\x02\x12\x17\n\x13SCORE_FUNCTION_NONE\x10\x03*~\n\x0e\x46\x65\x61turePooling\x12\x1f\n\x1b\x46\x45\x41TURE_POOLING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46\x45\x41TURE_POOLING_NONE\x10\x01\x12\x17\n\x13\x46\x45\x41TURE_POOLING_CLS\x10\x02\x12\x18\n\x14\x46\x45\x41TURE_POOLING_MEAN\x10\x03*v\n\x0b\x46\x65\x61tureType\x12\x1c\n\x18\x46\x45\x41TURE_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46\x45\x41TURE_TYPE_FLOAT32\x10\x01\x12\x18\n\x14\x46\x45\x41TURE_TYPE_FLOAT16\x10\x02\x12\x15\n\x11\x46\x45\x41TURE_TYPE_INT8\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'neuronpipe.api.v1.tasks_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRUNCATION']._serialized_start=1319
-  _globals['_TRUNCATION']._serialized_end=1424
-  _globals['_SCOREFUNCTION']._serialized_start=1427
-  _globals['_SCOREFUNCTION']._serialized_end=1555
+  _globals['_TRUNCATION']._serialized_start=2909
+  _globals['_TRUNCATION']._serialized_end=3014
+  _globals['_SCOREFUNCTION']._serialized_start=3017
+  _globals['_SCOREFUNCTION']._serialized_end=3145
+  _globals['_FEATUREPOOLING']._serialized_start=3147
+  _globals['_FEATUREPOOLING']._serialized_end=3273
+  _globals['_FEATURETYPE']._serialized_start=3275
+  _globals['_FEATURETYPE']._serialized_end=3393
   _globals['_TASKINPUT']._serialized_start=53
-  _globals['_TASKINPUT']._serialized_end=293
-  _globals['_TASKRESULT']._serialized_start=296
-  _globals['_TASKRESULT']._serialized_end=540
-  _globals['_TEXTCLASSIFICATIONINPUT']._serialized_start=543
-  _globals['_TEXTCLASSIFICATIONINPUT']._serialized_end=719
-  _globals['_TEXTCLASSIFICATIONRESULT']._serialized_start=721
-  _globals['_TEXTCLASSIFICATIONRESULT']._serialized_end=794
-  _globals['_LABELSCORE']._serialized_start=796
-  _globals['_LABELSCORE']._serialized_end=838
-  _globals['_SENTENCEEMBEDDINGINPUT']._serialized_start=841
-  _globals['_SENTENCEEMBEDDINGINPUT']._serialized_end=974
-  _globals['_SENTENCEEMBEDDINGRESULT']._serialized_start=976
-  _globals['_SENTENCEEMBEDDINGRESULT']._serialized_end=1020
-  _globals['_QUESTIONANSWERINGINPUT']._serialized_start=1023
-  _globals['_QUESTIONANSWERINGINPUT']._serialized_end=1179
-  _globals['_QUESTIONANSWERINGRESULT']._serialized_start=1181
-  _globals['_QUESTIONANSWERINGRESULT']._serialized_end=1250
-  _globals['_ANSWER']._serialized_start=1252
-  _globals['_ANSWER']._serialized_end=1317
+  _globals['_TASKINPUT']._serialized_end=575
+  _globals['_TASKRESULT']._serialized_start=578
+  _globals['_TASKRESULT']._serialized_end=1108
+  _globals['_TEXTCLASSIFICATIONINPUT']._serialized_start=1111
+  _globals['_TEXTCLASSIFICATIONINPUT']._serialized_end=1287
+  _globals['_TEXTCLASSIFICATIONRESULT']._serialized_start=1289
+  _globals['_TEXTCLASSIFICATIONRESULT']._serialized_end=1362
+  _globals['_LABELSCORE']._serialized_start=1364
+  _globals['_LABELSCORE']._serialized_end=1406
+  _globals['_SENTENCEEMBEDDINGINPUT']._serialized_start=1409
+  _globals['_SENTENCEEMBEDDINGINPUT']._serialized_end=1542
+  _globals['_SENTENCEEMBEDDINGRESULT']._serialized_start=1544
+  _globals['_SENTENCEEMBEDDINGRESULT']._serialized_end=1588
+  _globals['_QUESTIONANSWERINGINPUT']._serialized_start=1591
+  _globals['_QUESTIONANSWERINGINPUT']._serialized_end=1747
+  _globals['_QUESTIONANSWERINGRESULT']._serialized_start=1749
+  _globals['_QUESTIONANSWERINGRESULT']._serialized_end=1818
+  _globals['_ANSWER']._serialized_start=1820
+  _globals['_ANSWER']._serialized_end=1885
+  _globals['_FEATUREEXTRACTIONINPUT']._serialized_start=1888
+  _globals['_FEATUREEXTRACTIONINPUT']._serialized_end=2094
+  _globals['_FEATUREEXTRACTIONRESULT']._serialized_start=2096
+  _globals['_FEATUREEXTRACTIONRESULT']._serialized_end=2212
+  _globals['_SENTENCESIMILARITYINPUT']._serialized_start=2214
+  _globals['_SENTENCESIMILARITYINPUT']._serialized_end=2341
+  _globals['_SENTENCESIMILARITYRESULT']._serialized_start=2343
+  _globals['_SENTENCESIMILARITYRESULT']._serialized_end=2385
+  _globals['_RERANKINPUT']._serialized_start=2388
+  _globals['_RERANKINPUT']._serialized_end=2549
+  _globals['_RERANKRESULT']._serialized_start=2551
+  _globals['_RERANKRESULT']._serialized_end=2611
+  _globals['_RANKEDTEXT']._serialized_start=2613
+  _globals['_RANKEDTEXT']._serialized_end=2655
+  _globals['_ZEROSHOTCLASSIFICATIONINPUT']._serialized_start=2658
+  _globals['_ZEROSHOTCLASSIFICATIONINPUT']._serialized_end=2828
+  _globals['_ZEROSHOTCLASSIFICATIONRESULT']._serialized_start=2830
+  _globals['_ZEROSHOTCLASSIFICATIONRESULT']._serialized_end=2907
 # @@protoc_insertion_point(module_scope)

@@ -75,6 +75,62 @@ SCORE_FUNCTION_NONE: ScoreFunction.ValueType  # 3
 """The logits themselves."""
 Global___ScoreFunction: _TypeAlias = ScoreFunction  # noqa: Y015
 
+class _FeaturePooling:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FeaturePoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FeaturePooling.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FEATURE_POOLING_UNSPECIFIED: _FeaturePooling.ValueType  # 0
+    """The default: as FEATURE_POOLING_NONE."""
+    FEATURE_POOLING_NONE: _FeaturePooling.ValueType  # 1
+    """All of them, those of special tokens included: the model's last hidden state."""
+    FEATURE_POOLING_CLS: _FeaturePooling.ValueType  # 2
+    """The first one only, which is the special token [CLS] or <s> in most models."""
+    FEATURE_POOLING_MEAN: _FeaturePooling.ValueType  # 3
+    """Their mean, special tokens included."""
+
+class FeaturePooling(_FeaturePooling, metaclass=_FeaturePoolingEnumTypeWrapper):
+    """What becomes of a text's token vectors."""
+
+FEATURE_POOLING_UNSPECIFIED: FeaturePooling.ValueType  # 0
+"""The default: as FEATURE_POOLING_NONE."""
+FEATURE_POOLING_NONE: FeaturePooling.ValueType  # 1
+"""All of them, those of special tokens included: the model's last hidden state."""
+FEATURE_POOLING_CLS: FeaturePooling.ValueType  # 2
+"""The first one only, which is the special token [CLS] or <s> in most models."""
+FEATURE_POOLING_MEAN: FeaturePooling.ValueType  # 3
+"""Their mean, special tokens included."""
+Global___FeaturePooling: _TypeAlias = FeaturePooling  # noqa: Y015
+
+class _FeatureType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FeatureTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FeatureType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FEATURE_TYPE_UNSPECIFIED: _FeatureType.ValueType  # 0
+    """The default: as FEATURE_TYPE_FLOAT32."""
+    FEATURE_TYPE_FLOAT32: _FeatureType.ValueType  # 1
+    """32-bit IEEE 754 floating point."""
+    FEATURE_TYPE_FLOAT16: _FeatureType.ValueType  # 2
+    """16-bit IEEE 754 floating point, rounded to nearest. Numbers beyond 65504 are refused with INVALID_ARGUMENT."""
+    FEATURE_TYPE_INT8: _FeatureType.ValueType  # 3
+    """8-bit signed integers from -127 to 127. A vector's numbers are these times its scale, to within half a scale."""
+
+class FeatureType(_FeatureType, metaclass=_FeatureTypeEnumTypeWrapper):
+    """The type of the numbers of a vector."""
+
+FEATURE_TYPE_UNSPECIFIED: FeatureType.ValueType  # 0
+"""The default: as FEATURE_TYPE_FLOAT32."""
+FEATURE_TYPE_FLOAT32: FeatureType.ValueType  # 1
+"""32-bit IEEE 754 floating point."""
+FEATURE_TYPE_FLOAT16: FeatureType.ValueType  # 2
+"""16-bit IEEE 754 floating point, rounded to nearest. Numbers beyond 65504 are refused with INVALID_ARGUMENT."""
+FEATURE_TYPE_INT8: FeatureType.ValueType  # 3
+"""8-bit signed integers from -127 to 127. A vector's numbers are these times its scale, to within half a scale."""
+Global___FeatureType: _TypeAlias = FeatureType  # noqa: Y015
+
 @_typing.final
 class TaskInput(_message.Message):
     """One input for one task; the field's name is the task's name."""
@@ -84,6 +140,10 @@ class TaskInput(_message.Message):
     TEXT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     SENTENCE_EMBEDDING_FIELD_NUMBER: _builtins.int
     QUESTION_ANSWERING_FIELD_NUMBER: _builtins.int
+    FEATURE_EXTRACTION_FIELD_NUMBER: _builtins.int
+    SENTENCE_SIMILARITY_FIELD_NUMBER: _builtins.int
+    RERANK_FIELD_NUMBER: _builtins.int
+    ZERO_SHOT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def text_classification(self) -> Global___TextClassificationInput:
         """Scores of a text (or a pair of texts) for each of the model's labels."""
@@ -96,18 +156,38 @@ class TaskInput(_message.Message):
     def question_answering(self) -> Global___QuestionAnsweringInput:
         """The passages of a context that answer a question."""
 
+    @_builtins.property
+    def feature_extraction(self) -> Global___FeatureExtractionInput:
+        """The token vectors of a text, or one vector made of them."""
+
+    @_builtins.property
+    def sentence_similarity(self) -> Global___SentenceSimilarityInput:
+        """How alike one text and many others are."""
+
+    @_builtins.property
+    def rerank(self) -> Global___RerankInput:
+        """Texts in the order in which they answer a query."""
+
+    @_builtins.property
+    def zero_shot_classification(self) -> Global___ZeroShotClassificationInput:
+        """Scores of a text for labels that the request brings along."""
+
     def __init__(
         self,
         *,
         text_classification: Global___TextClassificationInput | None = ...,
         sentence_embedding: Global___SentenceEmbeddingInput | None = ...,
         question_answering: Global___QuestionAnsweringInput | None = ...,
+        feature_extraction: Global___FeatureExtractionInput | None = ...,
+        sentence_similarity: Global___SentenceSimilarityInput | None = ...,
+        rerank: Global___RerankInput | None = ...,
+        zero_shot_classification: Global___ZeroShotClassificationInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["question_answering", b"question_answering", "sentence_embedding", b"sentence_embedding", "task", b"task", "text_classification", b"text_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["question_answering", b"question_answering", "sentence_embedding", b"sentence_embedding", "task", b"task", "text_classification", b"text_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -122,6 +202,10 @@ class TaskResult(_message.Message):
     TEXT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     SENTENCE_EMBEDDING_FIELD_NUMBER: _builtins.int
     QUESTION_ANSWERING_FIELD_NUMBER: _builtins.int
+    FEATURE_EXTRACTION_FIELD_NUMBER: _builtins.int
+    SENTENCE_SIMILARITY_FIELD_NUMBER: _builtins.int
+    RERANK_FIELD_NUMBER: _builtins.int
+    ZERO_SHOT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def text_classification(self) -> Global___TextClassificationResult:
         """Result of text classification."""
@@ -134,18 +218,38 @@ class TaskResult(_message.Message):
     def question_answering(self) -> Global___QuestionAnsweringResult:
         """Result of question answering."""
 
+    @_builtins.property
+    def feature_extraction(self) -> Global___FeatureExtractionResult:
+        """Result of feature extraction."""
+
+    @_builtins.property
+    def sentence_similarity(self) -> Global___SentenceSimilarityResult:
+        """Result of sentence similarity."""
+
+    @_builtins.property
+    def rerank(self) -> Global___RerankResult:
+        """Result of reranking."""
+
+    @_builtins.property
+    def zero_shot_classification(self) -> Global___ZeroShotClassificationResult:
+        """Result of zero-shot classification."""
+
     def __init__(
         self,
         *,
         text_classification: Global___TextClassificationResult | None = ...,
         sentence_embedding: Global___SentenceEmbeddingResult | None = ...,
         question_answering: Global___QuestionAnsweringResult | None = ...,
+        feature_extraction: Global___FeatureExtractionResult | None = ...,
+        sentence_similarity: Global___SentenceSimilarityResult | None = ...,
+        rerank: Global___RerankResult | None = ...,
+        zero_shot_classification: Global___ZeroShotClassificationResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["question_answering", b"question_answering", "sentence_embedding", b"sentence_embedding", "task", b"task", "text_classification", b"text_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["question_answering", b"question_answering", "sentence_embedding", b"sentence_embedding", "task", b"task", "text_classification", b"text_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -398,3 +502,295 @@ class Answer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Answer: _TypeAlias = Answer  # noqa: Y015
+
+@_typing.final
+class FeatureExtractionInput(_message.Message):
+    """Input of feature extraction."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TEXT_PAIR_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text; not empty."""
+    text_pair: _builtins.str
+    """A second text, for models of text pairs."""
+    pooling: Global___FeaturePooling.ValueType
+    """What becomes of the token vectors."""
+    type: Global___FeatureType.ValueType
+    """The type of the numbers in the result."""
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long. Of a pair, the longer text loses tokens first."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        text_pair: _builtins.str = ...,
+        pooling: Global___FeaturePooling.ValueType = ...,
+        type: Global___FeatureType.ValueType = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pooling", b"pooling", "text", b"text", "text_pair", b"text_pair", "truncation", b"truncation", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureExtractionInput: _TypeAlias = FeatureExtractionInput  # noqa: Y015
+
+@_typing.final
+class FeatureExtractionResult(_message.Message):
+    """Result of feature extraction. A gRPC client takes messages of 4 MiB unless told otherwise: 1024 token vectors of 1024 float32 numbers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    SCALES_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The numbers, little-endian, vector after vector."""
+    type: Global___FeatureType.ValueType
+    """The type of the numbers."""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """[tokens, width] of all token vectors; [width] of one."""
+
+    @_builtins.property
+    def scales(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of int8, each vector's scale: the largest absolute number of the vector, divided by 127. Empty for other types."""
+
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        type: Global___FeatureType.ValueType = ...,
+        scales: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "scales", b"scales", "shape", b"shape", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureExtractionResult: _TypeAlias = FeatureExtractionResult  # noqa: Y015
+
+@_typing.final
+class SentenceSimilarityInput(_message.Message):
+    """Input of sentence similarity."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """The text that the others are compared with; not empty."""
+    dimensions: _builtins.int
+    """Compare only the first this many dimensions; default: the model's width, which is also the limit."""
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long."""
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The others, 1 to 1024 of them; none is empty."""
+
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        dimensions: _builtins.int = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "source", b"source", "texts", b"texts", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SentenceSimilarityInput: _TypeAlias = SentenceSimilarityInput  # noqa: Y015
+
+@_typing.final
+class SentenceSimilarityResult(_message.Message):
+    """Result of sentence similarity."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCORES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The cosine of the angle between the source's vector and each text's, in the order of the texts."""
+
+    def __init__(
+        self,
+        *,
+        scores: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scores", b"scores"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SentenceSimilarityResult: _TypeAlias = SentenceSimilarityResult  # noqa: Y015
+
+@_typing.final
+class RerankInput(_message.Message):
+    """Input of reranking."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    TOP_N_FIELD_NUMBER: _builtins.int
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    query: _builtins.str
+    """The query; not empty."""
+    top_n: _builtins.int
+    """How many texts to return; default: all, which is also the limit."""
+    function: Global___ScoreFunction.ValueType
+    """How logits become scores: sigmoid or none; default: what the model's configuration says, as sentence-transformers reads it."""
+    truncation: Global___Truncation.ValueType
+    """What happens to a query and a text that are too long together. The longer of them loses tokens first."""
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The texts to put in order, 1 to 1024 of them; none is empty."""
+
+    def __init__(
+        self,
+        *,
+        query: _builtins.str = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        top_n: _builtins.int = ...,
+        function: Global___ScoreFunction.ValueType = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "query", b"query", "texts", b"texts", "top_n", b"top_n", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RerankInput: _TypeAlias = RerankInput  # noqa: Y015
+
+@_typing.final
+class RerankResult(_message.Message):
+    """Result of reranking."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankedText]:
+        """The top_n texts, best first."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[Global___RankedText] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RerankResult: _TypeAlias = RerankResult  # noqa: Y015
+
+@_typing.final
+class RankedText(_message.Message):
+    """One text and its score."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """The text's place in the request, from 0 on."""
+    score: _builtins.float
+    """The score; its range depends on the score function."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        score: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "score", b"score"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankedText: _TypeAlias = RankedText  # noqa: Y015
+
+@_typing.final
+class ZeroShotClassificationInput(_message.Message):
+    """Input of zero-shot classification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    CANDIDATE_LABELS_FIELD_NUMBER: _builtins.int
+    HYPOTHESIS_TEMPLATE_FIELD_NUMBER: _builtins.int
+    MULTI_LABEL_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text; not empty."""
+    hypothesis_template: _builtins.str
+    """The sentence that is true of the text if a label fits: has the label's place as {}, once, and no other brace.
+    Default: "This example is {}."
+    """
+    multi_label: _builtins.bool
+    """Any number of labels may fit: each has a score between zero and one of its own. Otherwise the scores of all labels sum to one."""
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long together with a label's hypothesis. Only the text loses tokens."""
+    @_builtins.property
+    def candidate_labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The labels to choose from, 1 to 1024 of them; none is empty."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        candidate_labels: _abc.Iterable[_builtins.str] | None = ...,
+        hypothesis_template: _builtins.str = ...,
+        multi_label: _builtins.bool = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate_labels", b"candidate_labels", "hypothesis_template", b"hypothesis_template", "multi_label", b"multi_label", "text", b"text", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ZeroShotClassificationInput: _TypeAlias = ZeroShotClassificationInput  # noqa: Y015
+
+@_typing.final
+class ZeroShotClassificationResult(_message.Message):
+    """Result of zero-shot classification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedCompositeFieldContainer[Global___LabelScore]:
+        """All candidate labels, best first."""
+
+    def __init__(
+        self,
+        *,
+        labels: _abc.Iterable[Global___LabelScore] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ZeroShotClassificationResult: _TypeAlias = ZeroShotClassificationResult  # noqa: Y015

@@ -93,6 +93,9 @@ class FakeBackend:
         if axes == ("tokens",):
             return np.where(mask, np.sin(placed + index), np.nan).astype(np.float32)
         (width,) = (axis for axis in axes if isinstance(axis, int))
+        if "tokens" in axes:
+            vectors = np.sin(placed[:, :, None] * (np.arange(1, width + 1) / width))
+            return np.where(mask[:, :, None], vectors, np.nan).astype(np.float32)
         # A row's fingerprint: its tokens weighted by their positions, folded into angles of different frequencies.
         fingerprint = placed.sum(axis=1, keepdims=True)
         outputs: Array = np.sin(fingerprint * (np.arange(1, width + 1) / width)).astype(np.float32)

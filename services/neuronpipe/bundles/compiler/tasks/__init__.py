@@ -5,7 +5,15 @@ from pathlib import Path
 import transformers
 
 from neuronpipe.bundles.compiler.modules import SourceModule, set_attention
-from neuronpipe.bundles.compiler.tasks import question_answering, sentence_embedding, text_classification
+from neuronpipe.bundles.compiler.tasks import (
+    feature_extraction,
+    question_answering,
+    rerank,
+    sentence_embedding,
+    sentence_similarity,
+    text_classification,
+    zero_shot_classification,
+)
 from neuronpipe.bundles.compiler.tasks.base import SourceTask
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
 
@@ -13,6 +21,10 @@ SOURCE_TASKS: dict[str, SourceTask] = {
     "text_classification": text_classification.TASK,
     "sentence_embedding": sentence_embedding.TASK,
     "question_answering": question_answering.TASK,
+    "feature_extraction": feature_extraction.TASK,
+    "sentence_similarity": sentence_similarity.TASK,
+    "rerank": rerank.TASK,
+    "zero_shot_classification": zero_shot_classification.TASK,
 }
 
 
