@@ -1,5 +1,6 @@
 """Compiles a Transformers model into a bundle. Torch and transformers live here, and nothing that serves imports this."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from neuronpipe.bundles.compiler import torch as torch_
 from neuronpipe.bundles.compiler.accuracy import ArtifactCompiler
 from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
 from neuronpipe.bundles.compiler.calibration import read_calibration
+from neuronpipe.bundles.compiler.detection import Found, describe, read_configuration
 from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
@@ -35,7 +37,7 @@ class CompileRequest:
 
     `max_divergence` is the largest absolute difference of an output to PyTorch float32, and `min_agreement` (0 to 1) the smallest
     agreement (see Accuracy), or None for no limit. `calibration` is a file of texts for int8, or None for sample text. `device_times`
-    names a table of device_times.py, for the fake back end to simulate.
+    names a table of device_times.py, for the fake back end to simulate. An empty `task` or `dtype` is found by the model's configuration.
     """
 
     source: str
@@ -64,12 +66,17 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
 
     step(f"find {request.source}")
     source = find_source(request.source, request.revision)
+    configuration = read_configuration(source.folder)
+    found = Found(request.task, "chosen") if request.task else configuration.find_task()
+    dtype = request.dtype or configuration.dtype_of(COMPILERS[request.backend].DTYPES)
+    request = dataclasses.replace(request, task=found.task, dtype=dtype)
 
     step("read the tokenizer")
     tokenizer = load_tokenizer(source.folder)
 
     step("load the model in PyTorch, float32")
     module = load_module(source.folder, request.task, tokenizer)
+    report(describe(module, found.reason, dtype, configuration.weights_dtype))
     buckets = _choose_buckets(request, module, report)
     if buckets:
         module = module.within(BucketPlan(buckets))
@@ -110,12 +117,12 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
 
 
 def _check(request: CompileRequest) -> None:
-    if request.task not in SOURCE_TASKS:
+    if request.task and request.task not in SOURCE_TASKS:
         raise SetupError(f"task {request.task!r} is not known; there are: {', '.join(SOURCE_TASKS)}")
     if request.backend not in COMPILERS:
         raise SetupError(f"back end {request.backend!r} is not known; there are: {', '.join(COMPILERS)}")
     dtypes = COMPILERS[request.backend].DTYPES
-    if request.dtype not in dtypes:
+    if request.dtype and request.dtype not in dtypes:
         raise SetupError(f"dtype {request.dtype!r} is not known for {request.backend}; there are: {', '.join(dtypes)}")
     _check_buckets(request)
     if request.device_times and (request.backend != "fake" or request.device_times not in DEVICE_TIMES):
