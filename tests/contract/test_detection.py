@@ -170,7 +170,8 @@ def test_a_classifier_that_cannot_have_the_task_is_refused(config: dict[str, Any
 def test_the_dtype_is_that_of_the_weights_where_the_back_end_has_it(
     name: str, weights: str, backends: tuple[str, ...], expected: str, tmp_path: Path
 ) -> None:
-    assert read_configuration(_folder(tmp_path, **{name: weights})).dtype_of(backends) == expected
+    described: dict[str, Any] = {name: weights}
+    assert read_configuration(_folder(tmp_path, **described)).dtype_of(backends) == expected
 
 
 def test_a_card_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_a_cross_encoder_is_read_as_sentence_transformers_reads_it(tmp_path: Pat
 
 def test_a_model_without_a_head_is_not_taken_for_a_classifier(tmp_path: Path) -> None:
     source = save(transformers.BertModel(bert_config()), tmp_path / "source")
-    with pytest.raises(SetupError, match="its weights lack classifier.bias, classifier.weight: the model was not trained for this task"):
+    with pytest.raises(SetupError, match=r"its weights lack classifier\.bias, classifier\.weight: the model was not trained for this task"):
         compile_bundle(CompileRequest(str(source), "text_classification", tmp_path, "m", backend="fake"), lambda line: None)
 
 
@@ -229,5 +230,5 @@ def test_a_tokenizer_without_a_fast_form_is_refused(tmp_path: Path) -> None:
         path.unlink()
     shutil.copy(find_minilm() / "vocab.txt", source)
     (source / "tokenizer_config.json").write_text('{"tokenizer_class": "CanineTokenizer"}')
-    with pytest.raises(SetupError, match="CanineTokenizer is written in Python only and has no form as tokenizer.json"):
+    with pytest.raises(SetupError, match="CanineTokenizer is written in Python only and has no form"):
         compile_bundle(CompileRequest(str(source), "", tmp_path, "m", backend="fake"), lambda line: None)
