@@ -43,6 +43,9 @@ class ModelSpec(BaseModel):
     score_function: ScoreFunctionName | None = None
     embedding_dimensions: int = 0
     prompt: str = Field("", description="text that sentence-transformers puts before every input of this model")
+    mask_token: str = Field("", description="what stands for a word to fill in (since schema version 3)")
+    mask_token_id: int | None = None
+    tokens: tuple[str, ...] = Field((), exclude=True, repr=False, description="each token as text; a file of the bundle has them")
 
     @property
     def token_limit(self) -> str:
@@ -52,7 +55,7 @@ class ModelSpec(BaseModel):
 
 def encoding_traits(spec: ModelSpec) -> tuple[object, ...]:
     """All of a model that its inputs' encodings depend on, its tokenizer apart."""
-    return spec.task, spec.max_tokens, "token_type_ids" in spec.inputs, spec.cls_token_id, spec.prompt
+    return spec.task, spec.max_tokens, "token_type_ids" in spec.inputs, spec.cls_token_id, spec.prompt, spec.mask_token_id
 
 
 class ModelTable(Generic[EntryT]):

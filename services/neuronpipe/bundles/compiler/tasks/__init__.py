@@ -5,7 +5,13 @@ from pathlib import Path
 import transformers
 
 from neuronpipe.bundles.compiler.modules import SourceModule, set_attention
-from neuronpipe.bundles.compiler.tasks import question_answering, sentence_embedding, text_classification
+from neuronpipe.bundles.compiler.tasks import (
+    fill_mask,
+    question_answering,
+    sentence_embedding,
+    text_classification,
+    token_classification,
+)
 from neuronpipe.bundles.compiler.tasks.base import SourceTask
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
 
@@ -13,6 +19,8 @@ SOURCE_TASKS: dict[str, SourceTask] = {
     "text_classification": text_classification.TASK,
     "sentence_embedding": sentence_embedding.TASK,
     "question_answering": question_answering.TASK,
+    "token_classification": token_classification.TASK,
+    "fill_mask": fill_mask.TASK,
 }
 
 
