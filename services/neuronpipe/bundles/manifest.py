@@ -77,6 +77,7 @@ class Manifest(_Frozen):
     model: ModelSpec
     source: Source
     tokenizer_file: str
+    tokens_file: str = Field("", description="each token as text, a JSON list, for fill-mask (since schema version 3)")
     artifacts: tuple[Artifact, ...] = Field(min_length=1)
     cache_results: bool = Field(False, description="whether a gateway caches this model's results (since schema version 2)")
     files: dict[str, str] = Field(description="sha256 of every file of the bundle but this one")

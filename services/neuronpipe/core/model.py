@@ -48,6 +48,9 @@ class ModelSpec(BaseModel):
     entailment_id: int = Field(-1, description="the label that says that a text entails another; -1: none does")
     embedding_dimensions: int = 0
     prompt: str = Field("", description="text that sentence-transformers puts before every input of this model")
+    mask_token: str = Field("", description="what stands for a word to fill in (since schema version 3)")
+    mask_token_id: int | None = None
+    tokens: tuple[str, ...] = Field((), exclude=True, repr=False, description="each token as text; a file of the bundle has them")
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -62,7 +65,7 @@ class ModelSpec(BaseModel):
 
 def encoding_traits(spec: ModelSpec) -> tuple[object, ...]:
     """All of a model that its inputs' encodings depend on, its tokenizer and the input's task apart."""
-    return spec.max_tokens, "token_type_ids" in spec.inputs, spec.cls_token_id, spec.prompt
+    return spec.max_tokens, "token_type_ids" in spec.inputs, spec.cls_token_id, spec.prompt, spec.mask_token_id
 
 
 class ModelTable(Generic[EntryT]):

@@ -37,4 +37,5 @@ class Catalog:
             backends=[artifact.backend for artifact in artifacts],
             dtype=artifacts[0].dtype,
             digest=bundle.digest,
+            mask_token=spec.mask_token,
         )

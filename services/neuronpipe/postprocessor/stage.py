@@ -14,7 +14,8 @@ class PostprocessorStage:
     """Decodes outputs. The instance's `postprocess` is the stage function."""
 
     def __init__(self, bundles: list[Bundle]) -> None:
-        self._models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
+        """Raises SetupError for a file that is missing or was changed."""
+        self._models = ModelTable({bundle.key: bundle.decoding_spec() for bundle in bundles})
         self._worker = Worker("postprocess")
 
     async def postprocess(self, item: PostprocessItem) -> TaskResult:

@@ -2,11 +2,13 @@
 
 from neuronpipe.tasks import (
     feature_extraction,
+    fill_mask,
     question_answering,
     rerank,
     sentence_embedding,
     sentence_similarity,
     text_classification,
+    token_classification,
     zero_shot_classification,
 )
 from neuronpipe.tasks.base import Task
@@ -17,6 +19,8 @@ TASKS: dict[str, Task] = {
         text_classification.TASK,
         sentence_embedding.TASK,
         question_answering.TASK,
+        token_classification.TASK,
+        fill_mask.TASK,
         feature_extraction.TASK,
         sentence_similarity.TASK,
         rerank.TASK,

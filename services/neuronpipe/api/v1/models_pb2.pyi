@@ -126,6 +126,7 @@ class Model(_message.Message):
     BACKENDS_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    MASK_TOKEN_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name by which requests call it."""
@@ -145,6 +146,8 @@ class Model(_message.Message):
     """The number type of the artefact, such as "float32"."""
     digest: _builtins.str
     """The sha256 of the bundle's manifest, which names the sha256 of every file: equal digests, equal answers."""
+    mask_token: _builtins.str
+    """What stands for a word to fill in, in texts for fill-mask; empty for other tasks."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The labels of a classifier, in the order of its logits."""
@@ -171,11 +174,12 @@ class Model(_message.Message):
         backends: _abc.Iterable[_builtins.str] | None = ...,
         dtype: _builtins.str = ...,
         digest: _builtins.str = ...,
+        mask_token: _builtins.str = ...,
         tasks: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "is_default", b"is_default", "labels", b"labels", "max_tokens", b"max_tokens", "name", b"name", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "is_default", b"is_default", "labels", b"labels", "mask_token", b"mask_token", "max_tokens", b"max_tokens", "name", b"name", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

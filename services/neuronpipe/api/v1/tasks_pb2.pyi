@@ -75,6 +75,42 @@ SCORE_FUNCTION_NONE: ScoreFunction.ValueType  # 3
 """The logits themselves."""
 Global___ScoreFunction: _TypeAlias = ScoreFunction  # noqa: Y015
 
+class _Aggregation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AggregationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Aggregation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AGGREGATION_UNSPECIFIED: _Aggregation.ValueType  # 0
+    """The default: as AGGREGATION_NONE."""
+    AGGREGATION_NONE: _Aggregation.ValueType  # 1
+    """Every token by itself, with its own label."""
+    AGGREGATION_SIMPLE: _Aggregation.ValueType  # 2
+    """Neighbouring tokens of one label are one entity; B- begins a new one."""
+    AGGREGATION_FIRST: _Aggregation.ValueType  # 3
+    """As SIMPLE, with words kept whole: a word has the label of its first token."""
+    AGGREGATION_AVERAGE: _Aggregation.ValueType  # 4
+    """As SIMPLE, with words kept whole: a word has the label with the highest mean score over its tokens."""
+    AGGREGATION_MAX: _Aggregation.ValueType  # 5
+    """As SIMPLE, with words kept whole: a word has the label of its token with the highest score."""
+
+class Aggregation(_Aggregation, metaclass=_AggregationEnumTypeWrapper):
+    """What token classification makes of the labels of a text's tokens."""
+
+AGGREGATION_UNSPECIFIED: Aggregation.ValueType  # 0
+"""The default: as AGGREGATION_NONE."""
+AGGREGATION_NONE: Aggregation.ValueType  # 1
+"""Every token by itself, with its own label."""
+AGGREGATION_SIMPLE: Aggregation.ValueType  # 2
+"""Neighbouring tokens of one label are one entity; B- begins a new one."""
+AGGREGATION_FIRST: Aggregation.ValueType  # 3
+"""As SIMPLE, with words kept whole: a word has the label of its first token."""
+AGGREGATION_AVERAGE: Aggregation.ValueType  # 4
+"""As SIMPLE, with words kept whole: a word has the label with the highest mean score over its tokens."""
+AGGREGATION_MAX: Aggregation.ValueType  # 5
+"""As SIMPLE, with words kept whole: a word has the label of its token with the highest score."""
+Global___Aggregation: _TypeAlias = Aggregation  # noqa: Y015
+
 class _FeaturePooling:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -140,6 +176,8 @@ class TaskInput(_message.Message):
     TEXT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     SENTENCE_EMBEDDING_FIELD_NUMBER: _builtins.int
     QUESTION_ANSWERING_FIELD_NUMBER: _builtins.int
+    TOKEN_CLASSIFICATION_FIELD_NUMBER: _builtins.int
+    FILL_MASK_FIELD_NUMBER: _builtins.int
     FEATURE_EXTRACTION_FIELD_NUMBER: _builtins.int
     SENTENCE_SIMILARITY_FIELD_NUMBER: _builtins.int
     RERANK_FIELD_NUMBER: _builtins.int
@@ -155,6 +193,14 @@ class TaskInput(_message.Message):
     @_builtins.property
     def question_answering(self) -> Global___QuestionAnsweringInput:
         """The passages of a context that answer a question."""
+
+    @_builtins.property
+    def token_classification(self) -> Global___TokenClassificationInput:
+        """The named things of a text, or a label for each of its tokens."""
+
+    @_builtins.property
+    def fill_mask(self) -> Global___FillMaskInput:
+        """The words that fit in place of a text's masks."""
 
     @_builtins.property
     def feature_extraction(self) -> Global___FeatureExtractionInput:
@@ -178,16 +224,18 @@ class TaskInput(_message.Message):
         text_classification: Global___TextClassificationInput | None = ...,
         sentence_embedding: Global___SentenceEmbeddingInput | None = ...,
         question_answering: Global___QuestionAnsweringInput | None = ...,
+        token_classification: Global___TokenClassificationInput | None = ...,
+        fill_mask: Global___FillMaskInput | None = ...,
         feature_extraction: Global___FeatureExtractionInput | None = ...,
         sentence_similarity: Global___SentenceSimilarityInput | None = ...,
         rerank: Global___RerankInput | None = ...,
         zero_shot_classification: Global___ZeroShotClassificationInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -202,6 +250,8 @@ class TaskResult(_message.Message):
     TEXT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     SENTENCE_EMBEDDING_FIELD_NUMBER: _builtins.int
     QUESTION_ANSWERING_FIELD_NUMBER: _builtins.int
+    TOKEN_CLASSIFICATION_FIELD_NUMBER: _builtins.int
+    FILL_MASK_FIELD_NUMBER: _builtins.int
     FEATURE_EXTRACTION_FIELD_NUMBER: _builtins.int
     SENTENCE_SIMILARITY_FIELD_NUMBER: _builtins.int
     RERANK_FIELD_NUMBER: _builtins.int
@@ -217,6 +267,14 @@ class TaskResult(_message.Message):
     @_builtins.property
     def question_answering(self) -> Global___QuestionAnsweringResult:
         """Result of question answering."""
+
+    @_builtins.property
+    def token_classification(self) -> Global___TokenClassificationResult:
+        """Result of token classification."""
+
+    @_builtins.property
+    def fill_mask(self) -> Global___FillMaskResult:
+        """Result of fill-mask."""
 
     @_builtins.property
     def feature_extraction(self) -> Global___FeatureExtractionResult:
@@ -240,16 +298,18 @@ class TaskResult(_message.Message):
         text_classification: Global___TextClassificationResult | None = ...,
         sentence_embedding: Global___SentenceEmbeddingResult | None = ...,
         question_answering: Global___QuestionAnsweringResult | None = ...,
+        token_classification: Global___TokenClassificationResult | None = ...,
+        fill_mask: Global___FillMaskResult | None = ...,
         feature_extraction: Global___FeatureExtractionResult | None = ...,
         sentence_similarity: Global___SentenceSimilarityResult | None = ...,
         rerank: Global___RerankResult | None = ...,
         zero_shot_classification: Global___ZeroShotClassificationResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -502,6 +562,236 @@ class Answer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Answer: _TypeAlias = Answer  # noqa: Y015
+
+@_typing.final
+class TokenClassificationInput(_message.Message):
+    """Input of token classification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    AGGREGATION_FIELD_NUMBER: _builtins.int
+    IGNORE_LABELS_FIELD_NUMBER: _builtins.int
+    KEEP_ALL_LABELS_FIELD_NUMBER: _builtins.int
+    WINDOW_STRIDE_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text; not empty."""
+    aggregation: Global___Aggregation.ValueType
+    """What is made of the labels of tokens."""
+    keep_all_labels: _builtins.bool
+    """Leave no label out."""
+    window_stride_tokens: _builtins.int
+    """Read a text that is too long in windows of the most tokens that the model takes, and let neighbours overlap by this many tokens.
+    Default: one sequence. What two windows find in one place is one entity: the longer, or else the more probable.
+    """
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long; not together with window_stride_tokens, which reads all of it."""
+    @_builtins.property
+    def ignore_labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Labels to leave out, as they are named in the result; default "O"."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        aggregation: Global___Aggregation.ValueType = ...,
+        ignore_labels: _abc.Iterable[_builtins.str] | None = ...,
+        keep_all_labels: _builtins.bool = ...,
+        window_stride_tokens: _builtins.int = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "ignore_labels", b"ignore_labels", "keep_all_labels", b"keep_all_labels", "text", b"text", "truncation", b"truncation", "window_stride_tokens", b"window_stride_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenClassificationInput: _TypeAlias = TokenClassificationInput  # noqa: Y015
+
+@_typing.final
+class TokenClassificationResult(_message.Message):
+    """Result of token classification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTITIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entities(self) -> _containers.RepeatedCompositeFieldContainer[Global___Entity]:
+        """The entities, or with AGGREGATION_NONE the tokens, in the order of the text."""
+
+    def __init__(
+        self,
+        *,
+        entities: _abc.Iterable[Global___Entity] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entities", b"entities"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenClassificationResult: _TypeAlias = TokenClassificationResult  # noqa: Y015
+
+@_typing.final
+class Entity(_message.Message):
+    """A part of a text with a label."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABEL_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    label: _builtins.str
+    """The label: a token's as in the model's configuration, an entity's without B- and I-."""
+    score: _builtins.float
+    """The probability of the label: an entity's is the mean over its tokens, or words."""
+    text: _builtins.str
+    """The part of the text, as the caller wrote it."""
+    start: _builtins.int
+    """Where it starts in the text, in Unicode code points."""
+    end: _builtins.int
+    """Where it ends, exclusive, in Unicode code points."""
+    def __init__(
+        self,
+        *,
+        label: _builtins.str = ...,
+        score: _builtins.float = ...,
+        text: _builtins.str = ...,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "label", b"label", "score", b"score", "start", b"start", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Entity: _TypeAlias = Entity  # noqa: Y015
+
+@_typing.final
+class FillMaskInput(_message.Message):
+    """Input of fill-mask."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text, with the model's mask (Model.mask_token) in place of each word to fill in; at most 16."""
+    top_k: _builtins.int
+    """How many tokens to return for each mask; default 5, limit 100."""
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long. Truncation that would drop a mask is refused."""
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Compare only these tokens, written as the model's vocabulary has them ("paris", "##ing", "▁Paris"); default all, limit 100."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        top_k: _builtins.int = ...,
+        targets: _abc.Iterable[_builtins.str] | None = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["targets", b"targets", "text", b"text", "top_k", b"top_k", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FillMaskInput: _TypeAlias = FillMaskInput  # noqa: Y015
+
+@_typing.final
+class FillMaskResult(_message.Message):
+    """Result of fill-mask."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MASKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def masks(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilledMask]:
+        """One entry a mask, in the order of the text."""
+
+    def __init__(
+        self,
+        *,
+        masks: _abc.Iterable[Global___FilledMask] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["masks", b"masks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FillMaskResult: _TypeAlias = FillMaskResult  # noqa: Y015
+
+@_typing.final
+class FilledMask(_message.Message):
+    """What fits in place of one mask."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """Where the mask starts in the text, in Unicode code points; with the space before it where the model's mask stands for both."""
+    end: _builtins.int
+    """Where it ends, exclusive, in Unicode code points."""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenScore]:
+        """The most probable tokens, best first."""
+
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[Global___TokenScore] | None = ...,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilledMask: _TypeAlias = FilledMask  # noqa: Y015
+
+@_typing.final
+class TokenScore(_message.Message):
+    """A token and its probability."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """The token as text."""
+    score: _builtins.float
+    """Its probability among all tokens of the vocabulary, also where targets are given."""
+    token_id: _builtins.int
+    """Its number in the vocabulary."""
+    def __init__(
+        self,
+        *,
+        token: _builtins.str = ...,
+        score: _builtins.float = ...,
+        token_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["score", b"score", "token", b"token", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenScore: _TypeAlias = TokenScore  # noqa: Y015
 
 @_typing.final
 class FeatureExtractionInput(_message.Message):

@@ -1,6 +1,7 @@
 """Compiles a Transformers model into a bundle. Torch and transformers live here, and nothing that serves imports this."""
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
 from neuronpipe.bundles.compiler.samples import calibration_batches, comparison_batches
 from neuronpipe.bundles.compiler.source import find_source
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
-from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
+from neuronpipe.bundles.compiler.tokenizers import load_tokenizer, serving_json, token_texts
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest
 from neuronpipe.bundles.repository import Bundle, check_writable, choose_version, new_bundle, read_bundle, write_manifest
 from neuronpipe.core.buckets import Bucket, BucketPlan
@@ -29,6 +30,7 @@ Report: TypeAlias = Callable[[str], None]
 
 COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "fake": fake, "neuronx": neuronx, "torch": torch_}
 TOKENIZER_FILE = "tokenizer.json"
+TOKENS_FILE = "tokens.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,11 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
 
     with new_bundle(request.repository, request.name, version) as folder:
         step(f"convert for {request.backend}, {request.dtype}")
-        (folder / TOKENIZER_FILE).write_text(tokenizer.json, encoding="utf-8")
+        (folder / TOKENIZER_FILE).write_text(serving_json(tokenizer, spec.mask_token), encoding="utf-8")
+        if spec.mask_token:
+            (folder / TOKENS_FILE).write_text(
+                json.dumps(token_texts(tokenizer, spec.vocabulary_size), ensure_ascii=False), encoding="utf-8"
+            )
         compiler = COMPILERS[request.backend]
         conversion = accuracy.Conversion(module, source, batches[0], folder, request.dtype, buckets, request.neuronx, request.device_times)
         artifact = compiler.convert(conversion)
@@ -108,6 +114,7 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
             model=spec,
             source=source.describe(),
             tokenizer_file=TOKENIZER_FILE,
+            tokens_file=TOKENS_FILE if spec.mask_token else "",
             artifacts=(artifact.model_copy(update={"accuracy": measured}),),
             cache_results=request.cache_results,
             files={},

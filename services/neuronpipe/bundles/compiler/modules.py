@@ -123,14 +123,18 @@ def source_module(
     max_tokens: int | None = None,
     facts: Mapping[str, Any] | None = None,
     remarks: Mapping[str, str] | None = None,
+    further_inputs: tuple[str, ...] = (),
 ) -> SourceModule:
-    """`module` around `model`, with what the model's configuration and tokenizer say; `per_token`: its outputs have an axis of tokens."""
+    """`module` around `model`, with what the model's configuration and tokenizer say.
+
+    `per_token`: its outputs have an axis of tokens. `further_inputs`: those of the module that are not the model's.
+    """
     accepted = inspect.signature(model.forward).parameters
     return SourceModule(
         module=module.eval(),
         task=task,
         architecture=type(model).__name__,
-        inputs=tuple(name for name in _INPUTS if name in accepted and name in tokenizer.input_names),
+        inputs=(*(name for name in _INPUTS if name in accepted and name in tokenizer.input_names), *further_inputs),
         outputs=outputs,
         max_tokens=min(limit for limit in (max_tokens, tokenizer.max_tokens, _positions(model.config)) if limit is not None),
         config=model.config,
