@@ -29,9 +29,7 @@ def word_piece(*, max_tokens: int, lowercase: bool = True) -> Any:
     )
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=max_tokens, model_input_names=inputs, **names
-    )
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_tokens, model_input_names=inputs, **names)
 
 
 _ROBERTA_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]

@@ -37,9 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Tokenizer does not support real 
 def tagger_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("taggers")
     labels = {"id2label": dict(enumerate(_LABELS)), "label2id": {label: index for index, label in enumerate(_LABELS)}}
-    return {
-        family: make_source(folder / family, family, "ForTokenClassification", max_tokens=_MAX_TOKENS, **labels) for family in FAMILIES
-    }
+    return {family: make_source(folder / family, family, "ForTokenClassification", max_tokens=_MAX_TOKENS, **labels) for family in FAMILIES}
 
 
 @pytest_asyncio.fixture(scope="module")

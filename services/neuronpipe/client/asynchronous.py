@@ -22,13 +22,18 @@ from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Model
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
 from neuronpipe.api.v1.tasks_pb2 import (
+    Aggregation,
     Answer,
+    Entity,
+    FilledMask,
+    FillMaskInput,
     LabelScore,
     QuestionAnsweringInput,
     ScoreFunction,
     SentenceEmbeddingInput,
     TaskInput,
     TextClassificationInput,
+    TokenClassificationInput,
     Truncation,
 )
 from neuronpipe.rpc.client import error_of, open_channel
@@ -62,8 +67,8 @@ class AsyncClient:
     deadline. A method's `timeout_s` replaces it for one call; None leaves the client's. A deadline of 0 or less has passed already:
     gRPC ends the call at once, with DeadlineExceeded.
 
-    `is_bulk` marks what classify, embed and answer send as work for which time matters less: it waits while interactive work does, and
-    is refused first. A request given to infer, infer_batch or infer_stream has its own `priority`.
+    `is_bulk` marks what classify, embed, answer, find_entities and fill_masks send as work for which time matters less: it waits while
+    interactive work does, and is refused first. A request given to infer, infer_batch or infer_stream has its own `priority`.
 
     Safe to share between tasks; use as `async with AsyncClient("host:50050") as client:` or call `close`.
     """
@@ -130,6 +135,45 @@ class AsyncClient:
         )
         response = await self._infer(model, version, TaskInput(question_answering=input))
         return response.result.question_answering.answers
+
+    async def find_entities(
+        self,
+        model: str,
+        text: str,
+        *,
+        aggregation: "Aggregation.ValueType" = Aggregation.AGGREGATION_SIMPLE,
+        ignore_labels: Sequence[str] = (),
+        keep_all_labels: bool = False,
+        window_stride_tokens: int = 0,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
+        version: str = "",
+    ) -> Sequence[Entity]:
+        """The named things of a text, in its order; with AGGREGATION_NONE a label for each token."""
+        input = TokenClassificationInput(
+            text=text,
+            aggregation=aggregation,
+            ignore_labels=ignore_labels,
+            keep_all_labels=keep_all_labels,
+            window_stride_tokens=window_stride_tokens,
+            truncation=truncation,
+        )
+        response = await self._infer(model, version, TaskInput(token_classification=input))
+        return response.result.token_classification.entities
+
+    async def fill_masks(
+        self,
+        model: str,
+        text: str,
+        *,
+        top_k: int = 0,
+        targets: Sequence[str] = (),
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> Sequence[FilledMask]:
+        """The `top_k` tokens (default 5) that fit in place of each mask, best first. get_model gives the model's `mask_token`."""
+        input = FillMaskInput(text=text, top_k=top_k, targets=targets, truncation=truncation)
+        response = await self._infer(model, version, TaskInput(fill_mask=input))
+        return response.result.fill_mask.masks
 
     async def _infer(self, model: str, version: str, input: TaskInput) -> InferResponse:
         return await self.infer(InferRequest(model=model, version=version, input=input, priority=self._priority))

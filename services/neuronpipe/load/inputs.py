@@ -3,7 +3,15 @@
 from collections.abc import Callable, Sequence
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
-from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, SentenceEmbeddingInput, TaskInput, TextClassificationInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import (
+    FillMaskInput,
+    QuestionAnsweringInput,
+    SentenceEmbeddingInput,
+    TaskInput,
+    TextClassificationInput,
+    TokenClassificationInput,
+    Truncation,
+)
 from neuronpipe.core.errors import SetupError
 from neuronpipe.load.request import LoadRequest
 
@@ -37,8 +45,18 @@ def _question_answering(text: str) -> TaskInput:
     return TaskInput(question_answering=QuestionAnsweringInput(question=_QUESTION, context=text))
 
 
+def _token_classification(text: str) -> TaskInput:
+    return TaskInput(token_classification=TokenClassificationInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
+
+
+def _fill_mask(text: str) -> TaskInput:
+    return TaskInput(fill_mask=FillMaskInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
+
+
 _INPUTS: dict[str, Callable[[str], TaskInput]] = {
     "text_classification": _text_classification,
     "sentence_embedding": _sentence_embedding,
     "question_answering": _question_answering,
+    "token_classification": _token_classification,
+    "fill_mask": _fill_mask,
 }

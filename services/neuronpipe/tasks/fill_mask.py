@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from neuronpipe.api.v1.tasks_pb2 import FilledMask, FillMaskInput, FillMaskResult, TokenScore, Truncation
+from neuronpipe.api.v1.tasks_pb2 import FilledMask, FillMaskInput, FillMaskResult, TokenScore
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays

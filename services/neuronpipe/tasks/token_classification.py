@@ -80,9 +80,7 @@ def decode(
         found = list(_without_overlaps(found))
     text = input.text
     return TokenClassificationResult(
-        entities=[
-            Entity(label=one.label, score=one.score, text=text[one.start : one.end], start=one.start, end=one.end) for one in found
-        ]
+        entities=[Entity(label=one.label, score=one.score, text=text[one.start : one.end], start=one.start, end=one.end) for one in found]
     )
 
 

@@ -30,9 +30,7 @@ class WordRule:
             unknown_id = model["vocab"].get(model.get("unk_token"))
         return cls(bool(model.get("continuing_subword_prefix")), unknown_id)
 
-    def continues_word(
-        self, text: str, token_ids: TokenIds, tokens: Sequence[str], starts: TokenIds, ends: TokenIds
-    ) -> NDArray[np.bool_]:
+    def continues_word(self, text: str, token_ids: TokenIds, tokens: Sequence[str], starts: TokenIds, ends: TokenIds) -> NDArray[np.bool_]:
         """For each token whether it continues a word. `starts` and `ends`: its place in the text, in code points."""
         if self.has_prefix:
             lengths = np.fromiter(map(len, tokens), np.int32, len(tokens))

@@ -67,9 +67,7 @@ def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
         raise SetupError(f"{folder}: its tokenizer has no mask token, so there is nothing to fill")
     model = load_weights(transformers.AutoModelForMaskedLM, folder)
     facts = {"mask_token": str(own.mask_token), "mask_token_id": int(own.mask_token_id)}
-    return source_module(
-        _AtPosition(model), model, "fill_mask", tokenizer, outputs=("logits",), facts=facts, further_inputs=(_POSITION,)
-    )
+    return source_module(_AtPosition(model), model, "fill_mask", tokenizer, outputs=("logits",), facts=facts, further_inputs=(_POSITION,))
 
 
 def _encode(module: SourceModule, texts: Sequence[str]) -> Batch:
