@@ -120,7 +120,7 @@ def _words(topic: str, first: int, count: int) -> str:
 
 
 def plain_text_tokenizer(folder: Path) -> Any:
-    """A model's tokenizer for which special tokens in a text are text, as they are here: transformers 4 leaves no other way into a pipeline."""
+    """A model's tokenizer for which special tokens in a text are text, as they are here. transformers 4 has no other way for pipelines."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 
     class Splitting(type(tokenizer)):  # type: ignore[misc]
