@@ -22,15 +22,28 @@ from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Model
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
 from neuronpipe.api.v1.tasks_pb2 import (
+    Aggregation,
     Answer,
+    Entity,
+    FeatureExtractionInput,
+    FeaturePooling,
+    FeatureType,
+    FilledMask,
+    FillMaskInput,
     LabelScore,
     QuestionAnsweringInput,
+    RankedText,
+    RerankInput,
     ScoreFunction,
     SentenceEmbeddingInput,
+    SentenceSimilarityInput,
     TaskInput,
     TextClassificationInput,
+    TokenClassificationInput,
     Truncation,
+    ZeroShotClassificationInput,
 )
+from neuronpipe.client.features import to_array
 from neuronpipe.rpc.client import error_of, open_channel
 
 ResponseT = TypeVar("ResponseT")
@@ -62,8 +75,8 @@ class AsyncClient:
     deadline. A method's `timeout_s` replaces it for one call; None leaves the client's. A deadline of 0 or less has passed already:
     gRPC ends the call at once, with DeadlineExceeded.
 
-    `is_bulk` marks what classify, embed and answer send as work for which time matters less: it waits while interactive work does, and
-    is refused first. A request given to infer, infer_batch or infer_stream has its own `priority`.
+    `is_bulk` marks what the methods of the tasks (classify, embed and so on) send as work for which time matters less: it waits while
+    interactive work does, and is refused first. A request given to infer, infer_batch or infer_stream has its own `priority`.
 
     Safe to share between tasks; use as `async with AsyncClient("host:50050") as client:` or call `close`.
     """
@@ -130,6 +143,110 @@ class AsyncClient:
         )
         response = await self._infer(model, version, TaskInput(question_answering=input))
         return response.result.question_answering.answers
+
+    async def find_entities(
+        self,
+        model: str,
+        text: str,
+        *,
+        aggregation: "Aggregation.ValueType" = Aggregation.AGGREGATION_SIMPLE,
+        ignore_labels: Sequence[str] = (),
+        keep_all_labels: bool = False,
+        window_stride_tokens: int = 0,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
+        version: str = "",
+    ) -> Sequence[Entity]:
+        """The named things of a text, in its order; with AGGREGATION_NONE a label for each token."""
+        input = TokenClassificationInput(
+            text=text,
+            aggregation=aggregation,
+            ignore_labels=ignore_labels,
+            keep_all_labels=keep_all_labels,
+            window_stride_tokens=window_stride_tokens,
+            truncation=truncation,
+        )
+        response = await self._infer(model, version, TaskInput(token_classification=input))
+        return response.result.token_classification.entities
+
+    async def fill_masks(
+        self,
+        model: str,
+        text: str,
+        *,
+        top_k: int = 0,
+        targets: Sequence[str] = (),
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> Sequence[FilledMask]:
+        """The `top_k` tokens (default 5) that fit in place of each mask, best first. get_model gives the model's `mask_token`."""
+        input = FillMaskInput(text=text, top_k=top_k, targets=targets, truncation=truncation)
+        response = await self._infer(model, version, TaskInput(fill_mask=input))
+        return response.result.fill_mask.masks
+
+    async def extract_features(
+        self,
+        model: str,
+        text: str,
+        text_pair: str = "",
+        *,
+        pooling: "FeaturePooling.ValueType" = FeaturePooling.FEATURE_POOLING_NONE,
+        type: "FeatureType.ValueType" = FeatureType.FEATURE_TYPE_FLOAT32,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> NDArray[np.float32]:
+        """The token vectors of a text or a pair: float32 [tokens, width], or pooled [width]. They travel as `type`."""
+        input = FeatureExtractionInput(text=text, text_pair=text_pair, pooling=pooling, type=type, truncation=truncation)
+        return to_array((await self._infer(model, version, TaskInput(feature_extraction=input))).result.feature_extraction)
+
+    async def compare(
+        self,
+        model: str,
+        source: str,
+        texts: Iterable[str],
+        *,
+        dimensions: int = 0,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> Sequence[float]:
+        """How alike the source and each of the texts are, -1 to 1, in the order of the texts."""
+        input = SentenceSimilarityInput(source=source, texts=texts, dimensions=dimensions, truncation=truncation)
+        return (await self._infer(model, version, TaskInput(sentence_similarity=input))).result.sentence_similarity.scores
+
+    async def rerank(
+        self,
+        model: str,
+        query: str,
+        texts: Iterable[str],
+        *,
+        top_n: int = 0,
+        function: "ScoreFunction.ValueType" = ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> Sequence[RankedText]:
+        """The `top_n` texts (0: all) that answer the query, best first, each with its place among `texts`."""
+        input = RerankInput(query=query, texts=texts, top_n=top_n, function=function, truncation=truncation)
+        return (await self._infer(model, version, TaskInput(rerank=input))).result.rerank.texts
+
+    async def classify_zero_shot(
+        self,
+        model: str,
+        text: str,
+        candidate_labels: Iterable[str],
+        *,
+        hypothesis_template: str = "",
+        multi_label: bool = False,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> Sequence[LabelScore]:
+        """All candidate labels of a text, best first."""
+        input = ZeroShotClassificationInput(
+            text=text,
+            candidate_labels=candidate_labels,
+            hypothesis_template=hypothesis_template,
+            multi_label=multi_label,
+            truncation=truncation,
+        )
+        return (await self._infer(model, version, TaskInput(zero_shot_classification=input))).result.zero_shot_classification.labels
 
     async def _infer(self, model: str, version: str, input: TaskInput) -> InferResponse:
         return await self.infer(InferRequest(model=model, version=version, input=input, priority=self._priority))

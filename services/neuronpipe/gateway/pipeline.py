@@ -6,7 +6,7 @@ Knows stages only as functions, so the same code runs over the network and insid
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from functools import partial
 
 from neuronpipe.api.v1.inference_pb2 import (
@@ -142,7 +142,7 @@ class Pipeline:
             raise InvalidInput("requests", f"{count} requests, a batch takes 1 to {limit}")
         with self._records.together(call) as inner:
             outcomes = await asyncio.gather(*(self._outcome(one, inner, Spans.REQUEST) for one in request.requests))
-        return InferBatchResponse(outcomes=outcomes)
+        return InferBatchResponse(outcomes=_within(outcomes, self._settings.max_batch_response_bytes))
 
     async def infer_stream(self, requests: AsyncIterable[InferStreamRequest], call: Call) -> AsyncIterator[InferStreamResponse]:
         """Runs inputs as they arrive, a limited number at once, and yields answers as they are ready."""
@@ -199,13 +199,26 @@ class Pipeline:
         model = self._models.find(request.model, request.version)
         task = request.input.WhichOneof("task")
         if task is None:
-            raise InvalidInput("input", f"holds no task; model {model.name!r} takes {model.task}")
-        if task != model.task:
-            raise WrongTask(f"model {model.name!r} has the task {model.task}, the input is for {task}")
+            raise InvalidInput("input", f"holds no task; model {model.name!r} takes {' or '.join(model.tasks)}")
+        if task not in model.tasks:
+            raise WrongTask(f"model {model.name!r} has the task {' or '.join(model.tasks)}, the input is for {task}")
         input_bytes, limit = request.input.ByteSize(), self._settings.max_input_bytes
         if input_bytes > limit:
             raise InvalidInput("input", f"{input_bytes} bytes, the limit is {limit}")
         return model, input_bytes
+
+
+def _within(outcomes: Iterable[InferOutcome], limit: int) -> Iterator[InferOutcome]:
+    """The outcomes, with an error in the place of each that would make a response of more than `limit` bytes."""
+    size_bytes = 0
+    for outcome in outcomes:
+        outcome_bytes = outcome.ByteSize()
+        if size_bytes + outcome_bytes <= limit:
+            size_bytes += outcome_bytes
+            yield outcome
+        else:
+            problem = f"the results are too large for one response, the limit is {limit} bytes; send fewer at once, or over a stream"
+            yield InferOutcome(error=to_status(InvalidInput("requests", problem)))
 
 
 def _expire(timer: asyncio.Timeout) -> None:

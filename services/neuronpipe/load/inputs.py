@@ -3,11 +3,25 @@
 from collections.abc import Callable, Sequence
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
-from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, SentenceEmbeddingInput, TaskInput, TextClassificationInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import (
+    FeatureExtractionInput,
+    FillMaskInput,
+    QuestionAnsweringInput,
+    RerankInput,
+    SentenceEmbeddingInput,
+    SentenceSimilarityInput,
+    TaskInput,
+    TextClassificationInput,
+    TokenClassificationInput,
+    Truncation,
+    ZeroShotClassificationInput,
+)
 from neuronpipe.core.errors import SetupError
 from neuronpipe.load.request import LoadRequest
 
 _QUESTION = "What is it that is described here?"
+_CANDIDATE_LABELS = ("numbers", "text", "errors")
+_CUT = Truncation.TRUNCATION_RIGHT
 
 _PRIORITIES = {
     None: Priority.PRIORITY_UNSPECIFIED,
@@ -37,8 +51,39 @@ def _question_answering(text: str) -> TaskInput:
     return TaskInput(question_answering=QuestionAnsweringInput(question=_QUESTION, context=text))
 
 
+def _token_classification(text: str) -> TaskInput:
+    return TaskInput(token_classification=TokenClassificationInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
+
+
+def _fill_mask(text: str) -> TaskInput:
+    return TaskInput(fill_mask=FillMaskInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
+
+
+def _feature_extraction(text: str) -> TaskInput:
+    return TaskInput(feature_extraction=FeatureExtractionInput(text=text, truncation=_CUT))
+
+
+def _sentence_similarity(text: str) -> TaskInput:
+    return TaskInput(sentence_similarity=SentenceSimilarityInput(source=_QUESTION, texts=[text], truncation=_CUT))
+
+
+def _rerank(text: str) -> TaskInput:
+    return TaskInput(rerank=RerankInput(query=_QUESTION, texts=[text], truncation=_CUT))
+
+
+def _zero_shot_classification(text: str) -> TaskInput:
+    input = ZeroShotClassificationInput(text=text, candidate_labels=_CANDIDATE_LABELS, truncation=_CUT)
+    return TaskInput(zero_shot_classification=input)
+
+
 _INPUTS: dict[str, Callable[[str], TaskInput]] = {
     "text_classification": _text_classification,
     "sentence_embedding": _sentence_embedding,
     "question_answering": _question_answering,
+    "token_classification": _token_classification,
+    "fill_mask": _fill_mask,
+    "feature_extraction": _feature_extraction,
+    "sentence_similarity": _sentence_similarity,
+    "rerank": _rerank,
+    "zero_shot_classification": _zero_shot_classification,
 }

@@ -7,20 +7,12 @@ import heapq
 from collections.abc import Sequence
 from operator import itemgetter
 
-import numpy as np
-
-from neuronpipe.api.v1.tasks_pb2 import LabelScore, ScoreFunction, TextClassificationInput, TextClassificationResult
+from neuronpipe.api.v1.tasks_pb2 import LabelScore, TextClassificationInput, TextClassificationResult
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.model import ModelSpec, ScoreFunctionName
-from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Arrays
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
-
-_FUNCTIONS: dict["ScoreFunction.ValueType", ScoreFunctionName] = {
-    ScoreFunction.SCORE_FUNCTION_SOFTMAX: "softmax",
-    ScoreFunction.SCORE_FUNCTION_SIGMOID: "sigmoid",
-    ScoreFunction.SCORE_FUNCTION_NONE: "none",
-}
-_FUNCTION_NUMBERS = frozenset(ScoreFunction.values())
+from neuronpipe.tasks.scores import check_function, scores_of
 
 
 def check(input: TextClassificationInput, model: ModelSpec) -> None:
@@ -30,8 +22,7 @@ def check(input: TextClassificationInput, model: ModelSpec) -> None:
         check_text("text_pair", input.text_pair)
     if input.top_k > len(model.labels):
         raise InvalidInput("top_k", f"{input.top_k}, the model has {len(model.labels)} labels")
-    if input.function not in _FUNCTION_NUMBERS:
-        raise InvalidInput("function", f"{input.function} is not known")
+    check_function(input.function)
     check_truncation(input.truncation)
 
 
@@ -49,25 +40,11 @@ def decode(
     input: TextClassificationInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
 ) -> TextClassificationResult:
     """The best labels from `logits`, float32 [labels]."""
-    function = _FUNCTIONS.get(input.function, model.score_function or "softmax")
-    scores = _scores(outputs[0]["logits"], function)
+    scores = scores_of(outputs[0]["logits"], input.function, model.score_function or "softmax")
     ranked = zip(scores.tolist(), model.labels, strict=True)
     # Labels of equal score stay in the model's order, as in the pipeline.
     best = heapq.nlargest(input.top_k or 1, ranked, key=itemgetter(0))
     return TextClassificationResult(labels=[LabelScore(label=label, score=score) for score, label in best])
-
-
-def _scores(logits: Array, function: ScoreFunctionName) -> Array:
-    if function == "sigmoid":
-        # With a positive logit exp(-x) cannot overflow, with a negative one exp(x) cannot.
-        decayed: Array = np.exp(-np.abs(logits))
-        scores: Array = np.where(logits >= 0, np.float32(1), decayed) / (1 + decayed)
-        return scores
-    if function == "softmax":
-        scores = np.exp(logits - logits.max())
-        scores /= scores.sum()
-        return scores
-    return logits
 
 
 TASK = Task("text_classification", check, traits, encode, decode)

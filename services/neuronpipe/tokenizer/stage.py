@@ -19,6 +19,7 @@ from neuronpipe.core.stages import Call
 from neuronpipe.core.tensors import to_tensor_set
 from neuronpipe.core.worker import Worker
 from neuronpipe.tasks import TASKS
+from neuronpipe.tasks.base import Task
 from neuronpipe.tokenizer.packing import PACKING
 from neuronpipe.tokenizer.text import LIBRARY_VERSION, JsonTokenizer
 
@@ -31,7 +32,7 @@ class Encoder:
     def __init__(self, bundle: Bundle) -> None:
         """Loads the tokenizer. Raises SetupError for a file that is missing or was changed."""
         self._spec = bundle.spec
-        self._task = TASKS[bundle.spec.task]
+        self._tasks = {name: TASKS[name] for name in bundle.spec.tasks}
         self._tokenizer = JsonTokenizer(bundle.tokenizer_file())
         # A release, of ours or of the library's, may encode otherwise.
         releases = (__version__, LIBRARY_VERSION)
@@ -40,24 +41,30 @@ class Encoder:
 
     def check(self, input: TaskInput) -> None:
         """Checks what needs no tokens. Raises InvalidInput."""
-        self._task.check(getattr(input, self._task.name), self._spec)
+        task = self._task_of(input)
+        task.check(getattr(input, task.name), self._spec)
 
     def key(self, input: TaskInput) -> bytes:
-        """Equal for inputs that have the same encoding: a digest of the tokenizer, the task's options and the texts."""
-        key = self._key.copy()
+        """Equal for inputs that have the same encoding: a digest of the tokenizer, the task, its options and the texts."""
+        task, key = self._task_of(input), self._key.copy()
         # As Python would write them, so that no word moves from one to the next unnoticed.
-        key.update(repr(self._task.traits(getattr(input, self._task.name))).encode())
+        key.update(repr((task.name, *task.traits(getattr(input, task.name)))).encode())
         return key.digest()
 
     def encode(self, input: TaskInput) -> EncodedInput:
         """Encodes an input that was checked. Raises InvalidInput."""
-        encoded = self._task.encode(getattr(input, self._task.name), self._tokenizer, self._spec)
+        task = self._task_of(input)
+        encoded = task.encode(getattr(input, task.name), self._tokenizer, self._spec)
         return EncodedInput(
             sequences=[to_tensor_set(sequence) for sequence in encoded.sequences],
             annotations=[to_tensor_set(annotation) for annotation in encoded.annotations],
             tokens=sum(len(sequence["input_ids"]) for sequence in encoded.sequences),
             truncated_tokens=encoded.truncated_tokens,
         )
+
+    def _task_of(self, input: TaskInput) -> Task:
+        # Gateways send what the model answers only.
+        return self._tasks[input.WhichOneof("task") or self._spec.task]
 
 
 class TokenizerStage:

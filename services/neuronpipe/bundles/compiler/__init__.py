@@ -1,6 +1,7 @@
 """Compiles a Transformers model into a bundle. Torch and transformers live here, and nothing that serves imports this."""
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from neuronpipe.bundles.compiler import torch as torch_
 from neuronpipe.bundles.compiler.accuracy import ArtifactCompiler
 from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
 from neuronpipe.bundles.compiler.calibration import read_calibration
+from neuronpipe.bundles.compiler.detection import Found, describe, read_configuration
 from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
@@ -19,16 +21,18 @@ from neuronpipe.bundles.compiler.samples import calibration_batches, comparison_
 from neuronpipe.bundles.compiler.source import find_source
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
-from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
+from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer, load_tokenizer, serving_json, token_texts
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest
 from neuronpipe.bundles.repository import Bundle, check_writable, choose_version, new_bundle, read_bundle, write_manifest
 from neuronpipe.core.buckets import Bucket, BucketPlan
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.model import ModelSpec
 
 Report: TypeAlias = Callable[[str], None]
 
 COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "fake": fake, "neuronx": neuronx, "torch": torch_}
 TOKENIZER_FILE = "tokenizer.json"
+TOKENS_FILE = "tokens.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class CompileRequest:
 
     `max_divergence` is the largest absolute difference of an output to PyTorch float32, and `min_agreement` (0 to 1) the smallest
     agreement (see Accuracy), or None for no limit. `calibration` is a file of texts for int8, or None for sample text. `device_times`
-    names a table of device_times.py, for the fake back end to simulate.
+    names a table of device_times.py, for the fake back end to simulate. An empty `task` or `dtype` is found by the model's configuration.
     """
 
     source: str
@@ -80,12 +84,17 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
 
     step(f"find {request.source}")
     source = find_source(request.source, request.revision)
+    configuration = read_configuration(source.folder)
+    found = Found(request.task, "chosen") if request.task else configuration.find_task()
+    dtype = request.dtype or configuration.dtype_of(COMPILERS[request.backend].DTYPES)
+    request = dataclasses.replace(request, task=found.task, dtype=dtype)
 
     step("read the tokenizer")
     tokenizer = load_tokenizer(source.folder)
 
     step("load the model in PyTorch, float32")
     module = load_module(source.folder, request.task, tokenizer)
+    report(describe(module, found.reason, dtype, configuration.weights_dtype))
     buckets = _choose_buckets(request, module, report)
     if buckets:
         module = module.within(BucketPlan(buckets))
@@ -95,7 +104,7 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
 
     with new_bundle(request.repository, request.name, version) as folder:
         step(f"convert for {request.backend}, {request.dtype}")
-        (folder / TOKENIZER_FILE).write_text(tokenizer.json, encoding="utf-8")
+        _write_tokenizer(folder, tokenizer, spec)
         compiler = COMPILERS[request.backend]
         conversion = accuracy.Conversion(module, source, batches[0], folder, request.dtype, buckets, request.neuronx, request.device_times)
         artifact = compiler.convert(conversion)
@@ -117,6 +126,7 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
             model=spec,
             source=source.describe(),
             tokenizer_file=TOKENIZER_FILE,
+            tokens_file=TOKENS_FILE if spec.mask_token else "",
             artifacts=(artifact.model_copy(update={"accuracy": measured}),),
             cache_results=request.cache_results,
             files={},
@@ -125,13 +135,20 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
     return Compiled(read_bundle(request.repository / request.name / str(version)), batches, reference)
 
 
+def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, spec: ModelSpec) -> None:
+    (folder / TOKENIZER_FILE).write_text(serving_json(tokenizer, spec.mask_token), encoding="utf-8")
+    if spec.mask_token:
+        tokens = token_texts(tokenizer, spec.vocabulary_size)
+        (folder / TOKENS_FILE).write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
+
+
 def _check(request: CompileRequest) -> None:
-    if request.task not in SOURCE_TASKS:
+    if request.task and request.task not in SOURCE_TASKS:
         raise SetupError(f"task {request.task!r} is not known; there are: {', '.join(SOURCE_TASKS)}")
     if request.backend not in COMPILERS:
         raise SetupError(f"back end {request.backend!r} is not known; there are: {', '.join(COMPILERS)}")
     dtypes = COMPILERS[request.backend].DTYPES
-    if request.dtype not in dtypes:
+    if request.dtype and request.dtype not in dtypes:
         raise SetupError(f"dtype {request.dtype!r} is not known for {request.backend}; there are: {', '.join(dtypes)}")
     _check_buckets(request)
     if request.backend != "neuronx" and dataclasses.replace(request.neuronx, cache=DEFAULT_OPTIONS.cache) != DEFAULT_OPTIONS:

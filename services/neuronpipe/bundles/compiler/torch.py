@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import transformers
@@ -19,24 +20,16 @@ BUCKETS = "none"
 _MODEL_FILE = "artifacts/torch/model.pt2"
 
 
-class _Float(torch.nn.Module):
-    """Outputs in float32, whatever the model computes in."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
-    ) -> dict[str, torch.Tensor]:
-        outputs: dict[str, torch.Tensor] = self.module(input_ids, attention_mask, token_type_ids)
-        return {name: tensor.float() for name, tensor in outputs.items()}
+def _to_float(module: torch.nn.Module, args: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    """A forward hook: outputs in float32, whatever the model computes in."""
+    return {name: tensor.float() for name, tensor in outputs.items()}
 
 
 def convert(conversion: Conversion) -> Artifact:
     """See ArtifactCompiler. Batch and length stay free; attention is scaled_dot_product_attention, of which each device has its own."""
     module = conversion.module
-    converted = _Float(copy.deepcopy(module.module).to(_TORCH_DTYPES[conversion.dtype])).eval()
+    converted = copy.deepcopy(module.module).to(_TORCH_DTYPES[conversion.dtype]).eval()
+    converted.register_forward_hook(_to_float)
     example = {name: torch.from_numpy(conversion.example[name]) for name in module.inputs}
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     with warnings.catch_warnings(), torch.no_grad():

@@ -1,0 +1,44 @@
+"""How logits become scores."""
+
+import numpy as np
+
+from neuronpipe.api.v1.tasks_pb2 import ScoreFunction
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ScoreFunctionName
+from neuronpipe.core.tensors import Array
+
+_NAMES: dict["ScoreFunction.ValueType", ScoreFunctionName] = {
+    ScoreFunction.SCORE_FUNCTION_SOFTMAX: "softmax",
+    ScoreFunction.SCORE_FUNCTION_SIGMOID: "sigmoid",
+    ScoreFunction.SCORE_FUNCTION_NONE: "none",
+}
+_NUMBERS = frozenset(ScoreFunction.values())
+
+
+def check_function(function: "ScoreFunction.ValueType") -> None:
+    """Refuses a function that only a newer caller knows."""
+    if function not in _NUMBERS:
+        raise InvalidInput("function", f"{function} is not known")
+
+
+def scores_of(logits: Array, function: "ScoreFunction.ValueType", default: ScoreFunctionName) -> Array:
+    """The scores of logits, float32 of the same shape, by the function that the caller chose, or else the default."""
+    name = _NAMES.get(function, default)
+    if name == "softmax":
+        return softmax(logits)
+    return sigmoid(logits) if name == "sigmoid" else logits
+
+
+def softmax(logits: Array) -> Array:
+    """Numbers that sum to one along the last axis."""
+    scores: Array = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    scores /= scores.sum(axis=-1, keepdims=True)
+    return scores
+
+
+def sigmoid(logits: Array) -> Array:
+    """Numbers between zero and one."""
+    # With a positive logit exp(-x) cannot overflow, with a negative one exp(x) cannot.
+    decayed: Array = np.exp(-np.abs(logits))
+    scores: Array = np.where(logits >= 0, np.float32(1), decayed) / (1 + decayed)
+    return scores
