@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("source", metavar="SOURCE", help="local folder of a model, or its id on the Hugging Face Hub")
-    parser.add_argument("--task", required=True, help="text-classification, sentence-embedding or question-answering")
+    parser.add_argument("--task", required=True, help="text-classification, sentence-embedding, question-answering or image-classification")
     parser.add_argument("--repository", required=True, type=Path, metavar="DIR", help="folder of bundles to write to")
     parser.add_argument("--name", help="the model's name in requests (default: the last part of SOURCE)")
     parser.add_argument("--version", type=int, metavar="V", help="the bundle's version (default: the next free one)")

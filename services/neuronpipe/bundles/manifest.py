@@ -10,7 +10,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
 
 MANIFEST_FILE = "manifest.json"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class _Frozen(BaseModel):
@@ -43,7 +43,8 @@ class Accuracy(_Frozen):
     agreement: float | None = Field(
         None,
         description="text-classification: share of texts with the same best label (none for a model with one label); question-answering: "
-        "share of texts with the same best start and end; sentence-embedding: smallest cosine similarity of a text's embeddings",
+        "share of texts with the same best start and end; sentence-embedding: smallest cosine similarity of a text's embeddings; "
+        "image-classification: as text-classification",
     )
     emulated_agreement: float | None = None
 
@@ -75,7 +76,7 @@ class Manifest(_Frozen):
     schema_version: int
     model: ModelSpec
     source: Source
-    tokenizer_file: str
+    tokenizer_file: str = Field("", description="empty for a model of images, which has no tokenizer")
     artifacts: tuple[Artifact, ...] = Field(min_length=1)
     cache_results: bool = Field(False, description="whether a gateway caches this model's results (since schema version 2)")
     files: dict[str, str] = Field(description="sha256 of every file of the bundle but this one")

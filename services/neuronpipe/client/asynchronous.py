@@ -23,6 +23,7 @@ from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Mod
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
 from neuronpipe.api.v1.tasks_pb2 import (
     Answer,
+    ImageClassificationInput,
     LabelScore,
     QuestionAnsweringInput,
     ScoreFunction,
@@ -62,8 +63,8 @@ class AsyncClient:
     deadline. A method's `timeout_s` replaces it for one call; None leaves the client's. A deadline of 0 or less has passed already:
     gRPC ends the call at once, with DeadlineExceeded.
 
-    `is_bulk` marks what classify, embed and answer send as work for which time matters less: it waits while interactive work does, and
-    is refused first. A request given to infer, infer_batch or infer_stream has its own `priority`.
+    `is_bulk` marks what classify, embed, answer and classify_image send as work for which time matters less: it waits while interactive
+    work does, and is refused first. A request given to infer, infer_batch or infer_stream has its own `priority`.
 
     Safe to share between tasks; use as `async with AsyncClient("host:50050") as client:` or call `close`.
     """
@@ -130,6 +131,20 @@ class AsyncClient:
         )
         response = await self._infer(model, version, TaskInput(question_answering=input))
         return response.result.question_answering.answers
+
+    async def classify_image(
+        self,
+        model: str,
+        image: bytes,
+        *,
+        top_k: int = 0,
+        function: "ScoreFunction.ValueType" = ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
+        version: str = "",
+    ) -> Sequence[LabelScore]:
+        """The `top_k` labels (0: five, or all) of an image, which is the bytes of a JPEG, PNG or WebP file; best first."""
+        input = ImageClassificationInput(image=image, top_k=top_k, function=function)
+        response = await self._infer(model, version, TaskInput(image_classification=input))
+        return response.result.image_classification.labels
 
     async def _infer(self, model: str, version: str, input: TaskInput) -> InferResponse:
         return await self.infer(InferRequest(model=model, version=version, input=input, priority=self._priority))

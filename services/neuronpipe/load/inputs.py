@@ -3,8 +3,16 @@
 from collections.abc import Callable, Sequence
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
-from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, SentenceEmbeddingInput, TaskInput, TextClassificationInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import (
+    ImageClassificationInput,
+    QuestionAnsweringInput,
+    SentenceEmbeddingInput,
+    TaskInput,
+    TextClassificationInput,
+    Truncation,
+)
 from neuronpipe.core.errors import SetupError
+from neuronpipe.load.images import make_image
 from neuronpipe.load.request import LoadRequest
 
 _QUESTION = "What is it that is described here?"
@@ -37,8 +45,13 @@ def _question_answering(text: str) -> TaskInput:
     return TaskInput(question_answering=QuestionAnsweringInput(question=_QUESTION, context=text))
 
 
+def _image_classification(text: str) -> TaskInput:
+    return TaskInput(image_classification=ImageClassificationInput(image=make_image(text)))
+
+
 _INPUTS: dict[str, Callable[[str], TaskInput]] = {
     "text_classification": _text_classification,
     "sentence_embedding": _sentence_embedding,
     "question_answering": _question_answering,
+    "image_classification": _image_classification,
 }

@@ -5,8 +5,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import numpy as np
-
 from neuronpipe.api.v1.stages_pb2 import ExecuteItem, Prediction
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.config import EngineSettings
@@ -19,12 +17,14 @@ from neuronpipe.core.tensors import to_arrays, to_tensor_set
 from neuronpipe.neuron_executor.backends import load_backend
 from neuronpipe.neuron_executor.backends.base import Backend, BackendError, LoadRequest
 from neuronpipe.neuron_executor.batch_time import BatchTime
-from neuronpipe.neuron_executor.batching import pad
+from neuronpipe.neuron_executor.batching import pad, shortest_sequence
 from neuronpipe.neuron_executor.records import ModelRecords
 from neuronpipe.neuron_executor.scheduler import Computed, Limits, Scheduler, running_scheduler
 
-# Lengths of the warm-up: as apart as costs little, to tell what a batch costs from what a token costs.
+# Lengths of the warm-up: as apart as costs little, to tell what a batch costs from what a token costs. Of images, which all have one
+# length, that many rows.
 _WARM_UP_TOKENS = (3, 64)
+_WARM_UP_IMAGES = (1, 2)
 
 
 class NeuronExecutorStage:
@@ -126,12 +126,8 @@ async def _warm_up(backend: Backend, bundle: Bundle) -> tuple[BatchTime, BatchTi
     """
     batch_time = BatchTime()
     lone_batch_time = BatchTime() if backend.cores > 1 and backend.buckets is None else batch_time
-    lengths = [backend.round_tokens(min(length, bundle.spec.max_tokens)) for length in _WARM_UP_TOKENS]
-    shapes = (
-        [(bucket.batch, bucket.tokens) for bucket in backend.buckets.buckets] if backend.buckets else [(1, tokens) for tokens in lengths]
-    )
     try:
-        for rows, tokens in shapes:
+        for rows, tokens in _warm_up_shapes(backend, bundle.spec):
             for core in range(backend.cores):
                 await _run(backend, core, bundle.spec, rows, tokens)
             for is_alone, estimate in ((False, batch_time), (True, lone_batch_time)):
@@ -145,9 +141,18 @@ async def _warm_up(backend: Backend, bundle: Bundle) -> tuple[BatchTime, BatchTi
     return batch_time, lone_batch_time
 
 
+def _warm_up_shapes(backend: Backend, spec: ModelSpec) -> list[tuple[int, int]]:
+    """Rows and tokens of each batch."""
+    if backend.buckets:
+        return [(bucket.batch, bucket.tokens) for bucket in backend.buckets.buckets]
+    if spec.image:
+        return [(rows, backend.round_tokens(spec.image.tokens)) for rows in _WARM_UP_IMAGES]
+    return [(1, backend.round_tokens(min(length, spec.max_tokens))) for length in _WARM_UP_TOKENS]
+
+
 async def _run(backend: Backend, core: int, spec: ModelSpec, rows: int, padded_tokens: int, *, is_alone: bool = False) -> float:
-    """Runs sequences of a token; returns the seconds it took."""
-    inputs = pad([{"input_ids": np.full(1, spec.pad_token_id, np.int32)}] * rows, padded_tokens, spec)
+    """Runs the shortest sequences; returns the seconds it took."""
+    inputs = pad([shortest_sequence(spec)] * rows, padded_tokens, spec)
     began_s = time.monotonic()
     await backend.run(core, inputs, is_alone=is_alone)
     return time.monotonic() - began_s

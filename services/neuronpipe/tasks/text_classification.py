@@ -28,11 +28,16 @@ def check(input: TextClassificationInput, model: ModelSpec) -> None:
     check_text("text", input.text)
     if input.text_pair:
         check_text("text_pair", input.text_pair)
-    if input.top_k > len(model.labels):
-        raise InvalidInput("top_k", f"{input.top_k}, the model has {len(model.labels)} labels")
-    if input.function not in _FUNCTION_NUMBERS:
-        raise InvalidInput("function", f"{input.function} is not known")
+    check_labels(model, input.function, input.top_k)
     check_truncation(input.truncation)
+
+
+def check_labels(model: ModelSpec, function: "ScoreFunction.ValueType", top_k: int) -> None:
+    """Refuses more labels than the model has, and a score function that is not known."""
+    if top_k > len(model.labels):
+        raise InvalidInput("top_k", f"{top_k}, the model has {len(model.labels)} labels")
+    if function not in _FUNCTION_NUMBERS:
+        raise InvalidInput("function", f"{function} is not known")
 
 
 def traits(input: TextClassificationInput) -> tuple[str | int, ...]:
@@ -49,12 +54,15 @@ def decode(
     input: TextClassificationInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
 ) -> TextClassificationResult:
     """The best labels from `logits`, float32 [labels]."""
-    function = _FUNCTIONS.get(input.function, model.score_function or "softmax")
-    scores = _scores(outputs[0]["logits"], function)
+    return TextClassificationResult(labels=best_labels(outputs[0]["logits"], model, input.function, input.top_k or 1))
+
+
+def best_labels(logits: Array, model: ModelSpec, function: "ScoreFunction.ValueType", top_k: int) -> list[LabelScore]:
+    """The `top_k` labels from `logits`, float32 [labels], best first."""
+    scores = _scores(logits, _FUNCTIONS.get(function, model.score_function or "softmax"))
     ranked = zip(scores.tolist(), model.labels, strict=True)
-    # Labels of equal score stay in the model's order, as in the pipeline.
-    best = heapq.nlargest(input.top_k or 1, ranked, key=itemgetter(0))
-    return TextClassificationResult(labels=[LabelScore(label=label, score=score) for score, label in best])
+    # Labels of equal score stay in the model's order, as in the pipelines.
+    return [LabelScore(label=label, score=score) for score, label in heapq.nlargest(top_k, ranked, key=itemgetter(0))]
 
 
 def _scores(logits: Array, function: ScoreFunctionName) -> Array:

@@ -236,7 +236,7 @@ async def test_an_input_larger_than_the_limit_is_refused_with_both_sizes() -> No
     # A text of 100 bytes: tag and length before it, and the same around the message: 2 + 100 + 2.
     request = _request("x" * 100)
     assert (await _pipeline(max_input_bytes=104).infer(request, Call())).version == "2"
-    with pytest.raises(InvalidInput, match=r"^input: 104 bytes, the limit is 103$"):
+    with pytest.raises(InvalidInput, match=r"^input: 104 bytes, the limit is 103 \(the gateway's max_input_bytes\)$"):
         await _pipeline(max_input_bytes=103).infer(request, Call())
 
 

@@ -24,35 +24,39 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dneuronpipe/api/v1/tasks.proto\x12\x11neuronpipe.api.v1\"\xf0\x01\n\tTaskInput\x12I\n\x13text_classification\x18\x01 \x01(\x0b\x32*.neuronpipe.api.v1.TextClassificationInputH\x00\x12G\n\x12sentence_embedding\x18\x02 \x01(\x0b\x32).neuronpipe.api.v1.SentenceEmbeddingInputH\x00\x12G\n\x12question_answering\x18\x03 \x01(\x0b\x32).neuronpipe.api.v1.QuestionAnsweringInputH\x00\x42\x06\n\x04task\"\xf4\x01\n\nTaskResult\x12J\n\x13text_classification\x18\x01 \x01(\x0b\x32+.neuronpipe.api.v1.TextClassificationResultH\x00\x12H\n\x12sentence_embedding\x18\x02 \x01(\x0b\x32*.neuronpipe.api.v1.SentenceEmbeddingResultH\x00\x12H\n\x12question_answering\x18\x03 \x01(\x0b\x32*.neuronpipe.api.v1.QuestionAnsweringResultH\x00\x42\x06\n\x04task\"\xb0\x01\n\x17TextClassificationInput\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttext_pair\x18\x02 \x01(\t\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x32\n\x08\x66unction\x18\x04 \x01(\x0e\x32 .neuronpipe.api.v1.ScoreFunction\x12\x31\n\ntruncation\x18\x0f \x01(\x0e\x32\x1d.neuronpipe.api.v1.Truncation\"I\n\x18TextClassificationResult\x12-\n\x06labels\x18\x01 \x03(\x0b\x32\x1d.neuronpipe.api.v1.LabelScore\"*\n\nLabelScore\x12\r\n\x05label\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\"\x85\x01\n\x16SentenceEmbeddingInput\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x16\n\x0eskip_normalize\x18\x02 \x01(\x08\x12\x12\n\ndimensions\x18\x03 \x01(\r\x12\x31\n\ntruncation\x18\x0f \x01(\x0e\x32\x1d.neuronpipe.api.v1.Truncation\",\n\x17SentenceEmbeddingResult\x12\x11\n\tembedding\x18\x01 \x03(\x02\"\x9c\x01\n\x16QuestionAnsweringInput\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontext\x18\x02 \x01(\t\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x19\n\x11max_answer_tokens\x18\x04 \x01(\r\x12\x1c\n\x14window_stride_tokens\x18\x05 \x01(\r\x12\x17\n\x0f\x61llow_no_answer\x18\x06 \x01(\x08\"E\n\x17QuestionAnsweringResult\x12*\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x19.neuronpipe.api.v1.Answer\"A\n\x06\x41nswer\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0b\n\x03\x65nd\x18\x04 \x01(\r*i\n\nTruncation\x12\x1a\n\x16TRUNCATION_UNSPECIFIED\x10\x00\x12\x14\n\x10TRUNCATION_ERROR\x10\x01\x12\x14\n\x10TRUNCATION_RIGHT\x10\x02\x12\x13\n\x0fTRUNCATION_LEFT\x10\x03*\x80\x01\n\rScoreFunction\x12\x1e\n\x1aSCORE_FUNCTION_UNSPECIFIED\x10\x00\x12\x1a\n\x16SCORE_FUNCTION_SOFTMAX\x10\x01\x12\x1a\n\x16SCORE_FUNCTION_SIGMOID\x10\x02\x12\x17\n\x13SCORE_FUNCTION_NONE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dneuronpipe/api/v1/tasks.proto\x12\x11neuronpipe.api.v1\"\xbd\x02\n\tTaskInput\x12I\n\x13text_classification\x18\x01 \x01(\x0b\x32*.neuronpipe.api.v1.TextClassificationInputH\x00\x12G\n\x12sentence_embedding\x18\x02 \x01(\x0b\x32).neuronpipe.api.v1.SentenceEmbeddingInputH\x00\x12G\n\x12question_answering\x18\x03 \x01(\x0b\x32).neuronpipe.api.v1.QuestionAnsweringInputH\x00\x12K\n\x14image_classification\x18\n \x01(\x0b\x32+.neuronpipe.api.v1.ImageClassificationInputH\x00\x42\x06\n\x04task\"\xc2\x02\n\nTaskResult\x12J\n\x13text_classification\x18\x01 \x01(\x0b\x32+.neuronpipe.api.v1.TextClassificationResultH\x00\x12H\n\x12sentence_embedding\x18\x02 \x01(\x0b\x32*.neuronpipe.api.v1.SentenceEmbeddingResultH\x00\x12H\n\x12question_answering\x18\x03 \x01(\x0b\x32*.neuronpipe.api.v1.QuestionAnsweringResultH\x00\x12L\n\x14image_classification\x18\n \x01(\x0b\x32,.neuronpipe.api.v1.ImageClassificationResultH\x00\x42\x06\n\x04task\"\xb0\x01\n\x17TextClassificationInput\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttext_pair\x18\x02 \x01(\t\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x32\n\x08\x66unction\x18\x04 \x01(\x0e\x32 .neuronpipe.api.v1.ScoreFunction\x12\x31\n\ntruncation\x18\x0f \x01(\x0e\x32\x1d.neuronpipe.api.v1.Truncation\"I\n\x18TextClassificationResult\x12-\n\x06labels\x18\x01 \x03(\x0b\x32\x1d.neuronpipe.api.v1.LabelScore\"*\n\nLabelScore\x12\r\n\x05label\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\"\x85\x01\n\x16SentenceEmbeddingInput\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x16\n\x0eskip_normalize\x18\x02 \x01(\x08\x12\x12\n\ndimensions\x18\x03 \x01(\r\x12\x31\n\ntruncation\x18\x0f \x01(\x0e\x32\x1d.neuronpipe.api.v1.Truncation\",\n\x17SentenceEmbeddingResult\x12\x11\n\tembedding\x18\x01 \x03(\x02\"\x9c\x01\n\x16QuestionAnsweringInput\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontext\x18\x02 \x01(\t\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x19\n\x11max_answer_tokens\x18\x04 \x01(\r\x12\x1c\n\x14window_stride_tokens\x18\x05 \x01(\r\x12\x17\n\x0f\x61llow_no_answer\x18\x06 \x01(\x08\"E\n\x17QuestionAnsweringResult\x12*\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x19.neuronpipe.api.v1.Answer\"A\n\x06\x41nswer\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0b\n\x03\x65nd\x18\x04 \x01(\r\"l\n\x18ImageClassificationInput\x12\r\n\x05image\x18\x01 \x01(\x0c\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x32\n\x08\x66unction\x18\x03 \x01(\x0e\x32 .neuronpipe.api.v1.ScoreFunction\"J\n\x19ImageClassificationResult\x12-\n\x06labels\x18\x01 \x03(\x0b\x32\x1d.neuronpipe.api.v1.LabelScore*i\n\nTruncation\x12\x1a\n\x16TRUNCATION_UNSPECIFIED\x10\x00\x12\x14\n\x10TRUNCATION_ERROR\x10\x01\x12\x14\n\x10TRUNCATION_RIGHT\x10\x02\x12\x13\n\x0fTRUNCATION_LEFT\x10\x03*\x80\x01\n\rScoreFunction\x12\x1e\n\x1aSCORE_FUNCTION_UNSPECIFIED\x10\x00\x12\x1a\n\x16SCORE_FUNCTION_SOFTMAX\x10\x01\x12\x1a\n\x16SCORE_FUNCTION_SIGMOID\x10\x02\x12\x17\n\x13SCORE_FUNCTION_NONE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'neuronpipe.api.v1.tasks_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRUNCATION']._serialized_start=1319
-  _globals['_TRUNCATION']._serialized_end=1424
-  _globals['_SCOREFUNCTION']._serialized_start=1427
-  _globals['_SCOREFUNCTION']._serialized_end=1555
+  _globals['_TRUNCATION']._serialized_start=1660
+  _globals['_TRUNCATION']._serialized_end=1765
+  _globals['_SCOREFUNCTION']._serialized_start=1768
+  _globals['_SCOREFUNCTION']._serialized_end=1896
   _globals['_TASKINPUT']._serialized_start=53
-  _globals['_TASKINPUT']._serialized_end=293
-  _globals['_TASKRESULT']._serialized_start=296
-  _globals['_TASKRESULT']._serialized_end=540
-  _globals['_TEXTCLASSIFICATIONINPUT']._serialized_start=543
-  _globals['_TEXTCLASSIFICATIONINPUT']._serialized_end=719
-  _globals['_TEXTCLASSIFICATIONRESULT']._serialized_start=721
-  _globals['_TEXTCLASSIFICATIONRESULT']._serialized_end=794
-  _globals['_LABELSCORE']._serialized_start=796
-  _globals['_LABELSCORE']._serialized_end=838
-  _globals['_SENTENCEEMBEDDINGINPUT']._serialized_start=841
-  _globals['_SENTENCEEMBEDDINGINPUT']._serialized_end=974
-  _globals['_SENTENCEEMBEDDINGRESULT']._serialized_start=976
-  _globals['_SENTENCEEMBEDDINGRESULT']._serialized_end=1020
-  _globals['_QUESTIONANSWERINGINPUT']._serialized_start=1023
-  _globals['_QUESTIONANSWERINGINPUT']._serialized_end=1179
-  _globals['_QUESTIONANSWERINGRESULT']._serialized_start=1181
-  _globals['_QUESTIONANSWERINGRESULT']._serialized_end=1250
-  _globals['_ANSWER']._serialized_start=1252
-  _globals['_ANSWER']._serialized_end=1317
+  _globals['_TASKINPUT']._serialized_end=370
+  _globals['_TASKRESULT']._serialized_start=373
+  _globals['_TASKRESULT']._serialized_end=695
+  _globals['_TEXTCLASSIFICATIONINPUT']._serialized_start=698
+  _globals['_TEXTCLASSIFICATIONINPUT']._serialized_end=874
+  _globals['_TEXTCLASSIFICATIONRESULT']._serialized_start=876
+  _globals['_TEXTCLASSIFICATIONRESULT']._serialized_end=949
+  _globals['_LABELSCORE']._serialized_start=951
+  _globals['_LABELSCORE']._serialized_end=993
+  _globals['_SENTENCEEMBEDDINGINPUT']._serialized_start=996
+  _globals['_SENTENCEEMBEDDINGINPUT']._serialized_end=1129
+  _globals['_SENTENCEEMBEDDINGRESULT']._serialized_start=1131
+  _globals['_SENTENCEEMBEDDINGRESULT']._serialized_end=1175
+  _globals['_QUESTIONANSWERINGINPUT']._serialized_start=1178
+  _globals['_QUESTIONANSWERINGINPUT']._serialized_end=1334
+  _globals['_QUESTIONANSWERINGRESULT']._serialized_start=1336
+  _globals['_QUESTIONANSWERINGRESULT']._serialized_end=1405
+  _globals['_ANSWER']._serialized_start=1407
+  _globals['_ANSWER']._serialized_end=1472
+  _globals['_IMAGECLASSIFICATIONINPUT']._serialized_start=1474
+  _globals['_IMAGECLASSIFICATIONINPUT']._serialized_end=1582
+  _globals['_IMAGECLASSIFICATIONRESULT']._serialized_start=1584
+  _globals['_IMAGECLASSIFICATIONRESULT']._serialized_end=1658
 # @@protoc_insertion_point(module_scope)

@@ -84,6 +84,7 @@ class TaskInput(_message.Message):
     TEXT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     SENTENCE_EMBEDDING_FIELD_NUMBER: _builtins.int
     QUESTION_ANSWERING_FIELD_NUMBER: _builtins.int
+    IMAGE_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def text_classification(self) -> Global___TextClassificationInput:
         """Scores of a text (or a pair of texts) for each of the model's labels."""
@@ -96,18 +97,23 @@ class TaskInput(_message.Message):
     def question_answering(self) -> Global___QuestionAnsweringInput:
         """The passages of a context that answer a question."""
 
+    @_builtins.property
+    def image_classification(self) -> Global___ImageClassificationInput:
+        """Scores of an image for each of the model's labels."""
+
     def __init__(
         self,
         *,
         text_classification: Global___TextClassificationInput | None = ...,
         sentence_embedding: Global___SentenceEmbeddingInput | None = ...,
         question_answering: Global___QuestionAnsweringInput | None = ...,
+        image_classification: Global___ImageClassificationInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["question_answering", b"question_answering", "sentence_embedding", b"sentence_embedding", "task", b"task", "text_classification", b"text_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image_classification", b"image_classification", "question_answering", b"question_answering", "sentence_embedding", b"sentence_embedding", "task", b"task", "text_classification", b"text_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["question_answering", b"question_answering", "sentence_embedding", b"sentence_embedding", "task", b"task", "text_classification", b"text_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_classification", b"image_classification", "question_answering", b"question_answering", "sentence_embedding", b"sentence_embedding", "task", b"task", "text_classification", b"text_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "image_classification"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -122,6 +128,7 @@ class TaskResult(_message.Message):
     TEXT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     SENTENCE_EMBEDDING_FIELD_NUMBER: _builtins.int
     QUESTION_ANSWERING_FIELD_NUMBER: _builtins.int
+    IMAGE_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def text_classification(self) -> Global___TextClassificationResult:
         """Result of text classification."""
@@ -134,18 +141,23 @@ class TaskResult(_message.Message):
     def question_answering(self) -> Global___QuestionAnsweringResult:
         """Result of question answering."""
 
+    @_builtins.property
+    def image_classification(self) -> Global___ImageClassificationResult:
+        """Result of image classification."""
+
     def __init__(
         self,
         *,
         text_classification: Global___TextClassificationResult | None = ...,
         sentence_embedding: Global___SentenceEmbeddingResult | None = ...,
         question_answering: Global___QuestionAnsweringResult | None = ...,
+        image_classification: Global___ImageClassificationResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["question_answering", b"question_answering", "sentence_embedding", b"sentence_embedding", "task", b"task", "text_classification", b"text_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image_classification", b"image_classification", "question_answering", b"question_answering", "sentence_embedding", b"sentence_embedding", "task", b"task", "text_classification", b"text_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["question_answering", b"question_answering", "sentence_embedding", b"sentence_embedding", "task", b"task", "text_classification", b"text_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_classification", b"image_classification", "question_answering", b"question_answering", "sentence_embedding", b"sentence_embedding", "task", b"task", "text_classification", b"text_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "image_classification"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -398,3 +410,57 @@ class Answer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Answer: _TypeAlias = Answer  # noqa: Y015
+
+@_typing.final
+class ImageClassificationInput(_message.Message):
+    """Input of image classification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGE_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    image: _builtins.bytes
+    """The bytes of a JPEG, PNG or WebP file with one image; not empty. Colours become RGB, alpha is dropped, EXIF's orientation is applied."""
+    top_k: _builtins.int
+    """How many labels to return; default 5 or, where the model has fewer, all; at most the model's number of labels."""
+    function: Global___ScoreFunction.ValueType
+    """How logits become scores."""
+    def __init__(
+        self,
+        *,
+        image: _builtins.bytes = ...,
+        top_k: _builtins.int = ...,
+        function: Global___ScoreFunction.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "image", b"image", "top_k", b"top_k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImageClassificationInput: _TypeAlias = ImageClassificationInput  # noqa: Y015
+
+@_typing.final
+class ImageClassificationResult(_message.Message):
+    """Result of image classification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedCompositeFieldContainer[Global___LabelScore]:
+        """The top_k labels, best first."""
+
+    def __init__(
+        self,
+        *,
+        labels: _abc.Iterable[Global___LabelScore] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImageClassificationResult: _TypeAlias = ImageClassificationResult  # noqa: Y015

@@ -17,7 +17,6 @@ from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
 from neuronpipe.bundles.compiler.samples import calibration_batches, comparison_batches
 from neuronpipe.bundles.compiler.source import find_source
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
-from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest
 from neuronpipe.bundles.repository import Bundle, check_writable, choose_version, new_bundle, read_bundle, write_manifest
 from neuronpipe.core.buckets import Bucket, BucketPlan
@@ -65,8 +64,8 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
     step(f"find {request.source}")
     source = find_source(request.source, request.revision)
 
-    step("read the tokenizer")
-    tokenizer = load_tokenizer(source.folder)
+    step("read the tokenizer, if it has one")
+    tokenizer = SOURCE_TASKS[request.task].load_tokenizer(source.folder)
 
     step("load the model in PyTorch, float32")
     module = load_module(source.folder, request.task, tokenizer)
@@ -79,7 +78,8 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
 
     with new_bundle(request.repository, request.name, version) as folder:
         step(f"convert for {request.backend}, {request.dtype}")
-        (folder / TOKENIZER_FILE).write_text(tokenizer.json, encoding="utf-8")
+        if tokenizer.json:
+            (folder / TOKENIZER_FILE).write_text(tokenizer.json, encoding="utf-8")
         compiler = COMPILERS[request.backend]
         conversion = accuracy.Conversion(module, source, batches[0], folder, request.dtype, buckets, request.neuronx, request.device_times)
         artifact = compiler.convert(conversion)
@@ -89,7 +89,7 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
             step(f"quantize to int8, calibrated on {described.texts} texts ({described.source})")
             artifact = quantization.quantize(artifact, folder, calibration_batches(module, calibration.texts), described)
 
-        step("compare with PyTorch on sample texts")
+        step("compare with PyTorch on samples")
         measured = accuracy.measure(compiler, conversion, artifact, batches, reference)
         if measured is not None:
             report(accuracy.describe(measured, request.dtype, request.task))
@@ -100,7 +100,7 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
             schema_version=SCHEMA_VERSION,
             model=spec,
             source=source.describe(),
-            tokenizer_file=TOKENIZER_FILE,
+            tokenizer_file=TOKENIZER_FILE if tokenizer.json else "",
             artifacts=(artifact.model_copy(update={"accuracy": measured}),),
             cache_results=request.cache_results,
             files={},
@@ -120,6 +120,9 @@ def _check(request: CompileRequest) -> None:
     _check_buckets(request)
     if request.device_times and (request.backend != "fake" or request.device_times not in DEVICE_TIMES):
         raise SetupError(f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}")
+    if request.task == "image_classification" and (request.backend == "neuronx" or request.dtype == "int8"):
+        refused = "--backend neuronx" if request.backend == "neuronx" else "--dtype int8, which is calibrated on texts,"
+        raise SetupError(f"{refused} is for models of texts; there is openvino, torch or fake, in float32 or bfloat16, for images")
     if request.calibration is not None and request.dtype != "int8":
         raise SetupError(f"--calibration is for --dtype int8; {request.dtype} needs none")
     if request.max_divergence is not None and not request.max_divergence >= 0:  # false for NaN too
@@ -146,6 +149,9 @@ def _choose_buckets(request: CompileRequest, module: SourceModule, report: Repor
     if not request.buckets.buckets:
         return ()
     buckets, plan = choose_buckets(request.buckets, module.max_tokens)
+    for bucket in buckets:
+        if module.takes_images and bucket.tokens != module.max_tokens:
+            raise SetupError(f"--bucket {bucket}: an image counts as {module.max_tokens} tokens: write {bucket.batch}x{module.max_tokens}")
     if plan is not None:
         report(plan.describe())
     return buckets

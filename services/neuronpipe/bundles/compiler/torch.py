@@ -1,6 +1,7 @@
 """PyTorch to an exported program: the model's graph and weights in one file, which runs without transformers and without the Hub."""
 
 import copy
+import functools
 import warnings
 from collections.abc import Sequence
 
@@ -19,26 +20,12 @@ BUCKETS = "none"
 _MODEL_FILE = "artifacts/torch/model.pt2"
 
 
-class _Float(torch.nn.Module):
-    """Outputs in float32, whatever the model computes in."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
-    ) -> dict[str, torch.Tensor]:
-        outputs: dict[str, torch.Tensor] = self.module(input_ids, attention_mask, token_type_ids)
-        return {name: tensor.float() for name, tensor in outputs.items()}
-
-
 def convert(conversion: Conversion) -> Artifact:
     """See ArtifactCompiler. Batch and length stay free; attention is scaled_dot_product_attention, of which each device has its own."""
     module = conversion.module
-    converted = _Float(copy.deepcopy(module.module).to(_TORCH_DTYPES[conversion.dtype])).eval()
+    converted = _with_float_outputs(copy.deepcopy(module.module).to(_TORCH_DTYPES[conversion.dtype]))
     example = {name: torch.from_numpy(conversion.example[name]) for name in module.inputs}
-    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    free = dict.fromkeys(module.free_axes, torch.export.Dim.DYNAMIC)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
@@ -54,6 +41,18 @@ def convert(conversion: Conversion) -> Artifact:
         files=(_MODEL_FILE,),
         versions={"torch": torch.__version__, "transformers": transformers.__version__},
     )
+
+
+def _with_float_outputs(module: torch.nn.Module) -> torch.nn.Module:
+    """The module with outputs in float32, whatever it computes in, and the inputs that it had."""
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def float_forward(*args: torch.Tensor, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {name: tensor.float() for name, tensor in forward(*args, **inputs).items()}
+
+    module.forward = float_forward
+    return module
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:

@@ -5,7 +5,7 @@ from pathlib import Path
 import transformers
 
 from neuronpipe.bundles.compiler.modules import SourceModule, set_attention
-from neuronpipe.bundles.compiler.tasks import question_answering, sentence_embedding, text_classification
+from neuronpipe.bundles.compiler.tasks import image_classification, question_answering, sentence_embedding, text_classification
 from neuronpipe.bundles.compiler.tasks.base import SourceTask
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
 
@@ -13,6 +13,7 @@ SOURCE_TASKS: dict[str, SourceTask] = {
     "text_classification": text_classification.TASK,
     "sentence_embedding": sentence_embedding.TASK,
     "question_answering": question_answering.TASK,
+    "image_classification": image_classification.TASK,
 }
 
 
