@@ -1,0 +1,118 @@
+"""What the post-process stage costs for each task: CPU time of a request, from its message to its result's.
+
+Run: python -m tests.bench.postprocess [TASK …]
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from neuronpipe.api.v1.stages_pb2 import PostprocessItem
+from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, SentenceEmbeddingInput, TaskInput, TextClassificationInput
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.model import ModelSpec, OutputSpec
+from neuronpipe.core.tensors import Arrays, to_tensor_set
+from neuronpipe.postprocessor.stage import PostprocessorStage
+
+_SECONDS = 1.0
+_RANDOM = np.random.default_rng(7)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request of a task as the stage gets it. `target_us`: the most CPU time that it should take, in microseconds."""
+
+    describes: str
+    target_us: float
+    input: TaskInput
+    outputs: list[Arrays]
+    annotations: tuple[Arrays, ...] = ()
+    facts: tuple[tuple[str, Any], ...] = ()
+
+    def spec(self) -> ModelSpec:
+        """A model of such outputs."""
+        return ModelSpec(
+            name="model",
+            version=1,
+            task=str(self.input.WhichOneof("task")),
+            architecture="Model",
+            inputs=("input_ids", "attention_mask"),
+            outputs=tuple(OutputSpec(name=name, axes=array.shape) for name, array in self.outputs[0].items()),
+            max_tokens=512,
+            vocabulary_size=30522,
+            pad_token_id=0,
+            **dict(self.facts),
+        )
+
+
+def _logits(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return _RANDOM.standard_normal(shape).astype(np.float32) * 4
+
+
+def _classification() -> Case:
+    labels = tuple(f"label-{number}" for number in range(28))
+    input = TaskInput(text_classification=TextClassificationInput(text="A text", top_k=5))
+    return Case("28 labels, the best 5", 100, input, [{"logits": _logits(28)}], facts=(("labels", labels),))
+
+
+def _embedding() -> Case:
+    input = TaskInput(sentence_embedding=SentenceEmbeddingInput(text="A text"))
+    return Case("384 dimensions", 100, input, [{"sentence_embedding": _logits(384)}], facts=(("embedding_dimensions", 384),))
+
+
+def _question_answering() -> Case:
+    tokens, question_tokens = 384, 12
+    start = np.full(tokens, -1, np.int32)
+    start[question_tokens:-1] = np.arange(tokens - question_tokens - 1) * 5
+    start[0] = 0
+    end = np.where(start > 0, start + 4, start)
+    input = TaskInput(question_answering=QuestionAnsweringInput(question="Where is it?", context="word " * tokens, top_k=5))
+    outputs: list[Arrays] = [{"start_logits": _logits(tokens), "end_logits": _logits(tokens)}]
+    return Case("384 tokens, the best 5", 500, input, outputs, ({"char_start": start, "char_end": end},))
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "text_classification": _classification,
+    "sentence_embedding": _embedding,
+    "question_answering": _question_answering,
+}
+
+
+async def measure(case: Case) -> float:
+    """CPU time of a request in microseconds: the mean over a second."""
+    spec = case.spec()
+    stage = PostprocessorStage([cast("Bundle", SimpleNamespace(key=(spec.name, spec.version), spec=spec))])
+    item = PostprocessItem(
+        model=spec.name,
+        input=case.input,
+        annotations=[to_tensor_set(annotation) for annotation in case.annotations],
+        outputs=[to_tensor_set(output) for output in case.outputs],
+    )
+    message = item.SerializeToString()
+    for _ in range(20):
+        await stage.postprocess(item)
+    count, began_s, began_cpu_s = 0, time.monotonic(), time.process_time()
+    while time.monotonic() - began_s < _SECONDS:
+        (await stage.postprocess(PostprocessItem.FromString(message))).SerializeToString()
+        count += 1
+    elapsed_us = (time.process_time() - began_cpu_s) * 1e6 / count
+    stage.close()
+    return elapsed_us
+
+
+def main(names: list[str]) -> None:
+    """Prints the table."""
+    print(f"{'TASK':26} {'CPU µs':>8} {'TARGET µs':>10}  REQUEST")
+    for name in names or CASES:
+        case = CASES[name]()
+        print(f"{name:26} {asyncio.run(measure(case)):8.0f} {case.target_us:10.0f}  {case.describes}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,104 @@
+"""Keeps count of how our results compare with a reference's, and writes it down.
+
+A test calls `compare` for every case and `check` at its end; a run ends with a table of all comparisons, which are written to
+.cache/oracle/NAME.json too.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+RECORDS = Path(__file__).parents[2] / ".cache" / "oracle"
+
+# The sums of a model's layers run in another order in OpenVINO than in PyTorch: scores of up to 1 differ by up to 1e-5 (the bundles'
+# manifests say by how much exactly); 5e-5 leaves room for other CPUs.
+TOLERANCE = 5e-5
+
+_SHOWN = 5
+
+
+@dataclass
+class Comparison:
+    """One task, or one part of it, against its reference. `name` is the table's row and the record's file."""
+
+    name: str
+    reference: str
+    cases: int = 0
+    largest_difference: float = 0.0
+    mismatches: list[str] = field(default_factory=list)
+
+    def compare(self, case: object, ours: Any, expected: Any, *, tolerance: float = TOLERANCE) -> None:
+        """Counts a case. `ours` and `expected` are values as JSON has them: numbers with a fraction agree within the tolerance, whatever
+        their type says; everything else must be equal."""
+        self.cases += 1
+        difference, problem = _difference(ours, expected, tolerance)
+        self.largest_difference = max(self.largest_difference, difference)
+        if problem:
+            self.mismatches.append(f"{case!r}: {problem}")
+
+    def compare_ranked(
+        self, case: object, ours: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]], *, tolerance: float = TOLERANCE
+    ) -> None:
+        """Counts a case of results that are sorted by their `score`. Two correct implementations, which round differently, may swap
+        results of nearly the same score, also the last with the first that is left out."""
+        self.compare(case, _in_order(ours, expected, tolerance), list(expected), tolerance=tolerance)
+
+    def check(self, *, at_least: int) -> None:
+        """Raises AssertionError where cases differ, or where fewer were compared than a suite is meant to."""
+        assert not self.mismatches, "\n".join([f"{len(self.mismatches)} of {self.cases} cases differ:", *self.mismatches[:_SHOWN]])
+        assert self.cases >= at_least, f"{self.cases} cases compared, expected {at_least}"
+
+    def write(self) -> None:
+        """Writes the record."""
+        RECORDS.mkdir(parents=True, exist_ok=True)
+        record = {
+            "name": self.name,
+            "reference": self.reference,
+            "cases": self.cases,
+            "largest_difference": self.largest_difference,
+            "mismatches": self.mismatches,
+        }
+        (RECORDS / f"{self.name}.json").write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+    def row(self) -> str:
+        """The table's row."""
+        return f"{self.name:28} {self.cases:6} {self.largest_difference:12.2e} {len(self.mismatches):11}  {self.reference}"
+
+
+HEADER = f"{'COMPARISON':28} {'CASES':>6} {'DIFFERENCE':>12} {'MISMATCHES':>11}  REFERENCE"
+
+
+def _in_order(ours: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]], tolerance: float) -> list[Mapping[str, Any]]:
+    """Ours in the order of the reference as far as scores are too close to have one, with the reference's own where it was cut there."""
+    if any(abs(one["score"] - other["score"]) > tolerance for one, other in zip(ours, expected, strict=False)):
+        return list(ours)
+    waiting = list(ours)
+    ordered: list[Mapping[str, Any]] = []
+    for one in expected:
+        near = [other for other in waiting if abs(other["score"] - one["score"]) <= tolerance]
+        same = [other for other in near if {**other, "score": 0} == {**one, "score": 0}]
+        is_cut = bool(ours) and abs(ours[-1]["score"] - one["score"]) <= tolerance
+        chosen = (same or near or waiting)[:1]
+        ordered += [{**one, "score": chosen[0]["score"]}] if chosen and is_cut and not same else chosen
+        waiting = [other for other in waiting if not any(other is taken for taken in chosen)]
+    return ordered + waiting
+
+
+def _difference(ours: Any, expected: Any, tolerance: float) -> tuple[float, str]:
+    """The largest difference of two values' numbers, and what is wrong, if anything."""
+    if isinstance(expected, float) and isinstance(ours, int | float):
+        difference = abs(ours - expected)
+        return difference, "" if difference <= tolerance else f"{ours!r}, expected {expected!r}"  # false for NaN too
+    if isinstance(expected, Mapping) and isinstance(ours, Mapping) and set(ours) == set(expected):
+        return _largest([(str(key), *_difference(ours[key], value, tolerance)) for key, value in expected.items()])
+    if isinstance(expected, list | tuple) and isinstance(ours, list | tuple) and len(ours) == len(expected):
+        pairs = enumerate(zip(ours, expected, strict=True))
+        return _largest([(str(index), *_difference(one, other, tolerance)) for index, (one, other) in pairs])
+    return 0.0, "" if ours == expected else f"{ours!r}, expected {expected!r}"
+
+
+def _largest(parts: list[tuple[str, float, str]]) -> tuple[float, str]:
+    problem = next((f"{name}: {problem}" for name, _, problem in parts if problem), "")
+    return max((difference for _, difference, _ in parts), default=0.0), problem

@@ -1,0 +1,43 @@
+"""Four processes that serve the models of a suite, asked over gRPC."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo.processes import four_processes
+from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.client import AsyncClient
+
+_BATCH_ITEMS = 128
+_TIMEOUT_S = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The models, behind a gateway."""
+
+    client: AsyncClient
+
+    async def infer_all(self, model: str, inputs: Sequence[TaskInput]) -> list[InferOutcome]:
+        """The outcomes of one model for all inputs, in order: each a response or an error."""
+        requests = [InferRequest(model=model, input=input) for input in inputs]
+        outcomes: list[InferOutcome] = []
+        for first in range(0, len(requests), _BATCH_ITEMS):
+            outcomes += await self.client.infer_batch(requests[first : first + _BATCH_ITEMS], timeout_s=_TIMEOUT_S)
+        return outcomes
+
+
+@asynccontextmanager
+async def serving(folder: Path, sources: Mapping[str, tuple[str, Path]]) -> AsyncIterator[Served]:
+    """Compiles models (name in requests → task and source) for openvino in float32, and serves them from four processes.
+
+    Use it in a fixture of the scope "module", with a folder of `tmp_path_factory`.
+    """
+    for name, (task, source) in sources.items():
+        compile_bundle(CompileRequest(source=str(source), task=task, repository=folder, name=name), lambda line: None)
+    with four_processes(folder) as processes:
+        async with AsyncClient(processes["gateway"].target, timeout_s=_TIMEOUT_S) as client:
+            yield Served(client)
