@@ -17,13 +17,17 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ImageSpec
 from neuronpipe.core.tensors import Array
 
+# Of metadata that is broken, in words of the file's own, each of which Python would remember. For good: to do it for the time of a call
+# is not safe in threads.
+warnings.filterwarnings("ignore", module="PIL")
+
 # Of the library, whose decoders and filters may change with it.
 LIBRARY_VERSION: str = PIL.__version__
 
 _FORMATS = ("JPEG", "PNG", "WEBP")
 # Those that can be animated. A JPEG file with several images (MPO) is a photograph with its preview or its depth, and the first one counts.
 _ANIMATED_FORMATS = ("PNG", "WEBP")
-# Decoded, one of so many takes 150 MB, and as much again to be turned upright. Phones take pictures of 48 million.
+# Decoded, one of so many takes 200 MB, and as much again to be turned upright. Phones take pictures of 48 million.
 _MAX_PIXELS = 50_000_000
 # Each scan of a progressive JPEG goes over the whole image: a small file of many keeps the decoder busy for minutes. Encoders write 10.
 _MAX_SCANS = 64
@@ -49,6 +53,14 @@ def to_pixels(levels: Array, spec: ImageSpec) -> Array:
     return _fit(Image.fromarray(levels), spec)
 
 
+def whiten(image: Image.Image) -> Image.Image:
+    """An RGB image with white for the colour that its file calls transparent: as convert_to_rgb in transformers/image_transforms.py."""
+    if image.info.get("transparency") is None:
+        return image
+    with_alpha = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), with_alpha).convert("RGB")
+
+
 def _fit(image: Image.Image, spec: ImageSpec) -> Array:
     if spec.resize is not None:
         height, width = _resized(image.height, image.width, spec)
@@ -59,20 +71,19 @@ def _fit(image: Image.Image, spec: ImageSpec) -> Array:
 
 def _decode(data: bytes, spec: ImageSpec) -> Image.Image:
     """The file's first image, upright and in RGB."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a palette's transparency, of metadata that is broken
-        image = _open(data, spec)
-        try:
-            return ImageOps.exif_transpose(image).convert("RGB")
-        except Exception as error:  # each decoder raises something else
-            raise InvalidInput("image", f"is a {image.format} file that ends early or is broken") from error
+    image = _open(data, spec)
+    try:
+        upright = ImageOps.exif_transpose(image).convert("RGB")
+        return whiten(upright) if spec.whitens else upright
+    except Exception as error:  # each decoder raises something else
+        raise InvalidInput("image", f"is a {image.format} file that ends early or is broken") from error
 
 
 def _open(data: bytes, spec: ImageSpec) -> Image.Image:
     """The file, of which no more was read than its header."""
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
-    except Image.DecompressionBombError as error:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidInput("image", f"more pixels than the limit of {_MAX_PIXELS:,}") from error
     except Exception as error:  # of a broken header each format raises something else
         raise InvalidInput("image", f"is no {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file, or its header is broken") from error

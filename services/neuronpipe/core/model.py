@@ -26,7 +26,7 @@ class OutputSpec(BaseModel):
 
 
 class ImageSpec(BaseModel):
-    """How an image becomes the pixels that a model takes, uint8 [3, *size]: resized, then cropped, each where it is set.
+    """How an image in RGB becomes the pixels that a model takes, uint8 [3, *size]: resized, then cropped, each where it is set.
 
     What comes behind, scaling and normalizing, is part of the compiled model. Sizes are (height, width).
     """
@@ -35,6 +35,7 @@ class ImageSpec(BaseModel):
 
     resize: tuple[int, int] | int | None = Field(None, description="the size, or the length of the shorter side; none: as it is")
     resampling: Resampling = "bilinear"
+    whitens: bool = Field(False, description="whether the colour that a file calls transparent becomes white")
     crop: tuple[int, int] | None = Field(None, description="the size of the middle that is kept; what is missing is black")
 
     @model_validator(mode="after")

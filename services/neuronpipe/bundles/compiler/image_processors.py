@@ -9,10 +9,11 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from PIL import Image
 from pydantic import ValidationError
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.images import to_pixels
+from neuronpipe.core.images import to_pixels, whiten
 from neuronpipe.core.model import ImageSpec, Resampling
 
 # In the order of Pillow's numbers.
@@ -26,6 +27,7 @@ _CONVNEXT_WARPS_FROM = 384
 _TOLERANCE = 1e-6
 # Wide, high, smaller than most models' images, and larger.
 _SAMPLE_SIZES = ((300, 200), (37, 91), (512, 640))
+_TRANSPARENT = (10, 20, 30)
 
 
 class Normalize(torch.nn.Module):
@@ -49,6 +51,11 @@ class SourceImageProcessor:
     spec: ImageSpec
     normalize: Normalize
 
+    def run(self, image: Image.Image) -> NDArray[np.float32]:
+        """What the model gets of an RGB image: float32 [1, 3, height, width]."""
+        numbers: NDArray[np.float32] = self.normalize(torch.from_numpy(to_pixels(np.asarray(image), self.spec))[None]).numpy()
+        return numbers
+
 
 def load_image_processor(folder: Path) -> SourceImageProcessor:
     """Reads the processor on Pillow and NumPy. Raises SetupError for one that does what cannot be reproduced, naming it."""
@@ -67,10 +74,18 @@ def load_image_processor(folder: Path) -> SourceImageProcessor:
     except (ValidationError, ValueError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise SetupError(f"{folder}: its {name} is not supported: {problem}") from error
-    difference = max(_difference(processor, read, _sample_image(height, width, 0)) for height, width in _SAMPLE_SIZES)
+    samples = [Image.fromarray(_sample_image(height, width, 0)) for height, width in _SAMPLE_SIZES]
+    difference = max(_difference(processor, sample, read.run(sample)) for sample in samples)
     if not difference <= _TOLERANCE:
         raise SetupError(f"{folder}: its {name} makes pixels that differ by {difference:.2e} from what its options say; not supported")
-    return read
+    # No option's matter alone: with do_convert_rgb transformers 5 whitens, 4 does not.
+    transparent = Image.new("RGB", _SAMPLE_SIZES[0], _TRANSPARENT)
+    transparent.info["transparency"] = _TRANSPARENT
+    if _difference(processor, transparent, read.run(transparent)) <= _TOLERANCE:
+        return read
+    if not _difference(processor, transparent, read.run(whiten(transparent))) <= _TOLERANCE:
+        raise SetupError(f"{folder}: its {name} makes another colour than white of what is transparent; not supported")
+    return SourceImageProcessor(read.spec.model_copy(update={"whitens": True}), read.normalize)
 
 
 def sample_pixels(spec: ImageSpec, seed: int) -> NDArray[np.uint8]:
@@ -135,10 +150,9 @@ def _of_channels(value: Any, name: str) -> list[float]:
     return numbers
 
 
-def _difference(processor: Any, read: SourceImageProcessor, image: NDArray[np.uint8]) -> float:
-    """The largest difference, where the numbers are greater than one in relation to them."""
+def _difference(processor: Any, image: Image.Image, numbers: NDArray[np.float32]) -> float:
+    """The largest one of `numbers` to what the processor makes of an RGB image; for numbers beyond one in relation to them."""
     expected = np.asarray(processor(images=[image], return_tensors="np")["pixel_values"], np.float64)
-    pixels = read.normalize(torch.from_numpy(to_pixels(image, read.spec))[None]).numpy()
-    if pixels.shape != expected.shape:
+    if numbers.shape != expected.shape:
         return float("inf")
-    return float((np.abs(pixels - expected) / np.maximum(1, np.abs(expected))).max())
+    return float((np.abs(numbers - expected) / np.maximum(1, np.abs(expected))).max())
