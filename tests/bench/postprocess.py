@@ -14,7 +14,13 @@ from typing import Any, cast
 import numpy as np
 
 from neuronpipe.api.v1.stages_pb2 import PostprocessItem
-from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, SentenceEmbeddingInput, TaskInput, TextClassificationInput
+from neuronpipe.api.v1.tasks_pb2 import (
+    ImageClassificationInput,
+    QuestionAnsweringInput,
+    SentenceEmbeddingInput,
+    TaskInput,
+    TextClassificationInput,
+)
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.model import ModelSpec, OutputSpec
 from neuronpipe.core.tensors import Arrays, to_tensor_set
@@ -77,10 +83,17 @@ def _question_answering() -> Case:
     return Case("384 tokens, the best 5", 500, input, outputs, ({"char_start": start, "char_end": end},))
 
 
+def _image_classification() -> Case:
+    labels = tuple(f"label-{number}" for number in range(1000))
+    input = TaskInput(image_classification=ImageClassificationInput())
+    return Case("1,000 labels, the best 5", 100, input, [{"logits": _logits(1000)}], facts=(("labels", labels),))
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "text_classification": _classification,
     "sentence_embedding": _embedding,
     "question_answering": _question_answering,
+    "image_classification": _image_classification,
 }
 
 

@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from neuronpipe.core.model import ModelSpec, OutputSpec
+from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec
 
 _OUTPUTS = {
     "text_classification": (OutputSpec(name="logits", axes=(3,)),),
     "sentence_embedding": (OutputSpec(name="sentence_embedding", axes=(4,)),),
     "question_answering": (OutputSpec(name="start_logits", axes=("tokens",)), OutputSpec(name="end_logits", axes=("tokens",))),
+    "image_classification": (OutputSpec(name="logits", axes=(3,)),),
 }
 
 
@@ -28,3 +29,10 @@ def model_spec(task: str = "text_classification", **changes: Any) -> ModelSpec:
         "embedding_dimensions": 4 if task == "sentence_embedding" else 0,
     }
     return ModelSpec(**described | changes)
+
+
+def image_spec(**changes: Any) -> ModelSpec:
+    """A model of images of 32 x 48 pixels, which count as 6 tokens."""
+    image = ImageSpec(resize=(32, 48))
+    described = {"inputs": ("pixels",), "image": image, "max_tokens": image.tokens, "vocabulary_size": 0, "labels": ("a", "b", "c")}
+    return model_spec("image_classification", **described | changes)

@@ -3,9 +3,7 @@
 Equal to transformers' TextClassificationPipeline with `top_k` and `function_to_apply`.
 """
 
-import heapq
 from collections.abc import Sequence
-from operator import itemgetter
 
 import numpy as np
 
@@ -60,9 +58,12 @@ def decode(
 def best_labels(logits: Array, model: ModelSpec, function: "ScoreFunction.ValueType", top_k: int) -> list[LabelScore]:
     """The `top_k` labels from `logits`, float32 [labels], best first."""
     scores = _scores(logits, _FUNCTIONS.get(function, model.score_function or "softmax"))
-    ranked = zip(scores.tolist(), model.labels, strict=True)
+    # Not all are sorted: a classifier of images has 1,000 labels, of which that takes 0.1 ms.
+    least = np.partition(scores, -top_k)[-top_k]
+    candidates = np.flatnonzero(scores >= least)
     # Labels of equal score stay in the model's order, as in the pipelines.
-    return [LabelScore(label=label, score=score) for score, label in heapq.nlargest(top_k, ranked, key=itemgetter(0))]
+    best = candidates[np.argsort(-scores[candidates], kind="stable")][:top_k]
+    return [LabelScore(label=model.labels[index], score=score) for index, score in zip(best.tolist(), scores[best].tolist(), strict=True)]
 
 
 def _scores(logits: Array, function: ScoreFunctionName) -> Array:
