@@ -76,6 +76,18 @@ def answerer(folder: Path) -> Path:
     return save(transformers.BertForQuestionAnswering(bert_config()), folder)
 
 
+def tagger(folder: Path) -> Path:
+    """Token classification with entities in the form of CoNLL-2003."""
+    labels = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    config = bert_config(id2label=dict(enumerate(labels)), label2id={label: index for index, label in enumerate(labels)})
+    return save(transformers.BertForTokenClassification(config), folder)
+
+
+def filler(folder: Path) -> Path:
+    """Fill-mask."""
+    return save(transformers.BertForMaskedLM(bert_config()), folder)
+
+
 def embedder(folder: Path) -> Path:
     """Sentence embedding by the mean of token vectors."""
     return save(transformers.BertModel(bert_config()), folder)
@@ -87,6 +99,8 @@ MODELS: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "multi-label": ("text_classification", multi_label_classifier),
     "answerer": ("question_answering", answerer),
     "minilm": ("sentence_embedding", lambda folder: find_minilm()),
+    "tagger": ("token_classification", tagger),
+    "filler": ("fill_mask", filler),
 }
 
 

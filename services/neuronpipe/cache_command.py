@@ -113,7 +113,7 @@ async def _warm(options: argparse.Namespace, remote: "Remote", settings: "RedisS
 
     bundles = ModelTable({bundle.key: bundle for bundle in read_repository(options.repository)})
     bundle = bundles.find(options.model, options.version)
-    inputs = list(_inputs(options, bundle.spec.task))
+    inputs = list(_inputs(options, bundle.spec.tasks))
     encoder, report = Encoder(bundle), _Report(len(inputs))
     for begin in range(0, len(inputs), _BATCH):
         await _warm_batch(encoder, remote, settings.redis_ttl_s, inputs[begin : begin + _BATCH], report)
@@ -169,7 +169,7 @@ class _Report:
         print(f"{self.done:,} inputs: {self.stored:,} stored, {known:,} there already or given twice, {self.refused:,} refused")
 
 
-def _inputs(options: argparse.Namespace, task: str) -> "Iterator[tuple[int, TaskInput]]":
+def _inputs(options: argparse.Namespace, tasks: Sequence[str]) -> "Iterator[tuple[int, TaskInput]]":
     """The inputs of a file with the numbers of their lines."""
     from google.protobuf import json_format
 
@@ -178,12 +178,12 @@ def _inputs(options: argparse.Namespace, task: str) -> "Iterator[tuple[int, Task
     path: Path = options.texts or options.inputs
 
     def of_text(line: str) -> TaskInput:
-        return json_format.ParseDict({task: {"text": line}}, TaskInput())
+        return json_format.ParseDict({tasks[0]: {"text": line}}, TaskInput())
 
     def of_json(line: str) -> TaskInput:
         input = json_format.Parse(line, TaskInput())
-        if input.WhichOneof("task") != task:
-            raise json_format.ParseError(f"it is not for the task {task}")
+        if input.WhichOneof("task") not in tasks:
+            raise json_format.ParseError(f"it is not for the task {' or '.join(tasks)}")
         return input
 
     read: Callable[[str], TaskInput] = of_text if options.texts else of_json

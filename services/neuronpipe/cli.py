@@ -239,7 +239,8 @@ def _models(options: argparse.Namespace) -> None:
     for model in models:
         version = model.version + ("*" if model.is_default else " ")
         backends = ",".join(model.backends)
-        print(f"{model.name:24} {version:>7} {model.task:20} {model.max_tokens:6} {backends:10} {model.dtype:9} {model.architecture}")
+        also = "".join(f", also {task}" for task in model.tasks if task != model.task)
+        print(f"{model.name:24} {version:>7} {model.task:20} {model.max_tokens:6} {backends:10} {model.dtype:9} {model.architecture}{also}")
 
 
 if __name__ == "__main__":

@@ -15,11 +15,16 @@ import numpy as np
 
 from neuronpipe.api.v1.stages_pb2 import PostprocessItem
 from neuronpipe.api.v1.tasks_pb2 import (
+    FeatureExtractionInput,
+    FeatureType,
     ImageClassificationInput,
     QuestionAnsweringInput,
+    RerankInput,
     SentenceEmbeddingInput,
+    SentenceSimilarityInput,
     TaskInput,
     TextClassificationInput,
+    ZeroShotClassificationInput,
 )
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.model import ModelSpec, OutputSpec
@@ -83,6 +88,28 @@ def _question_answering() -> Case:
     return Case("384 tokens, the best 5", 500, input, outputs, ({"char_start": start, "char_end": end},))
 
 
+def _features() -> Case:
+    input = TaskInput(feature_extraction=FeatureExtractionInput(text="A text", type=FeatureType.FEATURE_TYPE_INT8))
+    state: list[Arrays] = [{"last_hidden_state": _logits(128, 384)}]
+    return Case("128 tokens of 384 dimensions, in int8", 500, input, state, facts=(("embedding_dimensions", 384),))
+
+
+def _similarity() -> Case:
+    input = TaskInput(sentence_similarity=SentenceSimilarityInput(source="A text", texts=["a text"] * 16))
+    vectors: list[Arrays] = [{"sentence_embedding": _logits(384)} for _ in range(17)]
+    return Case("16 texts, 384 dimensions", 100, input, vectors, facts=(("embedding_dimensions", 384),))
+
+
+def _ranking() -> Case:
+    input = TaskInput(rerank=RerankInput(query="A text", texts=["a text"] * 16))
+    return Case("16 texts", 100, input, [{"logits": _logits(1)} for _ in range(16)])
+
+
+def _zero_shot() -> Case:
+    input = TaskInput(zero_shot_classification=ZeroShotClassificationInput(text="A text", candidate_labels=["a label"] * 16))
+    return Case("16 labels", 100, input, [{"logits": _logits(3)} for _ in range(16)], facts=(("entailment_id", 2),))
+
+
 def _image_classification() -> Case:
     labels = tuple(f"label-{number}" for number in range(1000))
     input = TaskInput(image_classification=ImageClassificationInput())
@@ -93,6 +120,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "text_classification": _classification,
     "sentence_embedding": _embedding,
     "question_answering": _question_answering,
+    "feature_extraction": _features,
+    "sentence_similarity": _similarity,
+    "rerank": _ranking,
+    "zero_shot_classification": _zero_shot,
     "image_classification": _image_classification,
 }
 

@@ -322,8 +322,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "spe
     ("change", "task", "message"),
     [
         pytest.param(_without("config.json"), "text_classification", "no model: it has no config.json", id="no config"),
-        pytest.param(_with("config.json", b"{"), "text_classification", "cannot load", id="broken config"),
-        pytest.param(_with("config.json", b'{"model_type": "x"}'), "text_classification", "cannot load", id="unknown architecture"),
+        pytest.param(_with("config.json", b"{"), "text_classification", "cannot be read as JSON", id="broken config"),
+        pytest.param(_with("config.json", b'{"model_type": "x"}'), "text_classification", "does not know", id="unknown architecture"),
         pytest.param(_without("model.safetensors"), "text_classification", "cannot load it", id="no weights"),
         pytest.param(_with("model.safetensors", b"\1\2"), "text_classification", "cannot load it", id="broken weights"),
         pytest.param(_without(*_TOKENIZER_FILES), "text_classification", "its tokenizer", id="no tokenizer"),

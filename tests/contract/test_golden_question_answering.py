@@ -42,16 +42,16 @@ def test_answers_equal_those_of_transformers(context: str, results: list[Questio
     assert compared > 0
 
 
-def test_special_token_written_in_a_question_is_no_place_for_an_answer(repository: Path) -> None:
-    # Here transformers is wrong and no reference: see tasks/question_answering.py.
+def test_special_tokens_written_in_the_texts_are_text(repository: Path) -> None:
     bundle = read_bundle(repository / "answerer" / "1")
-    input = QuestionAnsweringInput(question="What is [CLS]?", context="A [CLS].")
+    input = QuestionAnsweringInput(question="[CLS]?", context="A [CLS].")
 
     encoded = question_answering.encode(input, JsonTokenizer(bundle.tokenizer_file()), bundle.spec)
 
-    # [CLS] what is [CLS] ? [SEP] a [CLS] . [SEP]: the first stands for "no answer", the last is part of the context.
-    assert encoded.annotations[0]["char_start"].tolist() == [0, -1, -1, -1, -1, -1, 0, 2, 7, -1]
-    assert encoded.annotations[0]["char_end"].tolist() == [0, -1, -1, -1, -1, -1, 1, 7, 8, -1]
+    # [CLS] [ cl ##s ] ? [SEP] a [ cl ##s ] . [SEP]: the first stands for "no answer", all but a word of the context for nothing.
+    assert (encoded.sequences[0]["input_ids"] == 101).tolist() == [True] + [False] * 13
+    assert encoded.annotations[0]["char_start"].tolist() == [0, -1, -1, -1, -1, -1, -1, 0, 2, 3, 3, 6, 7, -1]
+    assert encoded.annotations[0]["char_end"].tolist() == [0, -1, -1, -1, -1, -1, -1, 1, 3, 6, 6, 7, 8, -1]
 
 
 def _input(case: dict[str, Any]) -> QuestionAnsweringInput:

@@ -108,8 +108,11 @@ async def test_typed_methods_give_what_infer_gives(gateway_target: str) -> None:
         labels = await client.classify("classifier", "The cat sat.", top_k=4, function=ScoreFunction.SCORE_FUNCTION_SIGMOID)
         vector = await client.embed("minilm", "The cat sat.", dimensions=16)
         answers = await client.answer("answerer", "Who sat?", "The cat sat on the mat.", top_k=2)
+        alike = await client.compare("minilm", "The cat sat.", ["The cat sat.", "A cat is sitting.", "Stocks fell sharply."])
         response = await client.infer(classify("The cat sat.", top_k=4, function=ScoreFunction.SCORE_FUNCTION_SIGMOID))
 
+    assert alike[0] == pytest.approx(1, abs=1e-6)
+    assert 1 > alike[1] > 0.5 > alike[2]
     assert list(labels) == list(response.result.text_classification.labels)
     assert vector.dtype == np.float32
     assert vector.shape == (16,)

@@ -64,10 +64,10 @@ class Comparison:
 
     def row(self) -> str:
         """The table's row."""
-        return f"{self.name:28} {self.cases:6} {self.largest_difference:12.2e} {len(self.mismatches):11}  {self.reference}"
+        return f"{self.name:34} {self.cases:6} {self.largest_difference:12.2e} {len(self.mismatches):11}  {self.reference}"
 
 
-HEADER = f"{'COMPARISON':28} {'CASES':>6} {'DIFFERENCE':>12} {'MISMATCHES':>11}  REFERENCE"
+HEADER = f"{'COMPARISON':34} {'CASES':>6} {'DIFFERENCE':>12} {'MISMATCHES':>11}  REFERENCE"
 
 
 def _in_order(ours: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]], tolerance: float) -> list[Mapping[str, Any]]:

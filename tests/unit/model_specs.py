@@ -7,13 +7,17 @@ from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec
 _OUTPUTS = {
     "text_classification": (OutputSpec(name="logits", axes=(3,)),),
     "sentence_embedding": (OutputSpec(name="sentence_embedding", axes=(4,)),),
+    "feature_extraction": (OutputSpec(name="last_hidden_state", axes=("tokens", 4)),),
+    "sentence_similarity": (OutputSpec(name="sentence_embedding", axes=(4,)),),
+    "rerank": (OutputSpec(name="logits", axes=(1,)),),
+    "zero_shot_classification": (OutputSpec(name="logits", axes=(3,)),),
     "question_answering": (OutputSpec(name="start_logits", axes=("tokens",)), OutputSpec(name="end_logits", axes=("tokens",))),
     "image_classification": (OutputSpec(name="logits", axes=(3,)),),
 }
 
 
 def model_spec(task: str = "text_classification", **changes: Any) -> ModelSpec:
-    """A model of 16 tokens, with pad token 0 and [CLS] 1; labels a, b, c, or embeddings of four dimensions."""
+    """A model of 16 tokens, with pad token 0 and [CLS] 1; labels a, b, c, or vectors of four dimensions."""
     described: dict[str, Any] = {
         "name": "small",
         "version": 1,
@@ -26,7 +30,7 @@ def model_spec(task: str = "text_classification", **changes: Any) -> ModelSpec:
         "pad_token_id": 0,
         "cls_token_id": 1,
         "labels": ("a", "b", "c") if task == "text_classification" else (),
-        "embedding_dimensions": 4 if task == "sentence_embedding" else 0,
+        "embedding_dimensions": 4 if _OUTPUTS[task][0].axes[-1] == 4 else 0,
     }
     return ModelSpec(**described | changes)
 

@@ -14,13 +14,19 @@ if TYPE_CHECKING:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("source", metavar="SOURCE", help="local folder of a model, or its id on the Hugging Face Hub")
-    parser.add_argument("--task", required=True, help="text-classification, sentence-embedding, question-answering or image-classification")
+    parser.add_argument(
+        "--task",
+        default="",
+        help="what to compile for, such as text-classification, rerank or sentence-embedding (default: found in its configuration)",
+    )
     parser.add_argument("--repository", required=True, type=Path, metavar="DIR", help="folder of bundles to write to")
     parser.add_argument("--name", help="the model's name in requests (default: the last part of SOURCE)")
     parser.add_argument("--version", type=int, metavar="V", help="the bundle's version (default: the next free one)")
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
     parser.add_argument("--backend", default="openvino", help="openvino (default), neuronx, torch or fake")
-    parser.add_argument("--dtype", default="float32", help="float32 (default), bfloat16, float16 (torch) or int8 (openvino)")
+    parser.add_argument(
+        "--dtype", default="", help="float32, bfloat16, float16 (torch) or int8 (openvino); default: as its weights, or else float32"
+    )
     parser.add_argument(
         "--calibration",
         type=Path,

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import tempfile
@@ -35,6 +36,13 @@ class Bundle:
     def tokenizer_file(self) -> Path:
         """The verified tokenizer.json."""
         return self._verified(self.manifest.tokenizer_file)
+
+    def decoding_spec(self) -> ModelSpec:
+        """The model with its tokens as text, where its task decodes to tokens. Raises SetupError for a file that was changed."""
+        if not self.manifest.tokens_file:
+            return self.spec
+        tokens = json.loads(self._verified(self.manifest.tokens_file).read_text(encoding="utf-8"))
+        return self.spec.model_copy(update={"tokens": tuple(tokens)})
 
     def artifact(self, backend: str) -> Artifact:
         """The artefact for a back end ("" for the bundle's first). Raises SetupError naming those that there are."""

@@ -23,15 +23,23 @@ from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Mod
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
 from neuronpipe.api.v1.tasks_pb2 import (
     Answer,
+    FeatureExtractionInput,
+    FeaturePooling,
+    FeatureType,
     ImageClassificationInput,
     LabelScore,
     QuestionAnsweringInput,
+    RankedText,
+    RerankInput,
     ScoreFunction,
     SentenceEmbeddingInput,
+    SentenceSimilarityInput,
     TaskInput,
     TextClassificationInput,
     Truncation,
+    ZeroShotClassificationInput,
 )
+from neuronpipe.client.features import to_array
 from neuronpipe.rpc.client import error_of, open_channel
 
 ResponseT = TypeVar("ResponseT")
@@ -63,8 +71,8 @@ class AsyncClient:
     deadline. A method's `timeout_s` replaces it for one call; None leaves the client's. A deadline of 0 or less has passed already:
     gRPC ends the call at once, with DeadlineExceeded.
 
-    `is_bulk` marks what classify, embed, answer and classify_image send as work for which time matters less: it waits while interactive
-    work does, and is refused first. A request given to infer, infer_batch or infer_stream has its own `priority`.
+    `is_bulk` marks what the methods of the tasks (classify, embed and so on) send as work for which time matters less: it waits while
+    interactive work does, and is refused first. A request given to infer, infer_batch or infer_stream has its own `priority`.
 
     Safe to share between tasks; use as `async with AsyncClient("host:50050") as client:` or call `close`.
     """
@@ -131,6 +139,71 @@ class AsyncClient:
         )
         response = await self._infer(model, version, TaskInput(question_answering=input))
         return response.result.question_answering.answers
+
+    async def extract_features(
+        self,
+        model: str,
+        text: str,
+        text_pair: str = "",
+        *,
+        pooling: "FeaturePooling.ValueType" = FeaturePooling.FEATURE_POOLING_NONE,
+        type: "FeatureType.ValueType" = FeatureType.FEATURE_TYPE_FLOAT32,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> NDArray[np.float32]:
+        """The token vectors of a text or a pair: float32 [tokens, width], or pooled [width]. They travel as `type`."""
+        input = FeatureExtractionInput(text=text, text_pair=text_pair, pooling=pooling, type=type, truncation=truncation)
+        return to_array((await self._infer(model, version, TaskInput(feature_extraction=input))).result.feature_extraction)
+
+    async def compare(
+        self,
+        model: str,
+        source: str,
+        texts: Iterable[str],
+        *,
+        dimensions: int = 0,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> Sequence[float]:
+        """How alike the source and each of the texts are, -1 to 1, in the order of the texts."""
+        input = SentenceSimilarityInput(source=source, texts=texts, dimensions=dimensions, truncation=truncation)
+        return (await self._infer(model, version, TaskInput(sentence_similarity=input))).result.sentence_similarity.scores
+
+    async def rerank(
+        self,
+        model: str,
+        query: str,
+        texts: Iterable[str],
+        *,
+        top_n: int = 0,
+        function: "ScoreFunction.ValueType" = ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> Sequence[RankedText]:
+        """The `top_n` texts (0: all) that answer the query, best first, each with its place among `texts`."""
+        input = RerankInput(query=query, texts=texts, top_n=top_n, function=function, truncation=truncation)
+        return (await self._infer(model, version, TaskInput(rerank=input))).result.rerank.texts
+
+    async def classify_zero_shot(
+        self,
+        model: str,
+        text: str,
+        candidate_labels: Iterable[str],
+        *,
+        hypothesis_template: str = "",
+        multi_label: bool = False,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> Sequence[LabelScore]:
+        """All candidate labels of a text, best first."""
+        input = ZeroShotClassificationInput(
+            text=text,
+            candidate_labels=candidate_labels,
+            hypothesis_template=hypothesis_template,
+            multi_label=multi_label,
+            truncation=truncation,
+        )
+        return (await self._infer(model, version, TaskInput(zero_shot_classification=input))).result.zero_shot_classification.labels
 
     async def classify_image(
         self,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, InferResponse, InferStreamResponse
 from neuronpipe.api.v1.models_pb2 import Model
-from neuronpipe.api.v1.tasks_pb2 import Answer, LabelScore
+from neuronpipe.api.v1.tasks_pb2 import Answer, LabelScore, RankedText
 from neuronpipe.client.asynchronous import AsyncClient
 from neuronpipe.core.errors import Cancelled
 
@@ -54,6 +54,22 @@ class Client:
     def answer(self, model: str, question: str, context: str, **options: Any) -> Sequence[Answer]:
         """See AsyncClient.answer."""
         return self._wait(self._client.answer(model, question, context, **options))
+
+    def extract_features(self, model: str, text: str, text_pair: str = "", **options: Any) -> NDArray[np.float32]:
+        """See AsyncClient.extract_features."""
+        return self._wait(self._client.extract_features(model, text, text_pair, **options))
+
+    def compare(self, model: str, source: str, texts: Iterable[str], **options: Any) -> Sequence[float]:
+        """See AsyncClient.compare."""
+        return self._wait(self._client.compare(model, source, texts, **options))
+
+    def rerank(self, model: str, query: str, texts: Iterable[str], **options: Any) -> Sequence[RankedText]:
+        """See AsyncClient.rerank."""
+        return self._wait(self._client.rerank(model, query, texts, **options))
+
+    def classify_zero_shot(self, model: str, text: str, candidate_labels: Iterable[str], **options: Any) -> Sequence[LabelScore]:
+        """See AsyncClient.classify_zero_shot."""
+        return self._wait(self._client.classify_zero_shot(model, text, candidate_labels, **options))
 
     def classify_image(self, model: str, image: bytes, **options: Any) -> Sequence[LabelScore]:
         """See AsyncClient.classify_image."""

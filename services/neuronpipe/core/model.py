@@ -66,7 +66,8 @@ class ModelSpec(BaseModel):
 
     name: str = Field(min_length=1)
     version: int = Field(ge=1)
-    task: str
+    task: str = Field(description="what the model was compiled for: its own task")
+    also_answers: tuple[str, ...] = Field((), description="other tasks that the same graph serves")
     architecture: str
     inputs: tuple[str, ...]
     outputs: tuple[OutputSpec, ...]
@@ -77,8 +78,21 @@ class ModelSpec(BaseModel):
     cls_token_id: int | None = None
     labels: tuple[str, ...] = ()
     score_function: ScoreFunctionName | None = None
+    rerank_function: ScoreFunctionName | None = Field(
+        None, description="how sentence-transformers makes scores of this cross-encoder's logits"
+    )
+    entailment_id: int = Field(-1, description="the label that says that a text entails another; -1: none does")
     embedding_dimensions: int = 0
     prompt: str = Field("", description="text that sentence-transformers puts before every input of this model")
+    mask_token: str = Field("", description="what stands for a word to fill in (since schema version 3)")
+    mask_token_id: int | None = None
+    tokens: tuple[str, ...] = Field((), exclude=True, repr=False, description="each token as text; a file of the bundle has them")
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Every task that the model answers, its own first."""
+        return (self.task, *self.also_answers)
+
     image: ImageSpec | None = Field(None, description="of a model that takes images in place of texts (since schema version 3)")
 
     @property
@@ -92,8 +106,8 @@ class ModelSpec(BaseModel):
 
 
 def encoding_traits(spec: ModelSpec) -> tuple[object, ...]:
-    """All of a model that its inputs' encodings depend on, its tokenizer apart."""
-    return spec.task, spec.max_tokens, "token_type_ids" in spec.inputs, spec.cls_token_id, spec.prompt, spec.image
+    """All of a model that its inputs' encodings depend on, its tokenizer and the input's task apart."""
+    return spec.max_tokens, "token_type_ids" in spec.inputs, spec.cls_token_id, spec.prompt, spec.mask_token_id, spec.image
 
 
 class ModelTable(Generic[EntryT]):

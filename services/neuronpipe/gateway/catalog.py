@@ -29,6 +29,7 @@ class Catalog:
             version=str(spec.version),
             is_default=self._bundles.is_newest(*bundle.key),
             task=spec.task,
+            tasks=spec.tasks,
             labels=spec.labels,
             max_tokens=spec.max_tokens,
             embedding_dimensions=spec.embedding_dimensions,
@@ -36,4 +37,5 @@ class Catalog:
             backends=[artifact.backend for artifact in artifacts],
             dtype=artifacts[0].dtype,
             digest=bundle.digest,
+            mask_token=spec.mask_token,
         )

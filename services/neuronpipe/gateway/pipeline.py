@@ -6,7 +6,7 @@ Knows stages only as functions, so the same code runs over the network and insid
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from functools import partial
 
 from neuronpipe.api.v1.inference_pb2 import (
@@ -119,7 +119,7 @@ class Pipeline:
                 context=record.enter(Spans.POSTPROCESS),
                 model=model.name,
                 version=version,
-                input=_options(request.input, model),
+                input=_options(request.input),
                 annotations=encoded.annotations,
                 outputs=prediction.outputs,
             )
@@ -148,7 +148,7 @@ class Pipeline:
             raise InvalidInput("requests", f"{count} requests, a batch takes 1 to {limit}")
         with self._records.together(call) as inner:
             outcomes = await asyncio.gather(*(self._outcome(one, inner, Spans.REQUEST) for one in request.requests))
-        return InferBatchResponse(outcomes=outcomes)
+        return InferBatchResponse(outcomes=_within(outcomes, self._settings.max_batch_response_bytes))
 
     async def infer_stream(self, requests: AsyncIterable[InferStreamRequest], call: Call) -> AsyncIterator[InferStreamResponse]:
         """Runs inputs as they arrive, a limited number at once, and yields answers as they are ready."""
@@ -205,9 +205,9 @@ class Pipeline:
         model = self._models.find(request.model, request.version)
         task = request.input.WhichOneof("task")
         if task is None:
-            raise InvalidInput("input", f"holds no task; model {model.name!r} takes {model.task}")
-        if task != model.task:
-            raise WrongTask(f"model {model.name!r} has the task {model.task}, the input is for {task}")
+            raise InvalidInput("input", f"holds no task; model {model.name!r} takes {' or '.join(model.tasks)}")
+        if task not in model.tasks:
+            raise WrongTask(f"model {model.name!r} has the task {' or '.join(model.tasks)}, the input is for {task}")
         setting = "max_image_bytes" if model.image else "max_input_bytes"
         input_bytes, limit = request.input.ByteSize(), getattr(self._settings, setting)
         if input_bytes > limit:
@@ -215,10 +215,23 @@ class Pipeline:
         return model, input_bytes
 
 
-def _options(input: TaskInput, model: ModelSpec) -> TaskInput:
+def _options(input: TaskInput) -> TaskInput:
     """What the post-process stage needs of an input."""
-    task = TASKS[model.task]
+    task = TASKS[input.WhichOneof("task") or ""]
     return TaskInput(**{task.name: task.options(getattr(input, task.name))}) if task.options else input
+
+
+def _within(outcomes: Iterable[InferOutcome], limit: int) -> Iterator[InferOutcome]:
+    """The outcomes, with an error in the place of each that would make a response of more than `limit` bytes."""
+    size_bytes = 0
+    for outcome in outcomes:
+        outcome_bytes = outcome.ByteSize()
+        if size_bytes + outcome_bytes <= limit:
+            size_bytes += outcome_bytes
+            yield outcome
+        else:
+            problem = f"the results are too large for one response, the limit is {limit} bytes; send fewer at once, or over a stream"
+            yield InferOutcome(error=to_status(InvalidInput("requests", problem)))
 
 
 def _expire(timer: asyncio.Timeout) -> None:

@@ -4,18 +4,24 @@ from collections.abc import Callable, Sequence
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
 from neuronpipe.api.v1.tasks_pb2 import (
+    FeatureExtractionInput,
     ImageClassificationInput,
     QuestionAnsweringInput,
+    RerankInput,
     SentenceEmbeddingInput,
+    SentenceSimilarityInput,
     TaskInput,
     TextClassificationInput,
     Truncation,
+    ZeroShotClassificationInput,
 )
 from neuronpipe.core.errors import SetupError
 from neuronpipe.load.images import make_image
 from neuronpipe.load.request import LoadRequest
 
 _QUESTION = "What is it that is described here?"
+_CANDIDATE_LABELS = ("numbers", "text", "errors")
+_CUT = Truncation.TRUNCATION_RIGHT
 
 _PRIORITIES = {
     None: Priority.PRIORITY_UNSPECIFIED,
@@ -45,6 +51,23 @@ def _question_answering(text: str) -> TaskInput:
     return TaskInput(question_answering=QuestionAnsweringInput(question=_QUESTION, context=text))
 
 
+def _feature_extraction(text: str) -> TaskInput:
+    return TaskInput(feature_extraction=FeatureExtractionInput(text=text, truncation=_CUT))
+
+
+def _sentence_similarity(text: str) -> TaskInput:
+    return TaskInput(sentence_similarity=SentenceSimilarityInput(source=_QUESTION, texts=[text], truncation=_CUT))
+
+
+def _rerank(text: str) -> TaskInput:
+    return TaskInput(rerank=RerankInput(query=_QUESTION, texts=[text], truncation=_CUT))
+
+
+def _zero_shot_classification(text: str) -> TaskInput:
+    input = ZeroShotClassificationInput(text=text, candidate_labels=_CANDIDATE_LABELS, truncation=_CUT)
+    return TaskInput(zero_shot_classification=input)
+
+
 def _image_classification(text: str) -> TaskInput:
     return TaskInput(image_classification=ImageClassificationInput(image=make_image(text)))
 
@@ -53,5 +76,9 @@ _INPUTS: dict[str, Callable[[str], TaskInput]] = {
     "text_classification": _text_classification,
     "sentence_embedding": _sentence_embedding,
     "question_answering": _question_answering,
+    "feature_extraction": _feature_extraction,
+    "sentence_similarity": _sentence_similarity,
+    "rerank": _rerank,
+    "zero_shot_classification": _zero_shot_classification,
     "image_classification": _image_classification,
 }

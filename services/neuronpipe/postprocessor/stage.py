@@ -14,7 +14,8 @@ class PostprocessorStage:
     """Decodes outputs. The instance's `postprocess` is the stage function."""
 
     def __init__(self, bundles: list[Bundle]) -> None:
-        self._models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
+        """Raises SetupError for a file that is missing or was changed."""
+        self._models = ModelTable({bundle.key: bundle.decoding_spec() for bundle in bundles})
         self._worker = Worker("postprocess")
 
     async def postprocess(self, item: PostprocessItem) -> TaskResult:
@@ -24,7 +25,7 @@ class PostprocessorStage:
     def _decode(self, item: PostprocessItem, call: Call) -> TaskResult:
         call.check_deadline()
         model = self._models.find(item.model, item.version)
-        task = TASKS[model.task]
+        task = TASKS[item.input.WhichOneof("task") or model.task]
         annotations = [to_arrays(annotation) for annotation in item.annotations]
         outputs = [to_arrays(output) for output in item.outputs]
         return TaskResult(**{task.name: task.decode(getattr(item.input, task.name), model, annotations, outputs)})

@@ -15,6 +15,9 @@ from neuronpipe.core.tensors import Array, Arrays
 TokenIds = NDArray[np.int32]
 Side = Literal["left", "right"]
 
+# Of one text.
+_MAX_WINDOWS = 1024
+
 _TRUNCATIONS = frozenset(Truncation.values())
 # Looking it up in the enumeration takes a microsecond.
 _ERROR = Truncation.TRUNCATION_ERROR
@@ -41,8 +44,27 @@ class Window(EncodedText):
     char_end: TokenIds = field(kw_only=True)
 
 
+@dataclass(frozen=True, slots=True)
+class LocatedText(EncodedText):
+    """A text, or one of its overlapping windows, with the place of each token.
+
+    `char_start` and `char_end`: int32 [tokens], in code points of the text, end exclusive; -1 for special tokens. `continues_word`: int32
+    [tokens], 1 for a token that is part of the same word as the one before it.
+    """
+
+    char_start: TokenIds = field(kw_only=True)
+    char_end: TokenIds = field(kw_only=True)
+    continues_word: TokenIds = field(kw_only=True)
+
+
 class TextTokenizer(Protocol):
-    """A model's tokenizer, as tasks need it. Safe to call from several threads."""
+    """A model's tokenizer, as tasks need it. Safe to call from several threads.
+
+    What a text holds is text, also where it spells a special token ("[SEP]", "<s>"); only a model for fill-mask knows its mask in a text.
+    """
+
+    def token_id(self, token: str) -> int | None:
+        """A token's number, as the vocabulary spells the token; None where it has no such token."""
 
     def count(self, text: str) -> int:
         """How many tokens a text has, without special tokens."""
@@ -53,13 +75,22 @@ class TextTokenizer(Protocol):
     def encode(self, text: str, text_pair: str | None = None) -> EncodedText:
         """The whole text or pair as one sequence, however long."""
 
-    def encode_truncated(self, text: str, text_pair: str | None, *, max_tokens: int, side: Side) -> EncodedText:
-        """As encode, with at most `max_tokens` tokens; of a pair, the longer text loses tokens first."""
+    def encode_truncated(self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False) -> EncodedText:
+        """As encode, with at most `max_tokens` tokens; of a pair, the longer text loses tokens first.
+
+        `only_first`: of a pair, only the first text does, which must have more tokens than are too many.
+        """
 
     def encode_windows(self, first: str, second: str, *, max_tokens: int, overlap_tokens: int) -> list[Window]:
         """The pair as sequences of at most `max_tokens` tokens that all hold the first text and together all of the second.
 
         Neighbours share `overlap_tokens` tokens of the second text, which must be fewer than there is room for.
+        """
+
+    def locate(self, text: str, *, max_tokens: int | None = None, side: Side = "right", overlap_tokens: int = 0) -> list[LocatedText]:
+        """The text as sequences of at most `max_tokens` tokens, which together hold all of it: as one sequence where None.
+
+        Neighbours share `overlap_tokens` tokens. The first sequence is the text's beginning; with the side "left" its end.
         """
 
 
@@ -118,18 +149,60 @@ def or_default(truncation: "Truncation.ValueType") -> "Truncation.ValueType":
     return truncation or _ERROR
 
 
+def check_windows(field_name: str, text: str, tokenizer: TextTokenizer, room_tokens: int, overlap_tokens: int) -> None:
+    """Refuses a text of too many windows before any is made: with a large overlap, a short text makes gigabytes of them."""
+
+    def windows(tokens: int) -> int:
+        return -(-(tokens - overlap_tokens) // (room_tokens - overlap_tokens))
+
+    # Hardly ever are there more tokens than bytes, so most texts are not counted.
+    if windows(len(text.encode())) <= _MAX_WINDOWS:
+        return
+    count = windows(tokenizer.count(text))
+    if count > _MAX_WINDOWS:
+        raise InvalidInput(field_name, f"makes {count} windows with an overlap of {overlap_tokens} tokens, the limit is {_MAX_WINDOWS}")
+
+
 def encode_text(
-    tokenizer: TextTokenizer, model: ModelSpec, text: str, text_pair: str | None, truncation: "Truncation.ValueType"
+    tokenizer: TextTokenizer,
+    model: ModelSpec,
+    text: str,
+    text_pair: str | None,
+    truncation: "Truncation.ValueType",
+    field_name: str = "",
 ) -> Encoded:
-    """A text or a pair as one sequence, truncated only where the caller allows it. Raises InvalidInput naming both lengths."""
+    """A text or a pair as one sequence, truncated only where the caller allows it. Raises InvalidInput naming both lengths.
+
+    `field_name`: what errors call the text; default: text, or text and text_pair.
+    """
     encoded = tokenizer.encode(text, text_pair)
     if len(encoded.token_ids) > model.max_tokens:
         if or_default(truncation) == _ERROR:
-            field_name = "text" if text_pair is None else "text and text_pair"
+            field_name = field_name or ("text" if text_pair is None else "text and text_pair")
             raise InvalidInput(field_name, f"{len(encoded.token_ids)} tokens, the model takes {model.token_limit}; set truncation to cut")
-        side: Side = "left" if truncation == Truncation.TRUNCATION_LEFT else "right"
-        encoded = tokenizer.encode_truncated(text, text_pair, max_tokens=model.max_tokens, side=side)
+        encoded = tokenizer.encode_truncated(text, text_pair, max_tokens=model.max_tokens, side=side_of(truncation))
     return Encoded([sequence(encoded, model)], truncated_tokens=encoded.truncated_tokens)
+
+
+def locate_text(
+    tokenizer: TextTokenizer, model: ModelSpec, text: str, whole: LocatedText, truncation: "Truncation.ValueType", advice: str = ""
+) -> tuple[LocatedText, int]:
+    """A text as one sequence with its tokens' places, truncated only where the caller allows it, and how many tokens it lost.
+
+    `whole`: the text as the tokenizer locates it; `advice`: what else the caller could do. Raises InvalidInput naming both lengths.
+    """
+    tokens = len(whole.token_ids)
+    if tokens <= model.max_tokens:
+        return whole, 0
+    if or_default(truncation) == _ERROR:
+        raise InvalidInput("text", f"{tokens} tokens, the model takes {model.token_limit}; set truncation to cut{advice}")
+    part = tokenizer.locate(text, max_tokens=model.max_tokens, side=side_of(truncation))[0]
+    return part, tokens - len(part.token_ids)
+
+
+def side_of(truncation: "Truncation.ValueType") -> Side:
+    """The end at which a text that may be cut loses tokens."""
+    return "left" if truncation == Truncation.TRUNCATION_LEFT else "right"
 
 
 def sequence(encoded: EncodedText, model: ModelSpec) -> Arrays:

@@ -12,7 +12,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.tasks.base import Encoded, ImageReader, Task
-from neuronpipe.tasks.text_classification import best_labels, check_labels
+from neuronpipe.tasks.scores import best_labels, check_labels
 
 # The pipeline's.
 _TOP_K = 5

@@ -2,8 +2,8 @@
 
 Equal to transformers 4's QuestionAnsweringPipeline (transformers 5 has none): a long context is read in overlapping windows, each
 window's start and end logits become probabilities, the best spans of all windows compete, and equal passages add up. Two differences:
-spans of probability zero, with which that pipeline fills up a long list of answers, are left out; and where the question itself holds
-the text "[CLS]", that pipeline takes it for a place in the context (the word of the same number), which it is not.
+spans of probability zero, with which that pipeline fills up a long list of answers, are left out; and special tokens in the texts are
+text (see tasks/base.py): that pipeline ends the question at the text "[SEP]".
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from neuronpipe.api.v1.tasks_pb2 import Answer, QuestionAnsweringInput, Question
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, Window, check_text, sequence
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, Window, check_text, check_windows, sequence
 
 # The pipeline's own defaults, transformers 4.57.6 pipelines/question_answering.py.
 _MAX_WINDOW_TOKENS = 384
@@ -23,7 +23,6 @@ _DEFAULT_OVERLAP_TOKENS = 128
 _DEFAULT_ANSWER_TOKENS = 15
 
 _MAX_TOP_K = 100
-_MAX_WINDOWS = 1024
 _MAX_ANSWER_TOKENS = 512
 
 
@@ -47,7 +46,7 @@ def encode(input: QuestionAnsweringInput, tokenizer: TextTokenizer, model: Model
     window_tokens = min(model.max_tokens, _MAX_WINDOW_TOKENS)
     room = _room_tokens(input, tokenizer, window_tokens)
     overlap_tokens = _overlap_tokens(input, room, window_tokens)
-    _check_windows(input, tokenizer, room, overlap_tokens)
+    check_windows("context", input.context, tokenizer, room, overlap_tokens)
     windows = tokenizer.encode_windows(input.question, input.context, max_tokens=window_tokens, overlap_tokens=overlap_tokens)
     if not any((window.char_start >= 0).any() for window in windows):
         raise InvalidInput("context", "has no tokens")
@@ -96,20 +95,6 @@ def _overlap_tokens(input: QuestionAnsweringInput, room: int, window_tokens: int
     # Where the pipeline's own default would leave no way forward, windows overlap by half of the room.
     default = min(window_tokens // 2, _DEFAULT_OVERLAP_TOKENS)
     return input.window_stride_tokens or (default if default < room else room // 2)
-
-
-def _check_windows(input: QuestionAnsweringInput, tokenizer: TextTokenizer, room: int, overlap_tokens: int) -> None:
-    """Refuses a context of too many windows before any is made: with a large overlap, a short text makes gigabytes of them."""
-
-    def windows(tokens: int) -> int:
-        return -(-(tokens - overlap_tokens) // (room - overlap_tokens))
-
-    # Hardly ever are there more tokens than bytes, so most contexts are not counted.
-    if windows(len(input.context.encode())) <= _MAX_WINDOWS:
-        return
-    count = windows(tokenizer.count(input.context))
-    if count > _MAX_WINDOWS:
-        raise InvalidInput("context", f"makes {count} windows with an overlap of {overlap_tokens} tokens, the limit is {_MAX_WINDOWS}")
 
 
 def _annotations(window: Window, model: ModelSpec) -> Arrays:

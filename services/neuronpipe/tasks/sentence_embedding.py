@@ -14,14 +14,13 @@ from neuronpipe.core.tensors import Arrays
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
 
 # As torch.nn.functional.normalize: the smallest length that a vector is divided by.
-_SMALLEST_NORM = 1e-12
+SMALLEST_NORM = 1e-12
 
 
 def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
     check_text("text", input.text)
-    if input.dimensions > model.embedding_dimensions:
-        raise InvalidInput("dimensions", f"{input.dimensions}, the model has {model.embedding_dimensions}")
+    check_dimensions(input.dimensions, model)
     check_truncation(input.truncation)
 
 
@@ -41,8 +40,14 @@ def decode(
     """The vector from `sentence_embedding`, float32 [embedding_dimensions]."""
     embedding = outputs[0]["sentence_embedding"][: input.dimensions or model.embedding_dimensions]
     if not input.skip_normalize:
-        embedding = embedding / max(float(np.linalg.norm(embedding)), _SMALLEST_NORM)
+        embedding = embedding / max(float(np.linalg.norm(embedding)), SMALLEST_NORM)
     return SentenceEmbeddingResult(embedding=embedding.tolist())
+
+
+def check_dimensions(dimensions: int, model: ModelSpec) -> None:
+    """Refuses more than the model's vectors have."""
+    if dimensions > model.embedding_dimensions:
+        raise InvalidInput("dimensions", f"{dimensions}, the model has {model.embedding_dimensions}")
 
 
 TASK = Task("sentence_embedding", check, traits, encode, decode)

@@ -5,20 +5,11 @@ Equal to transformers' TextClassificationPipeline with `top_k` and `function_to_
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from neuronpipe.api.v1.tasks_pb2 import LabelScore, ScoreFunction, TextClassificationInput, TextClassificationResult
-from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.model import ModelSpec, ScoreFunctionName
-from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.api.v1.tasks_pb2 import TextClassificationInput, TextClassificationResult
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Arrays
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
-
-_FUNCTIONS: dict["ScoreFunction.ValueType", ScoreFunctionName] = {
-    ScoreFunction.SCORE_FUNCTION_SOFTMAX: "softmax",
-    ScoreFunction.SCORE_FUNCTION_SIGMOID: "sigmoid",
-    ScoreFunction.SCORE_FUNCTION_NONE: "none",
-}
-_FUNCTION_NUMBERS = frozenset(ScoreFunction.values())
+from neuronpipe.tasks.scores import best_labels, check_labels
 
 
 def check(input: TextClassificationInput, model: ModelSpec) -> None:
@@ -28,14 +19,6 @@ def check(input: TextClassificationInput, model: ModelSpec) -> None:
         check_text("text_pair", input.text_pair)
     check_labels(model, input.function, input.top_k)
     check_truncation(input.truncation)
-
-
-def check_labels(model: ModelSpec, function: "ScoreFunction.ValueType", top_k: int) -> None:
-    """Refuses more labels than the model has, and a score function that is not known."""
-    if top_k > len(model.labels):
-        raise InvalidInput("top_k", f"{top_k}, the model has {len(model.labels)} labels")
-    if function not in _FUNCTION_NUMBERS:
-        raise InvalidInput("function", f"{function} is not known")
 
 
 def traits(input: TextClassificationInput) -> tuple[str | int, ...]:
@@ -53,30 +36,6 @@ def decode(
 ) -> TextClassificationResult:
     """The best labels from `logits`, float32 [labels]."""
     return TextClassificationResult(labels=best_labels(outputs[0]["logits"], model, input.function, input.top_k or 1))
-
-
-def best_labels(logits: Array, model: ModelSpec, function: "ScoreFunction.ValueType", top_k: int) -> list[LabelScore]:
-    """The `top_k` labels from `logits`, float32 [labels], best first."""
-    scores = _scores(logits, _FUNCTIONS.get(function, model.score_function or "softmax"))
-    # Not all are sorted: a classifier of images has 1,000 labels, of which that takes 0.1 ms.
-    least = np.partition(scores, -top_k)[-top_k]
-    candidates = np.flatnonzero(scores >= least)
-    # Labels of equal score stay in the model's order, as in the pipelines.
-    best = candidates[np.argsort(-scores[candidates], kind="stable")][:top_k]
-    return [LabelScore(label=model.labels[index], score=score) for index, score in zip(best.tolist(), scores[best].tolist(), strict=True)]
-
-
-def _scores(logits: Array, function: ScoreFunctionName) -> Array:
-    if function == "sigmoid":
-        # With a positive logit exp(-x) cannot overflow, with a negative one exp(x) cannot.
-        decayed: Array = np.exp(-np.abs(logits))
-        scores: Array = np.where(logits >= 0, np.float32(1), decayed) / (1 + decayed)
-        return scores
-    if function == "softmax":
-        scores = np.exp(logits - logits.max())
-        scores /= scores.sum()
-        return scores
-    return logits
 
 
 TASK = Task("text_classification", check, traits, encode, decode)

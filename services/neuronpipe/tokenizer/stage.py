@@ -20,7 +20,7 @@ from neuronpipe.core.stages import Call
 from neuronpipe.core.tensors import to_tensor_set
 from neuronpipe.core.worker import Worker
 from neuronpipe.tasks import TASKS
-from neuronpipe.tasks.base import ImageReader, TextTokenizer
+from neuronpipe.tasks.base import ImageReader, Task, TextTokenizer
 from neuronpipe.tokenizer.packing import PACKING
 from neuronpipe.tokenizer.text import LIBRARY_VERSION, JsonTokenizer
 
@@ -35,7 +35,7 @@ class Encoder:
     def __init__(self, bundle: Bundle) -> None:
         """Loads the tokenizer. Raises SetupError for a file that is missing or was changed."""
         self._spec = bundle.spec
-        self._task = TASKS[bundle.spec.task]
+        self._tasks = {name: TASKS[name] for name in bundle.spec.tasks}
         self._reader, reader_traits = _reader(bundle)
         # A release may encode otherwise.
         traits = (__version__, *reader_traits, *encoding_traits(bundle.spec))
@@ -45,13 +45,14 @@ class Encoder:
 
     def check(self, input: TaskInput) -> None:
         """Checks what needs no tokens. Raises InvalidInput."""
-        self._task.check(getattr(input, self._task.name), self._spec)
+        task = self._task_of(input)
+        task.check(getattr(input, task.name), self._spec)
 
     def key(self, input: TaskInput) -> bytes:
-        """Equal for inputs that have the same encoding: a digest of the tokenizer, the task's options and the texts."""
-        key = self._key.copy()
+        """Equal for inputs that have the same encoding: a digest of the tokenizer, the task, its options and the texts."""
+        task, key = self._task_of(input), self._key.copy()
         # As Python would write them, so that no word moves from one to the next unnoticed.
-        key.update(repr(self._task.traits(getattr(input, self._task.name))).encode())
+        key.update(repr((task.name, *task.traits(getattr(input, task.name)))).encode())
         return key.digest()
 
     def work_bytes(self, size_bytes: int) -> int:
@@ -60,13 +61,18 @@ class Encoder:
 
     def encode(self, input: TaskInput) -> EncodedInput:
         """Encodes an input that was checked. Raises InvalidInput."""
-        encoded = self._task.encode(getattr(input, self._task.name), self._reader, self._spec)
+        task = self._task_of(input)
+        encoded = task.encode(getattr(input, task.name), self._reader, self._spec)
         return EncodedInput(
             sequences=[to_tensor_set(sequence) for sequence in encoded.sequences],
             annotations=[to_tensor_set(annotation) for annotation in encoded.annotations],
             tokens=sum(self._spec.tokens_of(sequence) for sequence in encoded.sequences),
             truncated_tokens=encoded.truncated_tokens,
         )
+
+    def _task_of(self, input: TaskInput) -> Task:
+        # Gateways send what the model answers only.
+        return self._tasks[input.WhichOneof("task") or self._spec.task]
 
 
 def _reader(bundle: Bundle) -> tuple[TextTokenizer | ImageReader, tuple[str, ...]]:

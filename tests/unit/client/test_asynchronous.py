@@ -6,6 +6,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
+from neuronpipe.api.v1.tasks_pb2 import (
+    RerankInput,
+    ScoreFunction,
+    SentenceSimilarityInput,
+    TaskInput,
+    Truncation,
+    ZeroShotClassificationInput,
+)
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import DeadlineExceeded
 from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
@@ -99,4 +107,25 @@ async def test_typed_calls_have_the_clients_priority(gateway: FakeGateway, is_bu
         await client.classify("m", "a")
         await client.embed("m", "a")
         await client.answer("m", "a", "b")
-    assert [request.priority for request in gateway.requests] == [priority] * 3
+        await client.compare("m", "a", ["b"])
+        await client.rerank("m", "a", ["b"])
+        await client.classify_zero_shot("m", "a", ["b"])
+    assert [request.priority for request in gateway.requests] == [priority] * 6
+
+
+async def test_typed_calls_of_many_texts_send_what_they_are_given(gateway: FakeGateway) -> None:
+    gateway.answering.set()
+    cut, logits = Truncation.TRUNCATION_LEFT, ScoreFunction.SCORE_FUNCTION_NONE
+    async with AsyncClient(gateway.target) as client:
+        await client.compare("m", "a", ["b", "c"], dimensions=2, truncation=cut)
+        await client.rerank("m", "a", iter(["b", "c"]), top_n=1, function=logits, truncation=cut)
+        await client.classify_zero_shot("m", "a", ["b", "c"], hypothesis_template="is {}", multi_label=True, truncation=cut)
+    assert [request.input for request in gateway.requests] == [
+        TaskInput(sentence_similarity=SentenceSimilarityInput(source="a", texts=["b", "c"], dimensions=2, truncation=cut)),
+        TaskInput(rerank=RerankInput(query="a", texts=["b", "c"], top_n=1, function=logits, truncation=cut)),
+        TaskInput(
+            zero_shot_classification=ZeroShotClassificationInput(
+                text="a", candidate_labels=["b", "c"], hypothesis_template="is {}", multi_label=True, truncation=cut
+            )
+        ),
+    ]

@@ -34,6 +34,7 @@ def test_a_model_is_described_by_its_manifest(catalog: Catalog, tmp_path: Path) 
         version="2",
         is_default=False,
         task="text_classification",
+        tasks=["text_classification"],
         labels=["a", "b", "c"],
         max_tokens=16,
         architecture="SmallModel",

@@ -23,6 +23,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     ImageClassificationInput,
     LabelScore,
     QuestionAnsweringInput,
+    RerankInput,
     TaskInput,
     TaskResult,
     TextClassificationInput,
@@ -254,6 +255,16 @@ async def test_a_request_that_no_stage_could_answer_reaches_none(
     assert caught.value.message == expected
 
 
+async def test_a_model_answers_its_own_task_and_those_that_its_graph_serves_besides() -> None:
+    ranker = model_spec("rerank", also_answers=("text_classification",))
+    pipeline = Pipeline(ModelTable({("small", 1): ranker}), Stages(_tokenize, _execute, _postprocess), PipelineSettings())
+    for input in (TaskInput(rerank=RerankInput()), TaskInput(text_classification=TextClassificationInput())):
+        assert (await pipeline.infer(_request(input=input), Call())).version == "1"
+    with pytest.raises(WrongTask) as caught:
+        await pipeline.infer(_request(input=TaskInput(question_answering=QuestionAnsweringInput())), Call())
+    assert caught.value.message == "model 'small' has the task rerank or text_classification, the input is for question_answering"
+
+
 async def test_an_input_larger_than_the_limit_is_refused_with_both_sizes() -> None:
     # A text of 100 bytes: tag and length before it, and the same around the message: 2 + 100 + 2.
     request = _request("x" * 100)
@@ -479,6 +490,16 @@ def _endless() -> _Requests:
 
 async def _all(answers: AsyncIterator[InferStreamResponse]) -> list[InferStreamResponse]:
     return [answer async for answer in answers]
+
+
+async def test_results_that_are_too_large_for_one_response_are_errors_and_leave_the_others_alone() -> None:
+    requests = [_request(text) for text in ("a", "b" * 600, "c")]
+    outcomes = (await _pipeline(max_batch_response_bytes=1024).infer_batch(InferBatchRequest(requests=requests), Call())).outcomes
+    # The label repeats the text three times.
+    assert [outcome.WhichOneof("outcome") for outcome in outcomes] == ["response", "error", "response"]
+    error = from_status(outcomes[1].error)
+    assert isinstance(error, InvalidInput)
+    assert error.message.startswith("requests: the results are too large for one response, the limit is 1024 bytes;")
 
 
 async def test_a_stream_answers_every_request_by_its_id() -> None:

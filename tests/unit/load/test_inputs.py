@@ -25,6 +25,12 @@ def test_a_question_is_asked_of_the_text() -> None:
     assert made.input.question_answering.question
 
 
+@pytest.mark.parametrize(("task", "field"), [("sentence_similarity", "texts"), ("rerank", "texts")])
+def test_a_text_is_one_of_the_many_that_a_task_takes(task: str, field: str) -> None:
+    (made,) = make_requests(_REQUEST, task, ["A text."])
+    assert list(getattr(getattr(made.input, task), field)) == ["A text."]
+
+
 def test_every_task_of_the_api_is_known() -> None:
     for task in TaskInput.DESCRIPTOR.oneofs_by_name["task"].fields:
         assert make_requests(_REQUEST, task.name, ["A text."])[0].input.WhichOneof("task") == task.name

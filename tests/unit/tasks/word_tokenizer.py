@@ -35,12 +35,12 @@ class WordTokenizer:
         """See TextTokenizer."""
         return self._encoded(text.split(), None if text_pair is None else text_pair.split())
 
-    def encode_truncated(self, text: str, text_pair: str | None, *, max_tokens: int, side: Side) -> EncodedText:
+    def encode_truncated(self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False) -> EncodedText:
         """See TextTokenizer."""
         texts = [one.split() for one in (text, text_pair) if one is not None]
         dropped = 0
         while sum(map(len, texts)) + self.special_tokens(pair=text_pair is not None) > max_tokens:
-            max(texts, key=len).pop(0 if side == "left" else -1)
+            (texts[0] if only_first else max(texts, key=len)).pop(0 if side == "left" else -1)
             dropped += 1
         return self._encoded(texts[0], texts[1] if text_pair is not None else None, dropped)
 

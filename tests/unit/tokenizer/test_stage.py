@@ -13,7 +13,14 @@ import pytest
 from demo.model import find_minilm
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.api.v1.stages_pb2 import EncodedInput, ItemContext, TokenizeItem
-from neuronpipe.api.v1.tasks_pb2 import ImageClassificationInput, ScoreFunction, TaskInput, TextClassificationInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import (
+    FeatureExtractionInput,
+    ImageClassificationInput,
+    ScoreFunction,
+    TaskInput,
+    TextClassificationInput,
+    Truncation,
+)
 from neuronpipe.bundles.repository import new_bundle, read_bundle, read_repository, write_manifest
 from neuronpipe.core import images
 from neuronpipe.core.config import TokenCacheSettings
@@ -116,6 +123,12 @@ def test_what_is_meant_where_nothing_is_said_is_the_same_as_what_is_said(tmp_pat
     encoder = _encoder(tmp_path)
     unset, error = _item("a", Truncation.TRUNCATION_UNSPECIFIED).input, _item("a", Truncation.TRUNCATION_ERROR).input
     assert encoder.key(unset) == encoder.key(error)
+
+
+def test_the_same_text_for_two_tasks_of_a_model_has_two_keys(tmp_path: Path) -> None:
+    encoder = _encoder(tmp_path, also_answers=("feature_extraction",))
+    classification, features = TextClassificationInput(text="One"), FeatureExtractionInput(text="One")
+    assert encoder.key(TaskInput(text_classification=classification)) != encoder.key(TaskInput(feature_extraction=features))
 
 
 def test_models_that_share_a_tokenizer_share_its_keys(tmp_path: Path) -> None:

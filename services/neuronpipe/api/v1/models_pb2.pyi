@@ -126,6 +126,8 @@ class Model(_message.Message):
     BACKENDS_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    MASK_TOKEN_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name by which requests call it."""
     version: _builtins.str
@@ -137,13 +139,15 @@ class Model(_message.Message):
     max_tokens: _builtins.int
     """The most tokens in one sequence, special tokens included."""
     embedding_dimensions: _builtins.int
-    """The width of an embedding; 0 for other tasks."""
+    """The width of an embedding, or of a token vector; 0 for other tasks."""
     architecture: _builtins.str
     """The class of the Transformers model, such as BertForSequenceClassification."""
     dtype: _builtins.str
     """The number type of the artefact, such as "float32"."""
     digest: _builtins.str
     """The sha256 of the bundle's manifest, which names the sha256 of every file: equal digests, equal answers."""
+    mask_token: _builtins.str
+    """What stands for a word to fill in, in texts for fill-mask; empty for other tasks."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The labels of a classifier, in the order of its logits."""
@@ -151,6 +155,10 @@ class Model(_message.Message):
     @_builtins.property
     def backends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The back ends for which the bundle holds an artefact, such as "openvino"."""
+
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """All tasks that the model answers: `task`, and those that the same graph serves."""
 
     def __init__(
         self,
@@ -166,10 +174,12 @@ class Model(_message.Message):
         backends: _abc.Iterable[_builtins.str] | None = ...,
         dtype: _builtins.str = ...,
         digest: _builtins.str = ...,
+        mask_token: _builtins.str = ...,
+        tasks: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "is_default", b"is_default", "labels", b"labels", "max_tokens", b"max_tokens", "name", b"name", "task", b"task", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "is_default", b"is_default", "labels", b"labels", "mask_token", b"mask_token", "max_tokens", b"max_tokens", "name", b"name", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

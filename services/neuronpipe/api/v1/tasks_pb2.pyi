@@ -75,6 +75,98 @@ SCORE_FUNCTION_NONE: ScoreFunction.ValueType  # 3
 """The logits themselves."""
 Global___ScoreFunction: _TypeAlias = ScoreFunction  # noqa: Y015
 
+class _Aggregation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AggregationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Aggregation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AGGREGATION_UNSPECIFIED: _Aggregation.ValueType  # 0
+    """The default: as AGGREGATION_NONE."""
+    AGGREGATION_NONE: _Aggregation.ValueType  # 1
+    """Every token by itself, with its own label."""
+    AGGREGATION_SIMPLE: _Aggregation.ValueType  # 2
+    """Neighbouring tokens of one label are one entity; B- begins a new one."""
+    AGGREGATION_FIRST: _Aggregation.ValueType  # 3
+    """As SIMPLE, with words kept whole: a word has the label of its first token."""
+    AGGREGATION_AVERAGE: _Aggregation.ValueType  # 4
+    """As SIMPLE, with words kept whole: a word has the label with the highest mean score over its tokens."""
+    AGGREGATION_MAX: _Aggregation.ValueType  # 5
+    """As SIMPLE, with words kept whole: a word has the label of its token with the highest score."""
+
+class Aggregation(_Aggregation, metaclass=_AggregationEnumTypeWrapper):
+    """What token classification makes of the labels of a text's tokens."""
+
+AGGREGATION_UNSPECIFIED: Aggregation.ValueType  # 0
+"""The default: as AGGREGATION_NONE."""
+AGGREGATION_NONE: Aggregation.ValueType  # 1
+"""Every token by itself, with its own label."""
+AGGREGATION_SIMPLE: Aggregation.ValueType  # 2
+"""Neighbouring tokens of one label are one entity; B- begins a new one."""
+AGGREGATION_FIRST: Aggregation.ValueType  # 3
+"""As SIMPLE, with words kept whole: a word has the label of its first token."""
+AGGREGATION_AVERAGE: Aggregation.ValueType  # 4
+"""As SIMPLE, with words kept whole: a word has the label with the highest mean score over its tokens."""
+AGGREGATION_MAX: Aggregation.ValueType  # 5
+"""As SIMPLE, with words kept whole: a word has the label of its token with the highest score."""
+Global___Aggregation: _TypeAlias = Aggregation  # noqa: Y015
+
+class _FeaturePooling:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FeaturePoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FeaturePooling.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FEATURE_POOLING_UNSPECIFIED: _FeaturePooling.ValueType  # 0
+    """The default: as FEATURE_POOLING_NONE."""
+    FEATURE_POOLING_NONE: _FeaturePooling.ValueType  # 1
+    """All of them, those of special tokens included: the model's last hidden state."""
+    FEATURE_POOLING_CLS: _FeaturePooling.ValueType  # 2
+    """The first one only, which is the special token [CLS] or <s> in most models."""
+    FEATURE_POOLING_MEAN: _FeaturePooling.ValueType  # 3
+    """Their mean, special tokens included."""
+
+class FeaturePooling(_FeaturePooling, metaclass=_FeaturePoolingEnumTypeWrapper):
+    """What becomes of a text's token vectors."""
+
+FEATURE_POOLING_UNSPECIFIED: FeaturePooling.ValueType  # 0
+"""The default: as FEATURE_POOLING_NONE."""
+FEATURE_POOLING_NONE: FeaturePooling.ValueType  # 1
+"""All of them, those of special tokens included: the model's last hidden state."""
+FEATURE_POOLING_CLS: FeaturePooling.ValueType  # 2
+"""The first one only, which is the special token [CLS] or <s> in most models."""
+FEATURE_POOLING_MEAN: FeaturePooling.ValueType  # 3
+"""Their mean, special tokens included."""
+Global___FeaturePooling: _TypeAlias = FeaturePooling  # noqa: Y015
+
+class _FeatureType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FeatureTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FeatureType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FEATURE_TYPE_UNSPECIFIED: _FeatureType.ValueType  # 0
+    """The default: as FEATURE_TYPE_FLOAT32."""
+    FEATURE_TYPE_FLOAT32: _FeatureType.ValueType  # 1
+    """32-bit IEEE 754 floating point."""
+    FEATURE_TYPE_FLOAT16: _FeatureType.ValueType  # 2
+    """16-bit IEEE 754 floating point, rounded to nearest. Numbers beyond 65504 are refused with INVALID_ARGUMENT."""
+    FEATURE_TYPE_INT8: _FeatureType.ValueType  # 3
+    """8-bit signed integers from -127 to 127. A vector's numbers are these times its scale, to within half a scale."""
+
+class FeatureType(_FeatureType, metaclass=_FeatureTypeEnumTypeWrapper):
+    """The type of the numbers of a vector."""
+
+FEATURE_TYPE_UNSPECIFIED: FeatureType.ValueType  # 0
+"""The default: as FEATURE_TYPE_FLOAT32."""
+FEATURE_TYPE_FLOAT32: FeatureType.ValueType  # 1
+"""32-bit IEEE 754 floating point."""
+FEATURE_TYPE_FLOAT16: FeatureType.ValueType  # 2
+"""16-bit IEEE 754 floating point, rounded to nearest. Numbers beyond 65504 are refused with INVALID_ARGUMENT."""
+FEATURE_TYPE_INT8: FeatureType.ValueType  # 3
+"""8-bit signed integers from -127 to 127. A vector's numbers are these times its scale, to within half a scale."""
+Global___FeatureType: _TypeAlias = FeatureType  # noqa: Y015
+
 @_typing.final
 class TaskInput(_message.Message):
     """One input for one task; the field's name is the task's name."""
@@ -84,6 +176,12 @@ class TaskInput(_message.Message):
     TEXT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     SENTENCE_EMBEDDING_FIELD_NUMBER: _builtins.int
     QUESTION_ANSWERING_FIELD_NUMBER: _builtins.int
+    TOKEN_CLASSIFICATION_FIELD_NUMBER: _builtins.int
+    FILL_MASK_FIELD_NUMBER: _builtins.int
+    FEATURE_EXTRACTION_FIELD_NUMBER: _builtins.int
+    SENTENCE_SIMILARITY_FIELD_NUMBER: _builtins.int
+    RERANK_FIELD_NUMBER: _builtins.int
+    ZERO_SHOT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     IMAGE_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def text_classification(self) -> Global___TextClassificationInput:
@@ -98,6 +196,30 @@ class TaskInput(_message.Message):
         """The passages of a context that answer a question."""
 
     @_builtins.property
+    def token_classification(self) -> Global___TokenClassificationInput:
+        """The named things of a text, or a label for each of its tokens."""
+
+    @_builtins.property
+    def fill_mask(self) -> Global___FillMaskInput:
+        """The words that fit in place of a text's masks."""
+
+    @_builtins.property
+    def feature_extraction(self) -> Global___FeatureExtractionInput:
+        """The token vectors of a text, or one vector made of them."""
+
+    @_builtins.property
+    def sentence_similarity(self) -> Global___SentenceSimilarityInput:
+        """How alike one text and many others are."""
+
+    @_builtins.property
+    def rerank(self) -> Global___RerankInput:
+        """Texts in the order in which they answer a query."""
+
+    @_builtins.property
+    def zero_shot_classification(self) -> Global___ZeroShotClassificationInput:
+        """Scores of a text for labels that the request brings along."""
+
+    @_builtins.property
     def image_classification(self) -> Global___ImageClassificationInput:
         """Scores of an image for each of the model's labels."""
 
@@ -107,13 +229,19 @@ class TaskInput(_message.Message):
         text_classification: Global___TextClassificationInput | None = ...,
         sentence_embedding: Global___SentenceEmbeddingInput | None = ...,
         question_answering: Global___QuestionAnsweringInput | None = ...,
+        token_classification: Global___TokenClassificationInput | None = ...,
+        fill_mask: Global___FillMaskInput | None = ...,
+        feature_extraction: Global___FeatureExtractionInput | None = ...,
+        sentence_similarity: Global___SentenceSimilarityInput | None = ...,
+        rerank: Global___RerankInput | None = ...,
+        zero_shot_classification: Global___ZeroShotClassificationInput | None = ...,
         image_classification: Global___ImageClassificationInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["image_classification", b"image_classification", "question_answering", b"question_answering", "sentence_embedding", b"sentence_embedding", "task", b"task", "text_classification", b"text_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_classification", b"image_classification", "question_answering", b"question_answering", "sentence_embedding", b"sentence_embedding", "task", b"task", "text_classification", b"text_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "image_classification"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -128,6 +256,12 @@ class TaskResult(_message.Message):
     TEXT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     SENTENCE_EMBEDDING_FIELD_NUMBER: _builtins.int
     QUESTION_ANSWERING_FIELD_NUMBER: _builtins.int
+    TOKEN_CLASSIFICATION_FIELD_NUMBER: _builtins.int
+    FILL_MASK_FIELD_NUMBER: _builtins.int
+    FEATURE_EXTRACTION_FIELD_NUMBER: _builtins.int
+    SENTENCE_SIMILARITY_FIELD_NUMBER: _builtins.int
+    RERANK_FIELD_NUMBER: _builtins.int
+    ZERO_SHOT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     IMAGE_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def text_classification(self) -> Global___TextClassificationResult:
@@ -142,6 +276,30 @@ class TaskResult(_message.Message):
         """Result of question answering."""
 
     @_builtins.property
+    def token_classification(self) -> Global___TokenClassificationResult:
+        """Result of token classification."""
+
+    @_builtins.property
+    def fill_mask(self) -> Global___FillMaskResult:
+        """Result of fill-mask."""
+
+    @_builtins.property
+    def feature_extraction(self) -> Global___FeatureExtractionResult:
+        """Result of feature extraction."""
+
+    @_builtins.property
+    def sentence_similarity(self) -> Global___SentenceSimilarityResult:
+        """Result of sentence similarity."""
+
+    @_builtins.property
+    def rerank(self) -> Global___RerankResult:
+        """Result of reranking."""
+
+    @_builtins.property
+    def zero_shot_classification(self) -> Global___ZeroShotClassificationResult:
+        """Result of zero-shot classification."""
+
+    @_builtins.property
     def image_classification(self) -> Global___ImageClassificationResult:
         """Result of image classification."""
 
@@ -151,13 +309,19 @@ class TaskResult(_message.Message):
         text_classification: Global___TextClassificationResult | None = ...,
         sentence_embedding: Global___SentenceEmbeddingResult | None = ...,
         question_answering: Global___QuestionAnsweringResult | None = ...,
+        token_classification: Global___TokenClassificationResult | None = ...,
+        fill_mask: Global___FillMaskResult | None = ...,
+        feature_extraction: Global___FeatureExtractionResult | None = ...,
+        sentence_similarity: Global___SentenceSimilarityResult | None = ...,
+        rerank: Global___RerankResult | None = ...,
+        zero_shot_classification: Global___ZeroShotClassificationResult | None = ...,
         image_classification: Global___ImageClassificationResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["image_classification", b"image_classification", "question_answering", b"question_answering", "sentence_embedding", b"sentence_embedding", "task", b"task", "text_classification", b"text_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_classification", b"image_classification", "question_answering", b"question_answering", "sentence_embedding", b"sentence_embedding", "task", b"task", "text_classification", b"text_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "image_classification"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -410,6 +574,528 @@ class Answer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Answer: _TypeAlias = Answer  # noqa: Y015
+
+@_typing.final
+class TokenClassificationInput(_message.Message):
+    """Input of token classification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    AGGREGATION_FIELD_NUMBER: _builtins.int
+    IGNORE_LABELS_FIELD_NUMBER: _builtins.int
+    KEEP_ALL_LABELS_FIELD_NUMBER: _builtins.int
+    WINDOW_STRIDE_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text; not empty."""
+    aggregation: Global___Aggregation.ValueType
+    """What is made of the labels of tokens."""
+    keep_all_labels: _builtins.bool
+    """Leave no label out."""
+    window_stride_tokens: _builtins.int
+    """Read a text that is too long in windows of the most tokens that the model takes, and let neighbours overlap by this many tokens.
+    Default: one sequence. What two windows find in one place is one entity: the longer, or else the more probable.
+    """
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long; not together with window_stride_tokens, which reads all of it."""
+    @_builtins.property
+    def ignore_labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Labels to leave out, as they are named in the result; default "O"."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        aggregation: Global___Aggregation.ValueType = ...,
+        ignore_labels: _abc.Iterable[_builtins.str] | None = ...,
+        keep_all_labels: _builtins.bool = ...,
+        window_stride_tokens: _builtins.int = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "ignore_labels", b"ignore_labels", "keep_all_labels", b"keep_all_labels", "text", b"text", "truncation", b"truncation", "window_stride_tokens", b"window_stride_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenClassificationInput: _TypeAlias = TokenClassificationInput  # noqa: Y015
+
+@_typing.final
+class TokenClassificationResult(_message.Message):
+    """Result of token classification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTITIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entities(self) -> _containers.RepeatedCompositeFieldContainer[Global___Entity]:
+        """The entities, or with AGGREGATION_NONE the tokens, in the order of the text."""
+
+    def __init__(
+        self,
+        *,
+        entities: _abc.Iterable[Global___Entity] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entities", b"entities"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenClassificationResult: _TypeAlias = TokenClassificationResult  # noqa: Y015
+
+@_typing.final
+class Entity(_message.Message):
+    """A part of a text with a label."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABEL_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    label: _builtins.str
+    """The label: a token's as in the model's configuration, an entity's without B- and I-."""
+    score: _builtins.float
+    """The probability of the label: an entity's is the mean over its tokens, or words."""
+    text: _builtins.str
+    """The part of the text, as the caller wrote it."""
+    start: _builtins.int
+    """Where it starts in the text, in Unicode code points."""
+    end: _builtins.int
+    """Where it ends, exclusive, in Unicode code points."""
+    def __init__(
+        self,
+        *,
+        label: _builtins.str = ...,
+        score: _builtins.float = ...,
+        text: _builtins.str = ...,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "label", b"label", "score", b"score", "start", b"start", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Entity: _TypeAlias = Entity  # noqa: Y015
+
+@_typing.final
+class FillMaskInput(_message.Message):
+    """Input of fill-mask."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text, with the model's mask (Model.mask_token) in place of each word to fill in; at most 16."""
+    top_k: _builtins.int
+    """How many tokens to return for each mask; default 5, limit 100."""
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long. Truncation that would drop a mask is refused."""
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Compare only these tokens, written as the model's vocabulary has them ("paris", "##ing", "▁Paris"); default all, limit 100."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        top_k: _builtins.int = ...,
+        targets: _abc.Iterable[_builtins.str] | None = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["targets", b"targets", "text", b"text", "top_k", b"top_k", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FillMaskInput: _TypeAlias = FillMaskInput  # noqa: Y015
+
+@_typing.final
+class FillMaskResult(_message.Message):
+    """Result of fill-mask."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MASKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def masks(self) -> _containers.RepeatedCompositeFieldContainer[Global___FilledMask]:
+        """One entry a mask, in the order of the text."""
+
+    def __init__(
+        self,
+        *,
+        masks: _abc.Iterable[Global___FilledMask] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["masks", b"masks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FillMaskResult: _TypeAlias = FillMaskResult  # noqa: Y015
+
+@_typing.final
+class FilledMask(_message.Message):
+    """What fits in place of one mask."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """Where the mask starts in the text, in Unicode code points; with the space before it where the model's mask stands for both."""
+    end: _builtins.int
+    """Where it ends, exclusive, in Unicode code points."""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenScore]:
+        """The most probable tokens, best first."""
+
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[Global___TokenScore] | None = ...,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilledMask: _TypeAlias = FilledMask  # noqa: Y015
+
+@_typing.final
+class TokenScore(_message.Message):
+    """A token and its probability."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """The token as text."""
+    score: _builtins.float
+    """Its probability among all tokens of the vocabulary, also where targets are given."""
+    token_id: _builtins.int
+    """Its number in the vocabulary."""
+    def __init__(
+        self,
+        *,
+        token: _builtins.str = ...,
+        score: _builtins.float = ...,
+        token_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["score", b"score", "token", b"token", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenScore: _TypeAlias = TokenScore  # noqa: Y015
+
+@_typing.final
+class FeatureExtractionInput(_message.Message):
+    """Input of feature extraction."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TEXT_PAIR_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text; not empty."""
+    text_pair: _builtins.str
+    """A second text, for models of text pairs."""
+    pooling: Global___FeaturePooling.ValueType
+    """What becomes of the token vectors."""
+    type: Global___FeatureType.ValueType
+    """The type of the numbers in the result."""
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long. Of a pair, the longer text loses tokens first."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        text_pair: _builtins.str = ...,
+        pooling: Global___FeaturePooling.ValueType = ...,
+        type: Global___FeatureType.ValueType = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pooling", b"pooling", "text", b"text", "text_pair", b"text_pair", "truncation", b"truncation", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureExtractionInput: _TypeAlias = FeatureExtractionInput  # noqa: Y015
+
+@_typing.final
+class FeatureExtractionResult(_message.Message):
+    """Result of feature extraction. A gRPC client takes messages of 4 MiB unless told otherwise: 1024 token vectors of 1024 float32 numbers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    SCALES_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The numbers, little-endian, vector after vector."""
+    type: Global___FeatureType.ValueType
+    """The type of the numbers."""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """[tokens, width] of all token vectors; [width] of one."""
+
+    @_builtins.property
+    def scales(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of int8, each vector's scale: the largest absolute number of the vector, divided by 127. Empty for other types."""
+
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        type: Global___FeatureType.ValueType = ...,
+        scales: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "scales", b"scales", "shape", b"shape", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureExtractionResult: _TypeAlias = FeatureExtractionResult  # noqa: Y015
+
+@_typing.final
+class SentenceSimilarityInput(_message.Message):
+    """Input of sentence similarity."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """The text that the others are compared with; not empty."""
+    dimensions: _builtins.int
+    """Compare only the first this many dimensions; default: the model's width, which is also the limit."""
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long."""
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The others, 1 to 1024 of them; none is empty."""
+
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        dimensions: _builtins.int = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "source", b"source", "texts", b"texts", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SentenceSimilarityInput: _TypeAlias = SentenceSimilarityInput  # noqa: Y015
+
+@_typing.final
+class SentenceSimilarityResult(_message.Message):
+    """Result of sentence similarity."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCORES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The cosine of the angle between the source's vector and each text's, in the order of the texts."""
+
+    def __init__(
+        self,
+        *,
+        scores: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scores", b"scores"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SentenceSimilarityResult: _TypeAlias = SentenceSimilarityResult  # noqa: Y015
+
+@_typing.final
+class RerankInput(_message.Message):
+    """Input of reranking."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    TOP_N_FIELD_NUMBER: _builtins.int
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    query: _builtins.str
+    """The query; not empty."""
+    top_n: _builtins.int
+    """How many texts to return; default: all, which is also the limit."""
+    function: Global___ScoreFunction.ValueType
+    """How logits become scores: sigmoid or none; default: what the model's configuration says, as sentence-transformers reads it."""
+    truncation: Global___Truncation.ValueType
+    """What happens to a query and a text that are too long together. The longer of them loses tokens first."""
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The texts to put in order, 1 to 1024 of them; none is empty."""
+
+    def __init__(
+        self,
+        *,
+        query: _builtins.str = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        top_n: _builtins.int = ...,
+        function: Global___ScoreFunction.ValueType = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "query", b"query", "texts", b"texts", "top_n", b"top_n", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RerankInput: _TypeAlias = RerankInput  # noqa: Y015
+
+@_typing.final
+class RerankResult(_message.Message):
+    """Result of reranking."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankedText]:
+        """The top_n texts, best first."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[Global___RankedText] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RerankResult: _TypeAlias = RerankResult  # noqa: Y015
+
+@_typing.final
+class RankedText(_message.Message):
+    """One text and its score."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """The text's place in the request, from 0 on."""
+    score: _builtins.float
+    """The score; its range depends on the score function."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        score: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "score", b"score"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankedText: _TypeAlias = RankedText  # noqa: Y015
+
+@_typing.final
+class ZeroShotClassificationInput(_message.Message):
+    """Input of zero-shot classification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    CANDIDATE_LABELS_FIELD_NUMBER: _builtins.int
+    HYPOTHESIS_TEMPLATE_FIELD_NUMBER: _builtins.int
+    MULTI_LABEL_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text; not empty."""
+    hypothesis_template: _builtins.str
+    """The sentence that is true of the text if a label fits: has the label's place as {}, once, and no other brace.
+    Default: "This example is {}."
+    """
+    multi_label: _builtins.bool
+    """Any number of labels may fit: each has a score between zero and one of its own. Otherwise the scores of all labels sum to one."""
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long together with a label's hypothesis. Only the text loses tokens."""
+    @_builtins.property
+    def candidate_labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The labels to choose from, 1 to 1024 of them; none is empty."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        candidate_labels: _abc.Iterable[_builtins.str] | None = ...,
+        hypothesis_template: _builtins.str = ...,
+        multi_label: _builtins.bool = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate_labels", b"candidate_labels", "hypothesis_template", b"hypothesis_template", "multi_label", b"multi_label", "text", b"text", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ZeroShotClassificationInput: _TypeAlias = ZeroShotClassificationInput  # noqa: Y015
+
+@_typing.final
+class ZeroShotClassificationResult(_message.Message):
+    """Result of zero-shot classification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedCompositeFieldContainer[Global___LabelScore]:
+        """All candidate labels, best first."""
+
+    def __init__(
+        self,
+        *,
+        labels: _abc.Iterable[Global___LabelScore] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ZeroShotClassificationResult: _TypeAlias = ZeroShotClassificationResult  # noqa: Y015
 
 @_typing.final
 class ImageClassificationInput(_message.Message):

@@ -1,5 +1,7 @@
 """Compiles a Transformers model into a bundle. Torch and transformers live here, and nothing that serves imports this."""
 
+import dataclasses
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,12 +13,14 @@ from neuronpipe.bundles.compiler import torch as torch_
 from neuronpipe.bundles.compiler.accuracy import ArtifactCompiler
 from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
 from neuronpipe.bundles.compiler.calibration import read_calibration
+from neuronpipe.bundles.compiler.detection import Found, describe, read_configuration
 from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
 from neuronpipe.bundles.compiler.samples import calibration_batches, comparison_batches
 from neuronpipe.bundles.compiler.source import find_source
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
+from neuronpipe.bundles.compiler.tokenizers import serving_json, token_texts
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest
 from neuronpipe.bundles.repository import Bundle, check_writable, choose_version, new_bundle, read_bundle, write_manifest
 from neuronpipe.core.buckets import Bucket, BucketPlan
@@ -26,6 +30,7 @@ Report: TypeAlias = Callable[[str], None]
 
 COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "fake": fake, "neuronx": neuronx, "torch": torch_}
 TOKENIZER_FILE = "tokenizer.json"
+TOKENS_FILE = "tokens.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class CompileRequest:
 
     `max_divergence` is the largest absolute difference of an output to PyTorch float32, and `min_agreement` (0 to 1) the smallest
     agreement (see Accuracy), or None for no limit. `calibration` is a file of texts for int8, or None for sample text. `device_times`
-    names a table of device_times.py, for the fake back end to simulate.
+    names a table of device_times.py, for the fake back end to simulate. An empty `task` or `dtype` is found by the model's configuration.
     """
 
     source: str
@@ -63,12 +68,18 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
 
     step(f"find {request.source}")
     source = find_source(request.source, request.revision)
+    configuration = read_configuration(source.folder)
+    found = Found(request.task, "chosen") if request.task else configuration.find_task()
+    dtype = request.dtype or configuration.dtype_of(COMPILERS[request.backend].DTYPES)
+    request = dataclasses.replace(request, task=found.task, dtype=dtype)
+    _check_images(request)
 
     step("read the tokenizer, if it has one")
     tokenizer = SOURCE_TASKS[request.task].load_tokenizer(source.folder)
 
     step("load the model in PyTorch, float32")
     module = load_module(source.folder, request.task, tokenizer)
+    report(describe(module, found.reason, dtype, configuration.weights_dtype))
     buckets = _choose_buckets(request, module, report)
     if buckets:
         module = module.within(BucketPlan(buckets))
@@ -79,7 +90,11 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
     with new_bundle(request.repository, request.name, version) as folder:
         step(f"convert for {request.backend}, {request.dtype}")
         if tokenizer.json:
-            (folder / TOKENIZER_FILE).write_text(tokenizer.json, encoding="utf-8")
+            (folder / TOKENIZER_FILE).write_text(serving_json(tokenizer, spec.mask_token), encoding="utf-8")
+        if spec.mask_token:
+            (folder / TOKENS_FILE).write_text(
+                json.dumps(token_texts(tokenizer, spec.vocabulary_size), ensure_ascii=False), encoding="utf-8"
+            )
         compiler = COMPILERS[request.backend]
         conversion = accuracy.Conversion(module, source, batches[0], folder, request.dtype, buckets, request.neuronx, request.device_times)
         artifact = compiler.convert(conversion)
@@ -101,6 +116,7 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
             model=spec,
             source=source.describe(),
             tokenizer_file=TOKENIZER_FILE if tokenizer.json else "",
+            tokens_file=TOKENS_FILE if spec.mask_token else "",
             artifacts=(artifact.model_copy(update={"accuracy": measured}),),
             cache_results=request.cache_results,
             files={},
@@ -110,19 +126,16 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
 
 
 def _check(request: CompileRequest) -> None:
-    if request.task not in SOURCE_TASKS:
+    if request.task and request.task not in SOURCE_TASKS:
         raise SetupError(f"task {request.task!r} is not known; there are: {', '.join(SOURCE_TASKS)}")
     if request.backend not in COMPILERS:
         raise SetupError(f"back end {request.backend!r} is not known; there are: {', '.join(COMPILERS)}")
     dtypes = COMPILERS[request.backend].DTYPES
-    if request.dtype not in dtypes:
+    if request.dtype and request.dtype not in dtypes:
         raise SetupError(f"dtype {request.dtype!r} is not known for {request.backend}; there are: {', '.join(dtypes)}")
     _check_buckets(request)
     if request.device_times and (request.backend != "fake" or request.device_times not in DEVICE_TIMES):
         raise SetupError(f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}")
-    if request.task == "image_classification" and (request.backend == "neuronx" or request.dtype == "int8"):
-        refused = "--backend neuronx" if request.backend == "neuronx" else "--dtype int8, which is calibrated on texts,"
-        raise SetupError(f"{refused} is for models of texts; there is openvino, torch or fake, in float32 or bfloat16, for images")
     if request.calibration is not None and request.dtype != "int8":
         raise SetupError(f"--calibration is for --dtype int8; {request.dtype} needs none")
     if request.max_divergence is not None and not request.max_divergence >= 0:  # false for NaN too
@@ -132,6 +145,12 @@ def _check(request: CompileRequest) -> None:
     if request.version is not None and request.version < 1:
         raise SetupError(f"version {request.version}: versions are whole numbers from 1 on")
     check_writable(request.repository, request.name)
+
+
+def _check_images(request: CompileRequest) -> None:
+    if request.task == "image_classification" and (request.backend == "neuronx" or request.dtype == "int8"):
+        refused = "--backend neuronx" if request.backend == "neuronx" else "--dtype int8, which is calibrated on texts,"
+        raise SetupError(f"{refused} is for models of texts; there is openvino, torch or fake, in float32 or bfloat16, for images")
 
 
 def _check_buckets(request: CompileRequest) -> None:

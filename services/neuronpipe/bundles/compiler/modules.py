@@ -27,7 +27,8 @@ _POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembe
 class SourceModule:
     """The module in float32, evaluation mode: int64 [batch, tokens] by input name → a dict of float32 outputs [batch, *axes].
 
-    `per_token_outputs`: those whose first axis after the batch is the tokens. `facts`: fields of ModelSpec that only some tasks have.
+    `per_token_outputs`: those whose first axis after the batch is the tokens. `facts`: fields of ModelSpec that only some tasks have;
+    `remarks`: what a person may want to know besides.
     """
 
     module: torch.nn.Module
@@ -40,6 +41,7 @@ class SourceModule:
     tokenizer: SourceTokenizer
     per_token_outputs: frozenset[str] = frozenset()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    remarks: Mapping[str, str] = field(default_factory=dict)
     largest_bucket: str = ""
 
     @property
@@ -140,20 +142,26 @@ def source_module(
     per_token: bool = False,
     max_tokens: int | None = None,
     facts: Mapping[str, Any] | None = None,
+    remarks: Mapping[str, str] | None = None,
+    further_inputs: tuple[str, ...] = (),
 ) -> SourceModule:
-    """`module` around `model`, with what the model's configuration and tokenizer say; `per_token`: its outputs have an axis of tokens."""
+    """`module` around `model`, with what the model's configuration and tokenizer say.
+
+    `per_token`: its outputs have an axis of tokens. `further_inputs`: those of the module that are not the model's.
+    """
     accepted = inspect.signature(model.forward).parameters
     return SourceModule(
         module=module.eval(),
         task=task,
         architecture=type(model).__name__,
-        inputs=tuple(name for name in _INPUTS if name in accepted and name in tokenizer.input_names),
+        inputs=(*(name for name in _INPUTS if name in accepted and name in tokenizer.input_names), *further_inputs),
         outputs=outputs,
         max_tokens=min(limit for limit in (max_tokens, tokenizer.max_tokens, _positions(model.config)) if limit is not None),
         config=model.config,
         tokenizer=tokenizer,
         per_token_outputs=frozenset(outputs if per_token else ()),
         facts=facts or {},
+        remarks=remarks or {},
     )
 
 

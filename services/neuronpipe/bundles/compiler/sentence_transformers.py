@@ -54,6 +54,11 @@ class Head(torch.nn.Module):
         self.pooling = pooling
         self.layers = torch.nn.Sequential(*layers)
 
+    def describe(self) -> str:
+        """In words for a person."""
+        layers = f", then {len(self.layers)} dense layers" if len(self.layers) else ""
+        return " and ".join(self.pooling.modes) + layers
+
     def forward(self, token_vectors: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         vectors: torch.Tensor = self.layers(self.pooling(token_vectors, attention_mask))
         return vectors
@@ -74,12 +79,12 @@ def read_sentence_transformer(folder: Path) -> SentenceTransformer:
     if not (folder / "modules.json").is_file():
         return SentenceTransformer(folder, Head(Pooling(["mean"]), []))
     model_folder, limits, pooling, layers, is_normalized = folder, {}, None, [], False
-    for module in _read(folder / "modules.json"):
+    for module in read_json(folder / "modules.json"):
         kind, path = module["type"].rpartition(".")[2], folder / module["path"]
         if kind == "Transformer":
-            model_folder, limits = path, _read_limits(path)
+            model_folder, limits = path, read_limits(path)
         elif kind == "Pooling":
-            pooling = Pooling(_pooling_modes(_read(path / "config.json"), folder))
+            pooling = Pooling(_pooling_modes(read_json(path / "config.json"), folder))
         elif kind == "Dense" and not is_normalized:
             layers.append(_read_dense(path))
         elif kind == "Normalize":  # done in post-processing, unless the caller says otherwise
@@ -92,20 +97,22 @@ def read_sentence_transformer(folder: Path) -> SentenceTransformer:
         raise SetupError(f"{folder}: modules.json has no Pooling module, so there is no one vector for a text")
     if limits.get("do_lower_case"):
         raise SetupError(f"{folder}: lower-cases text outside of its tokenizer (do_lower_case), which is not supported")
-    return SentenceTransformer(model_folder, Head(pooling, layers), limits.get("max_seq_length"), _prompt(folder))
+    return SentenceTransformer(model_folder, Head(pooling, layers), limits.get("max_seq_length"), default_prompt(folder))
 
 
-def _read(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """A file's content. Raises SetupError."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SetupError(f"{path}: cannot be read as JSON") from error
 
 
-def _read_limits(folder: Path) -> dict[str, Any]:
+def read_limits(folder: Path) -> dict[str, Any]:
+    """What a Transformer module says of its inputs, such as max_seq_length; empty where it says nothing. Raises SetupError."""
     # sentence_bert_config.json; in old models with the architecture's name, as sentence_roberta_config.json.
     path = next(folder.glob("sentence_*_config.json"), None)
-    limits: dict[str, Any] = _read(path) if path else {}
+    limits: dict[str, Any] = read_json(path) if path else {}
     return limits
 
 
@@ -123,7 +130,7 @@ def _pooling_modes(config: dict[str, Any], folder: Path) -> list[str]:
 
 
 def _read_dense(folder: Path) -> torch.nn.Module:
-    config = _read(folder / "config.json")
+    config = read_json(folder / "config.json")
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if activation not in _ACTIVATIONS:
         raise SetupError(f"{folder}: activation {activation}; supported are {', '.join(_ACTIVATIONS)}")
@@ -142,9 +149,10 @@ def _read_dense(folder: Path) -> torch.nn.Module:
     return torch.nn.Sequential(linear, _ACTIVATIONS[activation]())
 
 
-def _prompt(folder: Path) -> str:
+def default_prompt(folder: Path) -> str:
+    """What goes before every text, or of a pair before the first, where the caller chooses nothing. Raises SetupError."""
     path = folder / "config_sentence_transformers.json"
-    config = _read(path) if path.is_file() else {}
+    config = read_json(path) if path.is_file() else {}
     name = config.get("default_prompt_name")
     if name and name not in config.get("prompts", {}):
         raise SetupError(f"{path}: default_prompt_name is {name!r}, which is none of its prompts")

@@ -17,7 +17,7 @@ from neuronpipe.core.errors import SetupError
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Configurations, tokenizers of every kind, and modules of sentence-transformers; weights of other frameworks stay behind.
-_DOWNLOADS = ("*.json", "*.txt", "*.model", "*.py", *_WEIGHTS)
+_DOWNLOADS = ("*.json", "*.txt", "*.model", "*.py", "README.md", *_WEIGHTS)
 _NOT_DOWNLOADED = ("onnx/*", "openvino/*", "tf_*", "flax_*", "*.onnx*")
 
 

@@ -57,6 +57,33 @@ def load_tokenizer(folder: Path) -> SourceTokenizer:
     )
 
 
+def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
+    """tokenizer.json as it is served: one for which a special token in a text is text, but for the mask of a model for fill-mask.
+
+    The tokenizer stage leaves special tokens in texts alone; the mask is found by being none. SentencePiece's Unigram model has them among
+    its pieces as well, as the likeliest of all, and would find "</s>" in a text: its pieces get a NUL before them, which no text holds.
+    (Google's SentencePiece never finds its control symbols in texts; transformers does so even with split_special_tokens.)
+    """
+    content = json.loads(tokenizer.json)
+    allowed = {mask_token} if mask_token else set()
+    special = {token["content"] for token in content["added_tokens"] if token["special"]} - allowed
+    if content["model"].get("type") == "Unigram":
+        pieces = content["model"]["vocab"]
+        hidden = special & {piece for piece, _ in pieces}
+        content["model"]["vocab"] = [["\0" + piece if piece in hidden else piece, score] for piece, score in pieces]
+        # A token that the model lacks would get a number of its own, behind all others.
+        content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in hidden]
+    for token in content["added_tokens"]:
+        token["special"] = token["special"] and token["content"] not in allowed
+    return json.dumps(content, ensure_ascii=False)
+
+
+def token_texts(tokenizer: SourceTokenizer, count: int) -> list[str]:
+    """The first `count` tokens of the vocabulary as text, each by itself, as transformers decodes them."""
+    texts: list[str] = tokenizer.transformers_tokenizer.batch_decode([[token_id] for token_id in range(count)])
+    return texts
+
+
 def encode_batch(
     tokenizer: SourceTokenizer, texts: Sequence[str], max_tokens: int, questions: Sequence[str] | None = None
 ) -> Mapping[str, Any]:

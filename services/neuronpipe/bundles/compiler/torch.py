@@ -4,6 +4,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import transformers
@@ -20,10 +21,16 @@ BUCKETS = "none"
 _MODEL_FILE = "artifacts/torch/model.pt2"
 
 
+def _to_float(module: torch.nn.Module, args: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    """A forward hook: outputs in float32, whatever the model computes in."""
+    return {name: tensor.float() for name, tensor in outputs.items()}
+
+
 def convert(conversion: Conversion) -> Artifact:
     """See ArtifactCompiler. Batch and length stay free; attention is scaled_dot_product_attention, of which each device has its own."""
     module = conversion.module
-    converted = _with_float_outputs(copy.deepcopy(module.module).to(_TORCH_DTYPES[conversion.dtype]))
+    converted = copy.deepcopy(module.module).to(_TORCH_DTYPES[conversion.dtype]).eval()
+    converted.register_forward_hook(_to_float)
     example = {name: torch.from_numpy(conversion.example[name]) for name in module.inputs}
     free = dict.fromkeys(module.free_axes, torch.export.Dim.DYNAMIC)
     with warnings.catch_warnings(), torch.no_grad():

@@ -118,6 +118,10 @@ class FakeBackend:
         if axes == ("tokens",):
             return np.where(mask, np.sin(placed + index), np.nan).astype(np.float32)
         (width,) = (axis for axis in axes if isinstance(axis, int))
+        if axes[0] == "tokens":
+            angles = (placed + index)[..., np.newaxis] * (np.arange(1, width + 1) / width)
+            per_token: Array = np.where(mask[..., np.newaxis], np.sin(angles), np.nan).astype(np.float32)
+            return per_token
         # A row's fingerprint: its tokens weighted by their positions, folded into angles of different frequencies.
         fingerprint = placed.sum(axis=1, keepdims=True)
         outputs: Array = np.sin(fingerprint * (np.arange(1, width + 1) / width)).astype(np.float32)

@@ -5,7 +5,18 @@ from pathlib import Path
 import transformers
 
 from neuronpipe.bundles.compiler.modules import SourceModule, set_attention
-from neuronpipe.bundles.compiler.tasks import image_classification, question_answering, sentence_embedding, text_classification
+from neuronpipe.bundles.compiler.tasks import (
+    feature_extraction,
+    fill_mask,
+    image_classification,
+    question_answering,
+    rerank,
+    sentence_embedding,
+    sentence_similarity,
+    text_classification,
+    token_classification,
+    zero_shot_classification,
+)
 from neuronpipe.bundles.compiler.tasks.base import SourceTask
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
 
@@ -13,6 +24,12 @@ SOURCE_TASKS: dict[str, SourceTask] = {
     "text_classification": text_classification.TASK,
     "sentence_embedding": sentence_embedding.TASK,
     "question_answering": question_answering.TASK,
+    "token_classification": token_classification.TASK,
+    "fill_mask": fill_mask.TASK,
+    "feature_extraction": feature_extraction.TASK,
+    "sentence_similarity": sentence_similarity.TASK,
+    "rerank": rerank.TASK,
+    "zero_shot_classification": zero_shot_classification.TASK,
     "image_classification": image_classification.TASK,
 }
 

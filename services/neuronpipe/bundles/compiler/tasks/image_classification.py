@@ -52,6 +52,7 @@ def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
         config=model.config,
         tokenizer=tokenizer,
         facts=classifier_facts(model.config) | {"image": processor.spec, "vocabulary_size": 0},
+        remarks={"images": f"{width} x {height} pixels"},
     )
 
 

@@ -29,14 +29,23 @@ class _Embedding(torch.nn.Module):
         return {_OUTPUT: self.head(token_vectors, attention_mask)}
 
 
-def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+_TASKS = ("sentence_embedding", "sentence_similarity")
+
+
+def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentence_embedding") -> SourceModule:
+    """An embedding model for one of the tasks that its graph serves, which says that it answers the other, too. Raises SetupError."""
     parts = read_sentence_transformer(folder)
     model = load_weights(transformers.AutoModel, parts.model_folder)
     module = _Embedding(model, parts.head)
     with torch.inference_mode():
         example = module(torch.full((1, 1), tokenizer.pad_token_id), torch.ones((1, 1), dtype=torch.int64))
-    facts = {"prompt": parts.prompt, "embedding_dimensions": example[_OUTPUT].shape[1]}
-    return source_module(module, model, "sentence_embedding", tokenizer, outputs=(_OUTPUT,), max_tokens=parts.max_tokens, facts=facts)
+    facts = {
+        "prompt": parts.prompt,
+        "embedding_dimensions": example[_OUTPUT].shape[1],
+        "also_answers": tuple(other for other in _TASKS if other != task),
+    }
+    remarks = {"pooling": parts.head.describe()}
+    return source_module(module, model, task, tokenizer, outputs=(_OUTPUT,), max_tokens=parts.max_tokens, facts=facts, remarks=remarks)
 
 
 def _cosine_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
@@ -46,4 +55,4 @@ def _cosine_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Me
     return np.clip(cosines, 0, 1)  # rounding may exceed 1, and less than unrelated is no less wrong
 
 
-TASK = SourceTask(_load, encode_texts, _cosine_similarity, np.min, "smallest cosine similarity of a text's embeddings")
+TASK = SourceTask(load_embedder, encode_texts, _cosine_similarity, np.min, "smallest cosine similarity of a text's embeddings")

@@ -1,21 +1,43 @@
-"""Text classification, compiled: the logits of a classifier."""
+"""Text classification, compiled: the logits of a classifier. Two more tasks are served by the same graph, where its labels allow it."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import transformers
 
+from neuronpipe.bundles.compiler.cross_encoders import entailing, ranking
 from neuronpipe.bundles.compiler.modules import Named, SourceModule, load_weights, source_module
+from neuronpipe.bundles.compiler.sentence_transformers import read_limits
 from neuronpipe.bundles.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
+from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ScoreFunctionName
 
+# Task → what it needs to know of a model besides; raises SetupError for a model that cannot have it.
+_FACTS: Mapping[str, Callable[[Path, Any], dict[str, Any]]] = {
+    "text_classification": lambda folder, config: {},
+    "rerank": ranking,
+    "zero_shot_classification": entailing,
+}
 
-def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+
+def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_classification") -> SourceModule:
+    """A classifier for one of the tasks that its graph serves, which says which others it answers. Raises SetupError."""
+    _FACTS[task](folder, transformers.AutoConfig.from_pretrained(folder))  # before the weights are read in vain
     model = load_weights(transformers.AutoModelForSequenceClassification, folder)
     facts = classifier_facts(model.config)
-    return source_module(Named(model, "logits"), model, "text_classification", tokenizer, outputs=("logits",), facts=facts)
+    others = []
+    for other, find in _FACTS.items():
+        try:
+            facts |= find(folder, model.config)
+        except SetupError:
+            continue
+        others.append(other)
+    facts["also_answers"] = tuple(other for other in others if other != task)
+    limit = read_limits(folder).get("max_seq_length")
+    return source_module(Named(model, "logits"), model, task, tokenizer, outputs=("logits",), max_tokens=limit, facts=facts)
 
 
 def classifier_facts(config: Any) -> dict[str, Any]:
@@ -43,4 +65,4 @@ def same_best_label(outputs: Outputs, reference: Outputs, batch: Batch) -> Measu
     return same
 
 
-TASK = SourceTask(_load, encode_texts, same_best_label, np.mean, "share of texts with the same best label")
+TASK = SourceTask(load_classifier, encode_texts, same_best_label, np.mean, "share of texts with the same best label")

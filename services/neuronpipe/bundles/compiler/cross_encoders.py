@@ -1,0 +1,61 @@
+"""What a classifier of text pairs can do besides: rank texts as a cross-encoder, and zero-shot classification as a model of entailment.
+
+Sources: sentence-transformers 6, cross_encoder/model.py (get_default_activation_fn); transformers, pipelines/zero_shot_classification.py.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from neuronpipe.bundles.compiler.sentence_transformers import default_prompt, read_json
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.model import ScoreFunctionName
+
+_SETTINGS = "config_sentence_transformers.json"
+_ACTIVATIONS: dict[str, ScoreFunctionName] = {
+    "torch.nn.modules.linear.Identity": "none",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+}
+
+
+def ranking(folder: Path, config: Any) -> dict[str, Any]:
+    """Facts of ModelSpec for a model that ranks texts. Raises SetupError for one that cannot."""
+    if config.num_labels != 1:
+        raise SetupError(f"{folder}: has {config.num_labels} labels; a cross-encoder that ranks texts has one, the score")
+    activation = _activation(folder, config)
+    if activation not in _ACTIVATIONS:
+        raise SetupError(f"{folder}: makes scores of logits by {activation}; supported are {', '.join(_ACTIVATIONS)}")
+    return {"rerank_function": _ACTIVATIONS[activation], "prompt": default_prompt(folder)}
+
+
+def entailing(folder: Path, config: Any) -> dict[str, Any]:
+    """Facts of ModelSpec for a model of entailment. Raises SetupError for one that has no label of that name."""
+    entailment = next((index for label, index in config.label2id.items() if label.lower().startswith("entail")), None)
+    if entailment is None or config.num_labels < 2:
+        labels = ", ".join(map(str, config.label2id))
+        raise SetupError(
+            f"{folder}: none of its labels begins with 'entail', or it is the only one; there are: {labels}. Zero-shot classification "
+            "needs a model of entailment; if this is one, name its labels in config.json (id2label and label2id)"
+        )
+    return {"entailment_id": entailment}
+
+
+def is_cross_encoder(folder: Path, config: Any) -> bool:
+    """Whether sentence-transformers saved it as one."""
+    return _settings(folder).get("model_type") == "CrossEncoder" or any(
+        hasattr(config, name) for name in ("sentence_transformers", "sbert_ce_default_activation_function")
+    )
+
+
+def _activation(folder: Path, config: Any) -> str:
+    candidates = (
+        _settings(folder).get("activation_fn"),
+        (getattr(config, "sentence_transformers", None) or {}).get("activation_fn"),
+        getattr(config, "sbert_ce_default_activation_function", None),
+    )
+    return next((str(candidate) for candidate in candidates if candidate), "torch.nn.modules.activation.Sigmoid")
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / _SETTINGS
+    settings: dict[str, Any] = read_json(path) if path.is_file() else {}
+    return settings

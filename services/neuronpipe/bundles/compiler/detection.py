@@ -1,0 +1,189 @@
+"""Finds what a model is for by its configuration, and refuses what cannot be served, with the reason.
+
+What decides, in this order: the modules and the settings that sentence-transformers saved (modules.json and
+config_sentence_transformers.json); the architecture's name, which says what head the model has; and between the tasks that its head
+serves, what README.md says (pipeline_tag), or else the labels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub.repocard import metadata_load
+from transformers.models.auto import modeling_auto
+
+from neuronpipe.bundles.compiler.cross_encoders import entailing, is_cross_encoder, ranking
+from neuronpipe.bundles.compiler.modules import SourceModule
+from neuronpipe.bundles.compiler.sentence_transformers import read_json
+from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS
+from neuronpipe.core.errors import SetupError
+
+# How an architecture's name ends → the tasks that its head serves, the one that is meant where nothing else says so first.
+_HEADS: Mapping[str, tuple[str, ...]] = {
+    "ForSequenceClassification": ("text_classification", "rerank", "zero_shot_classification"),
+    "ForTokenClassification": ("token_classification",),
+    "ForQuestionAnswering": ("question_answering",),
+    "ForMaskedLM": ("fill_mask", "feature_extraction", "sentence_embedding"),
+    "ForPreTraining": ("fill_mask", "feature_extraction", "sentence_embedding"),
+    "ForImageClassification": ("image_classification",),
+    "Model": ("feature_extraction", "sentence_embedding"),
+}
+_PIPELINE_TAGS = {"sentence-similarity": "sentence_embedding", "text-ranking": "rerank"}
+
+_SPARSE = {"SparseEncoder", "SpladePooling", "SparseAutoEncoder", "SparseStaticEmbedding", "splade", "sparse-encoder"}
+_MULTI_VECTOR = {"MultiVectorEncoder", "ColBERT", "HF_ColBERT", "colbert", "pylate", "late-interaction"}
+
+_SHOWN_LABELS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A task and what it was found by, in words for a person."""
+
+    task: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What a model's files say of it. `settings` and `modules` are those of sentence-transformers, `card` is README.md's front matter."""
+
+    folder: Path
+    config: Any
+    architecture: str
+    settings: Mapping[str, Any]
+    modules: tuple[str, ...]
+    card: Mapping[str, Any]
+    weights_dtype: str
+
+    def find_task(self) -> Found:
+        """The task that the model was made for. Raises SetupError naming what it is where there is none."""
+        self._refuse_other_kinds()
+        if self.modules and self.settings.get("model_type") != "CrossEncoder":
+            return Found("sentence_embedding", "modules.json")
+        if not self.architecture:
+            raise SetupError(f"{self.folder}: config.json names no architecture, so its task is not known; choose one with --task")
+        head = next((head for head in _HEADS if self.architecture.endswith(head)), None)
+        if head is None or not hasattr(transformers, self.architecture):
+            raise SetupError(f"{self.folder}: {self.architecture} is no architecture that is known here; those that end in {_heads()} are")
+        tag = str(self.card.get("pipeline_tag") or "")
+        tasks = tuple(task for task in _HEADS[head] if self._can(task))
+        said = _PIPELINE_TAGS.get(tag, tag.replace("-", "_"))
+        found = Found(said, f"{self.architecture}; README.md: {tag}") if said in tasks else self._by_labels(tasks)
+        if found.task not in SOURCE_TASKS:
+            raise SetupError(f"{self.folder}: {self.architecture} is for {found.task}, which is no task here; {_tasks()} are")
+        return found
+
+    def dtype_of(self, dtypes: tuple[str, ...]) -> str:
+        """The number type to compile in: that of the weights where it is one of these."""
+        return self.weights_dtype if self.weights_dtype in dtypes else "float32"
+
+    def _refuse_other_kinds(self) -> None:
+        kinds = {*self.modules, str(self.settings.get("model_type")), self.architecture, *_words(self.card.get("tags"))}
+        if kinds & _SPARSE:
+            raise SetupError(f"{self.folder}: makes sparse vectors (SPLADE), for which there is no task")
+        if kinds & _MULTI_VECTOR:
+            raise SetupError(
+                f"{self.folder}: compares texts token by token (ColBERT), for which there is no task; --task feature-extraction serves the "
+                "token vectors of its encoder, without the layers behind it"
+            )
+        if self.settings.get("model_type") == "CrossEncoder" and set(self.modules) > {"Transformer"}:
+            others = ", ".join(sorted(set(self.modules) - {"Transformer"}))
+            raise SetupError(f"{self.folder}: is a cross-encoder with modules behind its model ({others}), which is not supported")
+
+    def _can(self, task: str) -> bool:
+        facts = {"rerank": ranking, "zero_shot_classification": entailing}
+        try:
+            return task not in facts or bool(facts[task](self.folder, self.config))
+        except SetupError:
+            return False
+
+    def _by_labels(self, tasks: tuple[str, ...]) -> Found:
+        if "rerank" in tasks and is_cross_encoder(self.folder, self.config):
+            return Found("rerank", f"{self.architecture} with one label, saved as a cross-encoder")
+        if "zero_shot_classification" in tasks:
+            return Found("zero_shot_classification", f"{self.architecture} with a label for entailment")
+        return Found(tasks[0], self.architecture)
+
+
+def read_configuration(folder: Path) -> Configuration:
+    """Reads a model's files. Raises SetupError for one that no task can serve: a decoder, or code of the model's own."""
+    content = read_json(folder / "config.json")
+    kind = content.get("model_type") if isinstance(content, dict) else None
+    if kind not in transformers.CONFIG_MAPPING:
+        remote = "; it has code of its own (auto_map), which is not run" if isinstance(content, dict) and content.get("auto_map") else ""
+        raise SetupError(
+            f"{folder}: config.json has the model type {kind!r}, which transformers {transformers.__version__} does not know{remote}"
+        )
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # what a broken configuration raises is up to each architecture
+        raise SetupError(f"{folder}: transformers {transformers.__version__} cannot read its config.json: {error}") from error
+    architecture = str((content.get("architectures") or [""])[0])
+    _refuse_decoders(folder, config, architecture)
+    modules = folder / "modules.json"
+    settings = folder / "config_sentence_transformers.json"
+    return Configuration(
+        folder=folder,
+        config=config,
+        architecture=architecture,
+        settings=read_json(settings) if settings.is_file() else {},
+        modules=tuple(module["type"].rpartition(".")[2] for module in read_json(modules)) if modules.is_file() else (),
+        card=_card(folder),
+        weights_dtype=str(content.get("dtype") or content.get("torch_dtype") or "float32"),
+    )
+
+
+def describe(module: SourceModule, reason: str, dtype: str, weights_dtype: str) -> str:
+    """A few lines for a person: what was found of a model."""
+    facts = module.facts
+    also = "".join(f"; also answers {other}" for other in facts.get("also_answers", ()))
+    lines = {"task": f"{module.task} ({reason}){also}"}
+    if labels := facts.get("labels"):
+        shown = ", ".join(labels[:_SHOWN_LABELS]) + (", …" if len(labels) > _SHOWN_LABELS else "")
+        lines["labels"] = f"{len(labels)}: {shown}"
+    if function := facts.get("rerank_function" if module.task == "rerank" else "score_function"):
+        lines["scores"] = {"none": "the logits as they are"}.get(function, function)
+    if dimensions := facts.get("embedding_dimensions"):
+        lines["vectors"] = f"{dimensions} dimensions"
+    lines |= module.remarks
+    if prompt := facts.get("prompt"):
+        lines["prompt"] = repr(prompt)
+    lines["longest input"] = f"{module.max_tokens} tokens"
+    lines["dtype"] = dtype if dtype == weights_dtype else f"{dtype}; the weights are {weights_dtype}"
+    return "\n".join(f"      {name:14}{line}" for name, line in lines.items())
+
+
+def _refuse_decoders(folder: Path, config: Any, architecture: str) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise SetupError(
+            f"{folder}: {architecture or config.model_type} has an encoder and a decoder; models of an encoder only are served"
+        )
+    causal, masked = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    is_decoder = config.model_type in causal and config.model_type not in masked
+    if is_decoder or getattr(config, "is_decoder", False) or architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        raise SetupError(
+            f"{folder}: {architecture or config.model_type} is a decoder, which writes text; models of an encoder only are served"
+        )
+
+
+def _card(folder: Path) -> Mapping[str, Any]:
+    path = folder / "README.md"
+    try:
+        return (metadata_load(path) if path.is_file() else None) or {}
+    except Exception:  # a page for people, in whatever state: what cannot be read says nothing
+        return {}
+
+
+def _words(value: object) -> set[str]:
+    return {str(word).lower() for word in value} if isinstance(value, list) else set()
+
+
+def _heads() -> str:
+    return ", ".join(_HEADS)
+
+
+def _tasks() -> str:
+    return ", ".join(SOURCE_TASKS)

@@ -1,0 +1,8 @@
+"""Sentence similarity, compiled: the graph of sentence embedding, which it shares."""
+
+from dataclasses import replace
+from functools import partial
+
+from neuronpipe.bundles.compiler.tasks import sentence_embedding
+
+TASK = replace(sentence_embedding.TASK, load=partial(sentence_embedding.load_embedder, task="sentence_similarity"))

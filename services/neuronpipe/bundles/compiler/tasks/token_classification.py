@@ -1,0 +1,27 @@
+"""Token classification, compiled: the logits of every token's labels."""
+
+from pathlib import Path
+
+import numpy as np
+import transformers
+
+from neuronpipe.bundles.compiler.modules import Named, SourceModule, load_weights, source_module
+from neuronpipe.bundles.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
+from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
+
+
+def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    model = load_weights(transformers.AutoModelForTokenClassification, folder)
+    facts = {"labels": tuple(model.config.id2label[index] for index in range(model.config.num_labels))}
+    named = Named(model, "logits")
+    return source_module(named, model, "token_classification", tokenizer, outputs=("logits",), per_token=True, facts=facts)
+
+
+def _same_best_labels(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+    is_token = batch["attention_mask"] == 1
+    same = outputs["logits"].argmax(axis=-1) == reference["logits"].argmax(axis=-1)
+    shares: Measured = (same & is_token).sum(axis=1) / is_token.sum(axis=1)
+    return shares
+
+
+TASK = SourceTask(_load, encode_texts, _same_best_labels, np.mean, "mean share of a text's tokens with the same best label")

@@ -1,0 +1,16 @@
+"""The bytes of feature extraction as an array."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionResult, FeatureType
+
+_DTYPES = {FeatureType.FEATURE_TYPE_FLOAT32: "<f4", FeatureType.FEATURE_TYPE_FLOAT16: "<f2", FeatureType.FEATURE_TYPE_INT8: "i1"}
+
+
+def to_array(result: FeatureExtractionResult) -> NDArray[np.float32]:
+    """float32 of the result's shape, whatever type its numbers have. Raises KeyError for a type that only a newer server knows."""
+    numbers = np.frombuffer(result.data, _DTYPES[result.type]).astype(np.float32)
+    if result.scales:
+        numbers = numbers.reshape(len(result.scales), -1) * np.array(result.scales, np.float32)[:, np.newaxis]
+    return numbers.reshape(tuple(result.shape))

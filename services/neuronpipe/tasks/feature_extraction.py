@@ -1,0 +1,84 @@
+"""Feature extraction: the token vectors of a text, or of a pair of texts, or one vector made of them, as bytes.
+
+The token vectors equal those of transformers' FeatureExtractionPipeline, special tokens included.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionInput, FeatureExtractionResult, FeaturePooling, FeatureType
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
+
+# Of what travels between the stages, whatever the caller wants of it: half of the largest message that a service takes by default.
+_MAX_BYTES = 32 << 20
+
+_POOLINGS, _TYPES = frozenset(FeaturePooling.values()), frozenset(FeatureType.values())
+_LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
+_LARGEST_INT8 = 127
+
+
+def check(input: FeatureExtractionInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
+    check_text("text", input.text)
+    if input.text_pair:
+        check_text("text_pair", input.text_pair)
+    if input.pooling not in _POOLINGS:
+        raise InvalidInput("pooling", f"{input.pooling} is not known")
+    if input.type not in _TYPES:
+        raise InvalidInput("type", f"{input.type} is not known")
+    check_truncation(input.truncation)
+
+
+def traits(input: FeatureExtractionInput) -> tuple[str | int, ...]:
+    """What of an input its encoding depends on."""
+    return input.text, input.text_pair, or_default(input.truncation)
+
+
+def encode(input: FeatureExtractionInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """One sequence of the text, or of the pair."""
+    encoded = encode_text(tokenizer, model, input.text, input.text_pair or None, input.truncation)
+    tokens = len(encoded.sequences[0]["input_ids"])
+    size_bytes = tokens * model.embedding_dimensions * np.dtype(np.float32).itemsize
+    if size_bytes > _MAX_BYTES:
+        raise InvalidInput("text", f"{tokens} tokens have vectors of {size_bytes} bytes together, the limit is {_MAX_BYTES}")
+    return encoded
+
+
+def decode(
+    input: FeatureExtractionInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
+) -> FeatureExtractionResult:
+    """The vectors from `last_hidden_state`, float32 [tokens, embedding_dimensions]."""
+    vectors = outputs[0]["last_hidden_state"]
+    if input.pooling == FeaturePooling.FEATURE_POOLING_CLS:
+        vectors = vectors[0]
+    elif input.pooling == FeaturePooling.FEATURE_POOLING_MEAN:
+        vectors = vectors.mean(axis=0)
+    if input.type == FeatureType.FEATURE_TYPE_INT8:
+        numbers, scales = _quantized(vectors)
+        return FeatureExtractionResult(data=numbers.tobytes(), shape=vectors.shape, type=input.type, scales=scales.tolist())
+    if input.type == FeatureType.FEATURE_TYPE_FLOAT16:
+        return FeatureExtractionResult(data=_halved(vectors).tobytes(), shape=vectors.shape, type=input.type)
+    return FeatureExtractionResult(
+        data=vectors.astype("<f4", copy=False).tobytes(), shape=vectors.shape, type=FeatureType.FEATURE_TYPE_FLOAT32
+    )
+
+
+def _quantized(vectors: Array) -> tuple[Array, Array]:
+    """int8 of the same shape, and a scale for each vector, float32 [vectors]: one token's large numbers must not cost the others theirs."""
+    scales: Array = np.abs(vectors).max(axis=-1, keepdims=True) / np.float32(_LARGEST_INT8)
+    numbers = np.rint(vectors / np.where(scales > 0, scales, np.float32(1)))
+    return numbers.clip(-_LARGEST_INT8, _LARGEST_INT8).astype(np.int8), scales.ravel()
+
+
+def _halved(vectors: Array) -> Array:
+    largest = float(np.abs(vectors).max())
+    if largest > _LARGEST_FLOAT16:
+        raise InvalidInput("type", f"the largest number is {largest:g}, float16 ends at {_LARGEST_FLOAT16:g}; take float32 or int8")
+    return vectors.astype("<f2")
+
+
+TASK = Task("feature_extraction", check, traits, encode, decode)

@@ -1,0 +1,119 @@
+"""Fill-mask: the tokens that fit in place of a text's masks.
+
+Equal to transformers' FillMaskPipeline with `top_k` and `targets`: the whole text is read with all of its masks, and the probability of
+a token is one among all of the vocabulary, also where targets are given. Differences: the pipeline's `sequence`, the text as its
+tokenizer decodes it, is left out, for the caller has the text, and each mask's start and end say where its token goes; a target outside
+the vocabulary is refused, where the pipeline puts the first token of its spelling in its place; a text that is too long is refused
+unless truncation is asked for, and always where a mask would be dropped; and special tokens but the mask are text (see tasks/base.py).
+
+Each mask is a sequence of its own, of which the model's input `mask_position` names the place, so that an output is one row of logits
+and every input has the shape of the others (docs/decisions/0013).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from neuronpipe.api.v1.tasks_pb2 import FilledMask, FillMaskInput, FillMaskResult, TokenScore
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.tasks.base import Encoded, LocatedText, Task, TextTokenizer, check_text, check_truncation, locate_text, or_default, sequence
+
+# The pipeline's.
+_DEFAULT_TOP_K = 5
+
+_MAX_TOP_K = 100
+_MAX_TARGETS = 100
+# A mask's logits are 1 MB with a vocabulary of 250,000 tokens, and those of one request travel in one message of 64 MiB at most.
+_MAX_MASKS = 16
+
+
+def check(input: FillMaskInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
+    check_text("text", input.text)
+    check_truncation(input.truncation)
+    if input.top_k > _MAX_TOP_K:
+        raise InvalidInput("top_k", f"{input.top_k}, the limit is {_MAX_TOP_K}")
+    if len(input.targets) > _MAX_TARGETS:
+        raise InvalidInput("targets", f"{len(input.targets)} targets, the limit is {_MAX_TARGETS}")
+
+
+def traits(input: FillMaskInput) -> tuple[str | int, ...]:
+    """What of an input its encoding depends on."""
+    return input.text, or_default(input.truncation), *input.targets
+
+
+def encode(input: FillMaskInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """One sequence a mask, with `mask_position` int32 [tokens], 1 at that mask.
+
+    Annotated with `place` int32 [2], where the mask starts and ends in the text, in code points, and `target_ids` int32 [targets].
+    """
+    targets = np.array(_target_ids(input, tokenizer), np.int32)
+    (whole,) = tokenizer.locate(input.text)
+    wanted = len(_masks(whole, model))
+    if not wanted:
+        raise InvalidInput("text", f"holds no mask; this model's is {model.mask_token}")
+    if wanted > _MAX_MASKS:
+        raise InvalidInput("text", f"{wanted} masks, the limit is {_MAX_MASKS}")
+    part, dropped = locate_text(tokenizer, model, input.text, whole, input.truncation)
+    masks = _masks(part, model)
+    if len(masks) < wanted:
+        raise InvalidInput("truncation", f"drops {wanted - len(masks)} of the text's {wanted} masks")
+    read = sequence(part, model)
+    return Encoded(
+        [{**read, "mask_position": _one_at(mask, len(part.token_ids))} for mask in masks],
+        [{"place": np.array([part.char_start[mask], part.char_end[mask]], np.int32), "target_ids": targets} for mask in masks],
+        dropped,
+    )
+
+
+def decode(input: FillMaskInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]) -> FillMaskResult:
+    """The best tokens of each mask from `logits`, float32 [vocabulary]. The model's `tokens` must be there (Bundle.decoding_spec)."""
+    return FillMaskResult(
+        masks=[_filled(input, model, annotation, output["logits"]) for annotation, output in zip(annotations, outputs, strict=True)]
+    )
+
+
+def _target_ids(input: FillMaskInput, tokenizer: TextTokenizer) -> list[int]:
+    """The targets' numbers, each once. Raises InvalidInput naming the target by its place in the list."""
+    found: dict[int, None] = {}
+    for index, target in enumerate(input.targets):
+        token_id = tokenizer.token_id(target)
+        if token_id is None:
+            raise InvalidInput(f"targets[{index}]", "is no token of the model's vocabulary, which has to be met letter by letter")
+        found[token_id] = None
+    return list(found)
+
+
+def _masks(text: LocatedText, model: ModelSpec) -> list[int]:
+    masks: list[int] = np.flatnonzero(text.token_ids == model.mask_token_id).tolist()
+    return masks
+
+
+def _one_at(position: int, tokens: int) -> Array:
+    array = np.zeros(tokens, np.int32)
+    array[position] = 1
+    return array
+
+
+def _filled(input: FillMaskInput, model: ModelSpec, annotation: Arrays, logits: Array) -> FilledMask:
+    candidates, top_k = annotation["target_ids"], input.top_k or _DEFAULT_TOP_K
+    chosen = logits[candidates] if candidates.size else logits
+    best = np.argpartition(chosen, chosen.size - top_k)[-top_k:] if top_k < chosen.size else np.arange(chosen.size)
+    best = best[np.argsort(-chosen[best], kind="stable")]
+    highest = logits.max()
+    scores = np.exp(chosen[best] - highest) / np.exp(logits - highest).sum()
+    token_ids = candidates[best] if candidates.size else best
+    start, end = annotation["place"].tolist()
+    return FilledMask(
+        tokens=[
+            TokenScore(token=model.tokens[token_id], score=score, token_id=token_id)
+            for token_id, score in zip(token_ids.tolist(), scores.tolist(), strict=True)
+        ],
+        start=start,
+        end=end,
+    )
+
+
+TASK = Task("fill_mask", check, traits, encode, decode)

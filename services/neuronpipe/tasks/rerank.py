@@ -1,0 +1,55 @@
+"""Reranking: texts in the order in which a cross-encoder finds that they answer a query.
+
+Equal to sentence-transformers' `CrossEncoder.rank` with `top_k` and `activation_fn`, but for texts of one score there: where float32's
+sigmoid gives 1.0 to several of them they go by their logits, which it no longer knows.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from neuronpipe.api.v1.tasks_pb2 import RankedText, RerankInput, RerankResult, ScoreFunction
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Arrays
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
+from neuronpipe.tasks.many_texts import check_pairs, check_texts, join
+from neuronpipe.tasks.scores import check_function, scores_of
+
+
+def check(input: RerankInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
+    check_text("query", input.query)
+    check_texts("texts", input.texts)
+    check_pairs("query", input.query, "texts", input.texts)
+    if input.top_n > len(input.texts):
+        raise InvalidInput("top_n", f"{input.top_n}, there are {len(input.texts)} texts")
+    check_function(input.function)
+    if input.function == ScoreFunction.SCORE_FUNCTION_SOFTMAX:
+        raise InvalidInput("function", "softmax is for models of several labels, and this one has one; take sigmoid or none")
+    check_truncation(input.truncation)
+
+
+def traits(input: RerankInput) -> tuple[str | int, ...]:
+    """What of an input its encoding depends on."""
+    return input.query, or_default(input.truncation), *input.texts
+
+
+def encode(input: RerankInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """One sequence of the query, behind the model's prompt if it has one, and each text."""
+    return join(
+        encode_text(tokenizer, model, model.prompt + input.query, text, input.truncation, f"query and texts[{index}]")
+        for index, text in enumerate(input.texts)
+    )
+
+
+def decode(input: RerankInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]) -> RerankResult:
+    """The best texts from `logits`, float32 [1], of each sequence."""
+    logits = np.concatenate([output["logits"] for output in outputs])
+    scores = scores_of(logits, input.function, model.rerank_function or "sigmoid").tolist()
+    # Equal texts stay in the order of the request.
+    order = np.argsort(-logits, kind="stable")[: input.top_n or len(logits)]
+    return RerankResult(texts=[RankedText(index=index, score=scores[index]) for index in order.tolist()])
+
+
+TASK = Task("rerank", check, traits, encode, decode)

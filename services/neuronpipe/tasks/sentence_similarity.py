@@ -1,0 +1,46 @@
+"""Sentence similarity: how alike one text and each of many are, by the angles between their vectors.
+
+Equal to sentence-transformers' `util.cos_sim(model.encode(source), model.encode(texts))`, with encode's `truncate_dim`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from neuronpipe.api.v1.tasks_pb2 import SentenceSimilarityInput, SentenceSimilarityResult
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Arrays
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
+from neuronpipe.tasks.many_texts import check_texts, join
+from neuronpipe.tasks.sentence_embedding import SMALLEST_NORM, check_dimensions
+
+
+def check(input: SentenceSimilarityInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
+    check_text("source", input.source)
+    check_texts("texts", input.texts)
+    check_dimensions(input.dimensions, model)
+    check_truncation(input.truncation)
+
+
+def traits(input: SentenceSimilarityInput) -> tuple[str | int, ...]:
+    """What of an input its encoding depends on."""
+    return input.source, or_default(input.truncation), *input.texts
+
+
+def encode(input: SentenceSimilarityInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """One sequence of the source, then one of each text, all behind the model's prompt if it has one."""
+    named = [("source", input.source), *((f"texts[{index}]", text) for index, text in enumerate(input.texts))]
+    return join(encode_text(tokenizer, model, model.prompt + text, None, input.truncation, name) for name, text in named)
+
+
+def decode(
+    input: SentenceSimilarityInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
+) -> SentenceSimilarityResult:
+    """The cosines from `sentence_embedding`, float32 [embedding_dimensions], of each sequence."""
+    vectors = np.stack([output["sentence_embedding"][: input.dimensions or model.embedding_dimensions] for output in outputs])
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(SMALLEST_NORM))
+    return SentenceSimilarityResult(scores=(vectors[1:] @ vectors[0]).tolist())
+
+
+TASK = Task("sentence_similarity", check, traits, encode, decode)

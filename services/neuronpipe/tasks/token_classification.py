@@ -1,0 +1,184 @@
+"""Token classification: the named things of a text, or a label for each of its tokens.
+
+Equal to transformers' TokenClassificationPipeline with `aggregation_strategy`, `ignore_labels` and `stride`, with these differences: an
+entity's text is the caller's own, between its start and its end, where the pipeline gives what its tokenizer decodes ("new york" for
+"New York"); a text that is too long is refused unless the caller asks for windows or truncation, where the pipeline drops its end
+without a word; and special tokens in the text are text (see tasks/base.py).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from neuronpipe.api.v1.tasks_pb2 import Aggregation, Entity, TokenClassificationInput, TokenClassificationResult, Truncation
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.tasks.base import (
+    Encoded,
+    LocatedText,
+    Task,
+    TextTokenizer,
+    check_text,
+    check_truncation,
+    check_windows,
+    locate_text,
+    or_default,
+    sequence,
+)
+
+_AGGREGATIONS = frozenset(Aggregation.values())
+_OF_TOKENS = frozenset((Aggregation.AGGREGATION_UNSPECIFIED, Aggregation.AGGREGATION_NONE))
+_DEFAULT_IGNORED = frozenset("O")
+_CUTS = frozenset((Truncation.TRUNCATION_RIGHT, Truncation.TRUNCATION_LEFT))
+
+
+def check(input: TokenClassificationInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
+    check_text("text", input.text)
+    check_truncation(input.truncation)
+    if input.aggregation not in _AGGREGATIONS:
+        raise InvalidInput("aggregation", f"{input.aggregation} is not known")
+    if input.keep_all_labels and input.ignore_labels:
+        raise InvalidInput("keep_all_labels", "contradicts ignore_labels")
+    if input.window_stride_tokens and input.truncation in _CUTS:
+        raise InvalidInput("truncation", "contradicts window_stride_tokens, with which all of the text is read")
+
+
+def traits(input: TokenClassificationInput) -> tuple[str | int, ...]:
+    """What of an input its encoding depends on."""
+    return input.text, input.window_stride_tokens, or_default(input.truncation)
+
+
+def encode(input: TokenClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """One sequence, or one a window, annotated with `char_start`, `char_end` and `continues_word`, int32 [tokens], as in LocatedText."""
+    if input.window_stride_tokens:
+        parts, dropped = _windows(input, tokenizer, model), 0
+    else:
+        (whole,) = tokenizer.locate(input.text)
+        part, dropped = locate_text(tokenizer, model, input.text, whole, input.truncation, ", or window_stride_tokens to read all of it")
+        parts = [part]
+    if not any((part.char_start >= 0).any() for part in parts):
+        raise InvalidInput("text", "has no tokens")
+    return Encoded([sequence(part, model) for part in parts], [_annotations(part) for part in parts], dropped)
+
+
+def decode(
+    input: TokenClassificationInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
+) -> TokenClassificationResult:
+    """The entities from `logits`, float32 [tokens, labels]."""
+    ignored = frozenset() if input.keep_all_labels else frozenset(input.ignore_labels) or _DEFAULT_IGNORED
+    found = [
+        entity
+        for annotation, output in zip(annotations, outputs, strict=True)
+        for entity in _entities(input.aggregation, model.labels, annotation, output["logits"])
+        if entity.label not in ignored
+    ]
+    if len(annotations) > 1:
+        found = list(_without_overlaps(found))
+    text = input.text
+    return TokenClassificationResult(
+        entities=[Entity(label=one.label, score=one.score, text=text[one.start : one.end], start=one.start, end=one.end) for one in found]
+    )
+
+
+def _windows(input: TokenClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> list[LocatedText]:
+    room, overlap_tokens = model.max_tokens - tokenizer.special_tokens(pair=False), input.window_stride_tokens
+    if overlap_tokens >= room:
+        raise InvalidInput("window_stride_tokens", f"{overlap_tokens}, a window has room for {room} tokens of the text")
+    check_windows("text", input.text, tokenizer, room, overlap_tokens)
+    return tokenizer.locate(input.text, max_tokens=model.max_tokens, overlap_tokens=overlap_tokens)
+
+
+def _annotations(part: LocatedText) -> Arrays:
+    return {"char_start": part.char_start, "char_end": part.char_end, "continues_word": part.continues_word}
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    label: str
+    score: float
+    start: int
+    end: int
+
+
+# Of each token, or each word, in order: its label's number, that label's score, and its place.
+_Labelled: TypeAlias = Sequence[tuple[int, float, int, int]]
+
+
+def _entities(aggregation: "Aggregation.ValueType", labels: Sequence[str], annotation: Arrays, logits: Array) -> Iterator[_Found]:
+    is_text = annotation["char_start"] >= 0
+    scores = _softmax(logits[is_text])
+    start, end = annotation["char_start"][is_text], annotation["char_end"][is_text]
+    if aggregation in _OF_TOKENS or aggregation == Aggregation.AGGREGATION_SIMPLE:
+        best = scores.argmax(axis=1)
+        rows = zip(best.tolist(), scores[np.arange(len(best)), best].tolist(), start.tolist(), end.tolist(), strict=True)
+        if aggregation in _OF_TOKENS:
+            return (_Found(labels[label], score, begin, stop) for label, score, begin, stop in rows)
+        return _grouped(list(rows), labels)
+    return _grouped(_words(aggregation, scores, annotation["continues_word"][is_text] == 0, start, end), labels)
+
+
+def _softmax(logits: Array) -> Array:
+    scores: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
+    scores /= scores.sum(axis=1, keepdims=True)
+    return scores
+
+
+def _words(aggregation: "Aggregation.ValueType", scores: Array, begins_word: Array, start: Array, end: Array) -> _Labelled:
+    begins_word[:1] = True  # whatever a window begins with
+    first = np.flatnonzero(begins_word)
+    if aggregation == Aggregation.AGGREGATION_FIRST:
+        of_words = scores[first]
+    elif aggregation == Aggregation.AGGREGATION_AVERAGE:
+        of_words = np.add.reduceat(scores, first, axis=0) / np.diff(first, append=len(scores))[:, np.newaxis]
+    else:
+        # A word's first token of the highest score: sorted by word and then by score, the first of each word.
+        word = np.cumsum(begins_word) - 1
+        order = np.lexsort((-scores.max(axis=1), word))
+        of_words = scores[order[first]]
+    best = of_words.argmax(axis=1)
+    last = np.append(first[1:], len(scores)) - 1
+    found = of_words[np.arange(len(first)), best]
+    return list(zip(best.tolist(), found.tolist(), start[first].tolist(), end[last].tolist(), strict=True))
+
+
+def _grouped(labelled: _Labelled, labels: Sequence[str]) -> Iterator[_Found]:
+    """Neighbours of one label, put together."""
+    group: list[tuple[int, float, int, int]] = []
+    for row in labelled:
+        if group and (labels[row[0]].startswith("B-") or _tag(labels[row[0]]) != _tag(labels[group[-1][0]])):
+            yield _together(group, labels)
+            group = []
+        group.append(row)
+    if group:
+        yield _together(group, labels)
+
+
+def _tag(label: str) -> str:
+    return label[2:] if label.startswith(("B-", "I-")) else label
+
+
+def _together(group: _Labelled, labels: Sequence[str]) -> _Found:
+    # The pipeline's: of a label such as MISC-LAW, too, what is behind the hyphen.
+    label = labels[group[0][0]].split("-", 1)[-1]
+    return _Found(label, sum(score for _, score, _, _ in group) / len(group), group[0][2], group[-1][3])
+
+
+def _without_overlaps(found: list[_Found]) -> Iterator[_Found]:
+    """What several windows found in one place, once: the longest, and of those the most probable."""
+    kept: _Found | None = None
+    for one in sorted(found, key=lambda entity: entity.start):
+        if kept is None or not kept.start <= one.start < kept.end:
+            if kept is not None:
+                yield kept
+            kept = one
+        elif (one.end - one.start, one.score) > (kept.end - kept.start, kept.score):
+            kept = one
+    if kept is not None:
+        yield kept
+
+
+TASK = Task("token_classification", check, traits, encode, decode)

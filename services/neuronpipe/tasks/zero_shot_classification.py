@@ -1,0 +1,91 @@
+"""Zero-shot classification: scores of a text for labels that the request brings along, by a model of natural language inference.
+
+Each label is put into a sentence, the hypothesis, and the model says how far the text entails it. Equal to transformers'
+ZeroShotClassificationPipeline with `candidate_labels`, `hypothesis_template` and `multi_label`. Labels of equal score stay in the order
+of the request, for which that pipeline has no rule. Where it takes the last label for "entailment" because none is called so, the model is
+refused when it is compiled.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from neuronpipe.api.v1.tasks_pb2 import LabelScore, Truncation, ZeroShotClassificationInput, ZeroShotClassificationResult
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Arrays
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default, sequence, side_of
+from neuronpipe.tasks.many_texts import check_pairs, check_texts, join
+from neuronpipe.tasks.scores import softmax
+
+# The pipeline's own default.
+_DEFAULT_TEMPLATE = "This example is {}."
+_PLACE = "{}"
+
+
+def check(input: ZeroShotClassificationInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
+    check_text("text", input.text)
+    check_texts("candidate_labels", input.candidate_labels)
+    if input.hypothesis_template:
+        _check_template(input.hypothesis_template)
+    check_pairs("text", input.text + input.hypothesis_template, "candidate_labels", input.candidate_labels)
+    check_truncation(input.truncation)
+
+
+def traits(input: ZeroShotClassificationInput) -> tuple[str | int, ...]:
+    """What of an input its encoding depends on."""
+    return input.text, input.hypothesis_template, or_default(input.truncation), *input.candidate_labels
+
+
+def encode(input: ZeroShotClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """One sequence of the text and each label's hypothesis."""
+    return join(_encode_pair(input, tokenizer, model, index, hypothesis) for index, hypothesis in enumerate(_hypotheses(input)))
+
+
+def decode(
+    input: ZeroShotClassificationInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
+) -> ZeroShotClassificationResult:
+    """All labels, best first, from `logits`, float32 [labels], of each sequence."""
+    logits = np.stack([output["logits"] for output in outputs])
+    entailment = model.entailment_id
+    if input.multi_label or len(logits) == 1:
+        contradiction = -1 if entailment == 0 else 0
+        scores = softmax(logits[:, [contradiction, entailment]])[:, 1]
+    else:
+        scores = softmax(logits[:, entailment])
+    order = np.argsort(-scores, kind="stable")
+    ranked = zip(order.tolist(), scores[order].tolist(), strict=True)
+    return ZeroShotClassificationResult(labels=[LabelScore(label=input.candidate_labels[index], score=score) for index, score in ranked])
+
+
+def _check_template(template: str) -> None:
+    check_text("hypothesis_template", template)
+    places = template.count(_PLACE)
+    if places != 1:
+        raise InvalidInput("hypothesis_template", f"has {places} places for the label, written {_PLACE}; must have one")
+    if "{" in template.replace(_PLACE, "") or "}" in template.replace(_PLACE, ""):
+        raise InvalidInput("hypothesis_template", f"has a brace besides {_PLACE}")
+
+
+def _hypotheses(input: ZeroShotClassificationInput) -> list[str]:
+    before, _, after = (input.hypothesis_template or _DEFAULT_TEMPLATE).partition(_PLACE)
+    return [before + label + after for label in input.candidate_labels]
+
+
+def _encode_pair(input: ZeroShotClassificationInput, tokenizer: TextTokenizer, model: ModelSpec, index: int, hypothesis: str) -> Encoded:
+    if or_default(input.truncation) == Truncation.TRUNCATION_ERROR:
+        return encode_text(tokenizer, model, input.text, hypothesis, input.truncation, f"text and candidate_labels[{index}]")
+    encoded = tokenizer.encode(input.text, hypothesis)
+    if len(encoded.token_ids) > model.max_tokens:
+        tokens = tokenizer.count(hypothesis) + tokenizer.special_tokens(pair=True)
+        if tokens >= model.max_tokens:
+            problem = f"its hypothesis has {tokens} tokens with the special ones, the model takes {model.token_limit} with the text"
+            raise InvalidInput(f"candidate_labels[{index}]", problem)
+        encoded = tokenizer.encode_truncated(
+            input.text, hypothesis, max_tokens=model.max_tokens, side=side_of(input.truncation), only_first=True
+        )
+    return Encoded([sequence(encoded, model)], truncated_tokens=encoded.truncated_tokens)
+
+
+TASK = Task("zero_shot_classification", check, traits, encode, decode)

@@ -1,0 +1,234 @@
+"""What a model is for is found by its files, and what cannot be served is refused with the reason.
+
+Runs with transformers 4.57.6 as well: .venv-transformers4/bin/python -m pytest tests/contract/test_detection.py
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from demo.model import find_minilm
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.bundles.compiler.detection import read_configuration
+from neuronpipe.core.errors import SetupError
+from tests.models import bert_config, save
+
+_NLI = {"label2id": {"contradiction": 0, "neutral": 1, "entailment": 2}, "id2label": {0: "contradiction", 1: "neutral", 2: "entailment"}}
+_ONE = {"id2label": {0: "score"}, "label2id": {"score": 0}}
+
+
+def _folder(folder: Path, *, tag: str = "", tags: str = "", files: dict[str, Any] | None = None, **config: Any) -> Path:
+    """A model's folder without its weights."""
+    described = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], **config}
+    for name, content in {"config.json": described, **(files or {})}.items():
+        (folder / name).write_text(json.dumps(content))
+    if tag or tags:
+        (folder / "README.md").write_text(f"---\npipeline_tag: {tag}\ntags: [{tags}]\n---\n# A model\n")
+    return folder
+
+
+def _modules(*kinds: str) -> list[dict[str, Any]]:
+    return [{"idx": index, "type": f"sentence_transformers.models.{kind}", "path": ""} for index, kind in enumerate(kinds)]
+
+
+@pytest.mark.parametrize(
+    ("described", "task", "reason"),
+    [
+        ({}, "text_classification", "BertForSequenceClassification"),
+        (_NLI, "zero_shot_classification", "BertForSequenceClassification with a label for entailment"),
+        ({**_NLI, "tag": "text-classification"}, "text_classification", "BertForSequenceClassification; README.md: text-classification"),
+        ({"tag": "zero-shot-classification"}, "text_classification", "BertForSequenceClassification"),
+        (_ONE, "text_classification", "BertForSequenceClassification"),
+        ({**_ONE, "tag": "text-ranking"}, "rerank", "BertForSequenceClassification; README.md: text-ranking"),
+        (
+            {**_ONE, "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+            "rerank",
+            "BertForSequenceClassification with one label, saved as a cross-encoder",
+        ),
+        (
+            {
+                **_ONE,
+                "files": {"modules.json": _modules("Transformer"), "config_sentence_transformers.json": {"model_type": "CrossEncoder"}},
+            },
+            "rerank",
+            "BertForSequenceClassification with one label, saved as a cross-encoder",
+        ),
+        ({"architectures": ["BertForQuestionAnswering"]}, "question_answering", "BertForQuestionAnswering"),
+        ({"architectures": ["BertModel"]}, "feature_extraction", "BertModel"),
+        ({"architectures": ["BertModel"], "tag": "sentence-similarity"}, "sentence_embedding", "BertModel; README.md: sentence-similarity"),
+        ({"architectures": ["BertModel"], "tag": "text-generation"}, "feature_extraction", "BertModel"),
+        (
+            {"architectures": ["BertForMaskedLM"], "tag": "feature-extraction"},
+            "feature_extraction",
+            "BertForMaskedLM; README.md: feature-extraction",
+        ),
+        (
+            {"architectures": ["BertModel"], "tag": "feature-extraction", "files": {"modules.json": _modules("Transformer", "Pooling")}},
+            "sentence_embedding",
+            "modules.json",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_models_task_is_found_with_the_reason(described: dict[str, Any], task: str, reason: str, tmp_path: Path) -> None:
+    found = read_configuration(_folder(tmp_path, **described)).find_task()
+    assert (found.task, found.reason) == (task, reason)
+
+
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is a decoder, which writes text"),
+        ({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification is a decoder"),
+        ({"architectures": ["BertLMHeadModel"], "is_decoder": True}, "BertLMHeadModel is a decoder"),
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration has an encoder and a decoder"),
+        ({"model_type": "bart", "architectures": ["BartForSequenceClassification"]}, "has an encoder and a decoder"),
+        ({"model_type": "our_own"}, r"model type 'our_own', which transformers [\d.]+ does not know$"),
+        ({"model_type": "nomic_own", "auto_map": {"AutoModel": "m.M"}}, "has code of its own .auto_map., which is not run$"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_model_that_no_task_can_serve_is_refused_whatever_the_task(described: dict[str, Any], message: str, tmp_path: Path) -> None:
+    source = _folder(tmp_path, **described)
+    for task in ("", "text_classification"):
+        with pytest.raises(SetupError, match=message):
+            compile_bundle(CompileRequest(str(source), task, tmp_path / "repository", "m", backend="fake"), lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        ({"architectures": ["BertForNextSentencePrediction"]}, "BertForNextSentencePrediction is no architecture that is known here"),
+        ({"architectures": ["BertForSomethingModel"]}, "BertForSomethingModel is no architecture that is known here"),
+        ({"architectures": None}, "config.json names no architecture, so its task is not known; choose one with --task"),
+        ({"architectures": ["HF_ColBERT"]}, "compares texts token by token .ColBERT., .* --task feature-extraction serves"),
+        ({"architectures": ["BertModel"], "tags": "ColBERT, PyLate"}, "compares texts token by token"),
+        ({"architectures": ["BertForMaskedLM"], "tags": "splade"}, "makes sparse vectors .SPLADE., for which there is no task"),
+        (
+            {"architectures": ["BertForMaskedLM"], "files": {"modules.json": _modules("MLMTransformer", "SpladePooling")}},
+            "makes sparse vectors",
+        ),
+        (
+            {
+                "files": {
+                    "modules.json": _modules("Transformer", "Pooling", "Dense"),
+                    "config_sentence_transformers.json": {"model_type": "CrossEncoder"},
+                }
+            },
+            r"cross-encoder with modules behind its model \(Dense, Pooling\), which is not supported",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_model_for_which_there_is_no_task_is_refused_by_what_it_is(described: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=message):
+        read_configuration(_folder(tmp_path, **described)).find_task()
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "message"),
+    [
+        ({"num_labels": 3}, "rerank", "has 3 labels; a cross-encoder that ranks texts has one, the score"),
+        (
+            {"num_labels": 1, "sbert_ce_default_activation_function": "torch.nn.modules.activation.Tanh"},
+            "rerank",
+            "makes scores of logits by torch.nn.modules.activation.Tanh; supported are ",
+        ),
+        (
+            {"num_labels": 2},
+            "zero_shot_classification",
+            "none of its labels begins with 'entail', or it is the only one; there are: LABEL_0, ",
+        ),
+        (
+            {"id2label": {0: "entailment"}, "label2id": {"entailment": 0}},
+            "zero_shot_classification",
+            "none of its labels begins with 'entail', or it is the only one; there are: entailment",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_classifier_that_cannot_have_the_task_is_refused(config: dict[str, Any], task: str, message: str, tmp_path: Path) -> None:
+    source = save(transformers.BertForSequenceClassification(bert_config(**config)), tmp_path / "source")
+    with pytest.raises(SetupError, match=message):
+        compile_bundle(CompileRequest(str(source), task, tmp_path, "m", backend="fake"), lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("weights", "backends", "expected"),
+    [
+        ("float32", ("float32", "bfloat16"), "float32"),
+        ("bfloat16", ("float32", "bfloat16"), "bfloat16"),
+        ("float16", ("float32", "bfloat16"), "float32"),
+        ("float16", ("float32", "float16"), "float16"),
+    ],
+)
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])  # of transformers 5 and 4
+def test_the_dtype_is_that_of_the_weights_where_the_back_end_has_it(
+    name: str, weights: str, backends: tuple[str, ...], expected: str, tmp_path: Path
+) -> None:
+    described: dict[str, Any] = {name: weights}
+    assert read_configuration(_folder(tmp_path, **described)).dtype_of(backends) == expected
+
+
+def test_a_card_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+    folder = _folder(tmp_path)
+    (folder / "README.md").write_text("---\n: [\n---\n")
+    assert read_configuration(folder).find_task().task == "text_classification"
+
+
+def test_what_was_found_is_shown_and_stored(tmp_path: Path) -> None:
+    lines: list[str] = []
+    source = save(transformers.BertForSequenceClassification(bert_config(**_NLI)), tmp_path / "source")
+    bundle = compile_bundle(CompileRequest(str(source), "", tmp_path, "m", backend="fake", dtype=""), lines.append)
+    assert (
+        "      task          zero_shot_classification (BertForSequenceClassification with a label for entailment); also answers"
+        " text_classification\n"
+        "      labels        3: contradiction, neutral, entailment\n"
+        "      scores        softmax\n"
+        "      longest input 512 tokens\n"
+        "      dtype         float32"
+    ) in lines
+    assert bundle.spec.tasks == ("zero_shot_classification", "text_classification")
+    assert bundle.spec.entailment_id == 2
+
+
+def test_a_sentence_transformers_model_answers_both_of_its_tasks(tmp_path: Path) -> None:
+    lines: list[str] = []
+    bundle = compile_bundle(CompileRequest(str(find_minilm()), "", tmp_path, "m", backend="fake", dtype=""), lines.append)
+    assert bundle.spec.tasks == ("sentence_embedding", "sentence_similarity")
+    found = next(line for line in lines if "pooling" in line)
+    assert "      pooling       mean\n      longest input 256 tokens\n" in found
+
+
+def test_a_cross_encoder_is_read_as_sentence_transformers_reads_it(tmp_path: Path) -> None:
+    source = save(transformers.BertForSequenceClassification(bert_config(num_labels=1)), tmp_path / "source")
+    settings = {
+        "model_type": "CrossEncoder",
+        "activation_fn": "torch.nn.modules.linear.Identity",
+        "prompts": {"search": "Find: "},
+        "default_prompt_name": "search",
+    }
+    (source / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    (source / "sentence_bert_config.json").write_text('{"max_seq_length": 40}')
+    spec = compile_bundle(CompileRequest(str(source), "", tmp_path, "m", backend="fake"), lambda line: None).spec
+    assert (spec.tasks, spec.rerank_function, spec.prompt, spec.max_tokens) == (("rerank", "text_classification"), "none", "Find: ", 40)
+
+
+def test_a_model_without_a_head_is_not_taken_for_a_classifier(tmp_path: Path) -> None:
+    source = save(transformers.BertModel(bert_config()), tmp_path / "source")
+    with pytest.raises(SetupError, match=r"its weights lack classifier\.bias, classifier\.weight: the model was not trained for this task"):
+        compile_bundle(CompileRequest(str(source), "text_classification", tmp_path, "m", backend="fake"), lambda line: None)
+
+
+def test_a_tokenizer_without_a_fast_form_is_refused(tmp_path: Path) -> None:
+    source = save(transformers.BertModel(bert_config()), tmp_path / "source")
+    for path in source.glob("*token*"):
+        path.unlink()
+    shutil.copy(find_minilm() / "vocab.txt", source)
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "CanineTokenizer"}')
+    with pytest.raises(SetupError, match="CanineTokenizer is written in Python only and has no form"):
+        compile_bundle(CompileRequest(str(source), "", tmp_path, "m", backend="fake"), lambda line: None)

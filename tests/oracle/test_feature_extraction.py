@@ -1,0 +1,121 @@
+"""Feature extraction equals FeatureExtractionPipeline, through four processes."""
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import transformers
+
+from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionInput, FeatureExtractionResult, FeaturePooling, FeatureType, TaskInput, Truncation
+from tests.oracle.comparison import Comparison
+from tests.oracle.serving import Served, serving
+from tests.oracle.small_models import FAMILIES, make_source
+from tests.oracle.texts import PICKED, generated
+
+_MAX_TOKENS = 64
+_POOLINGS: dict[str, tuple["FeaturePooling.ValueType", Callable[[Any], Any]]] = {
+    "none": (FeaturePooling.FEATURE_POOLING_UNSPECIFIED, lambda state: state),
+    "cls": (FeaturePooling.FEATURE_POOLING_CLS, lambda state: state[0]),
+    "mean": (FeaturePooling.FEATURE_POOLING_MEAN, lambda state: state.mean(axis=0)),
+}
+_TEXTS = [*PICKED, *generated(51, 20, words=(1, 40)), *generated(52, 4, words=(80, 200))]
+_PAIRS = [(text, pair) for text, pair in zip(_TEXTS, reversed(_TEXTS), strict=True)]
+# Of numbers up to 5, half of the distance between two of float16.
+_FLOAT16_TOLERANCE = 2**-9
+
+
+@pytest.fixture(scope="module")
+def encoder_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("encoders")
+    return {family: make_source(folder / family, family, "Model", max_tokens=_MAX_TOKENS) for family in FAMILIES}
+
+
+@pytest_asyncio.fixture(scope="module")
+async def served(encoder_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    # By an empty task it is found what the models are for.
+    sources = {family: ("", source) for family, source in encoder_sources.items()}
+    async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
+        yield running
+
+
+def _cases() -> Iterator[tuple[str, str, str]]:
+    """Every text and every pair with every pooling."""
+    for (text, pair), pooling in itertools.product([*((text, "") for text in _TEXTS), *_PAIRS], _POOLINGS):
+        yield text, pair, pooling
+
+
+def _reference(source: Path) -> Callable[[str, str], Any]:
+    """float32 [tokens, width] of a text or a pair."""
+    # As here, what looks like a special token in a text is text.
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source, split_special_tokens=True)
+    pipeline = transformers.pipeline("feature-extraction", model=str(source), tokenizer=tokenizer, device="cpu")
+
+    def state(text: str, pair: str) -> Any:
+        second = {"text_pair": pair} if pair else {}
+        return pipeline(text, truncation=True, tokenize_kwargs=second, return_tensors=True)[0].numpy()
+
+    return state
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_vectors_equal_those_of_transformers(
+    family: str, served: Served, encoder_sources: dict[str, Path], comparison: Callable[[str, str], Comparison]
+) -> None:
+    version = f"transformers {transformers.__version__}"
+    compared = comparison(f"feature_extraction-{family}", f"FeatureExtractionPipeline, {version}")
+    state = _reference(encoder_sources[family])
+    cases = list(_cases())
+    outcomes = await served.infer_all(family, [_input(*case) for case in cases])
+    for (text, pair, pooling), outcome in zip(cases, outcomes, strict=True):
+        ours = _vectors(outcome.response.result.feature_extraction).tolist() if outcome.HasField("response") else outcome.error.message
+        compared.compare((text, pair, pooling), ours, _POOLINGS[pooling][1](state(text, pair)).tolist())
+    compared.check(at_least=280)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("number", [FeatureType.FEATURE_TYPE_FLOAT16, FeatureType.FEATURE_TYPE_INT8], ids=["float16", "int8"])
+async def test_shorter_numbers_are_as_near_as_they_can_be(
+    family: str,
+    number: "FeatureType.ValueType",
+    served: Served,
+    encoder_sources: dict[str, Path],
+    comparison: Callable[[str, str], Comparison],
+) -> None:
+    is_int8 = number == FeatureType.FEATURE_TYPE_INT8
+    compared = comparison(f"feature_extraction-{family}-{'int8' if is_int8 else 'float16'}", "FeatureExtractionPipeline, rounded")
+    state = _reference(encoder_sources[family])
+    cases = list(_cases())[::5]
+    outcomes = await served.infer_all(family, [_input(*case, number) for case in cases])
+    for (text, pair, pooling), outcome in zip(cases, outcomes, strict=True):
+        result = outcome.response.result.feature_extraction
+        tolerance = max(result.scales) / 2 + 5e-5 if is_int8 else _FLOAT16_TOLERANCE
+        expected = _POOLINGS[pooling][1](state(text, pair))
+        compared.compare((text, pair, pooling), _vectors(result).tolist(), expected.tolist(), tolerance=tolerance)
+    compared.check(at_least=50)
+
+
+async def test_the_client_gives_the_array_that_the_bytes_are(served: Served) -> None:
+    (outcome,) = await served.infer_all("Bert", [_input("one two", "three", "none", FeatureType.FEATURE_TYPE_INT8)])
+    array = await served.client.extract_features("Bert", "one two", "three", type=FeatureType.FEATURE_TYPE_INT8)
+    np.testing.assert_array_equal(array, _vectors(outcome.response.result.feature_extraction))
+
+
+def _input(text: str, pair: str, pooling: str, number: "FeatureType.ValueType" = FeatureType.FEATURE_TYPE_UNSPECIFIED) -> TaskInput:
+    input = FeatureExtractionInput(
+        text=text, text_pair=pair, pooling=_POOLINGS[pooling][0], type=number, truncation=Truncation.TRUNCATION_RIGHT
+    )
+    return TaskInput(feature_extraction=input)
+
+
+def _vectors(result: FeatureExtractionResult) -> Any:
+    """The vectors as a caller reads them."""
+    if result.type == FeatureType.FEATURE_TYPE_INT8:
+        scales = np.array(result.scales, np.float32)
+        numbers = np.frombuffer(result.data, np.int8).reshape(len(scales), -1) * scales[:, np.newaxis]
+    else:
+        numbers = np.frombuffer(result.data, "<f2" if result.type == FeatureType.FEATURE_TYPE_FLOAT16 else "<f4").astype(np.float32)
+    return numbers.reshape(tuple(result.shape))

@@ -1,0 +1,83 @@
+"""Fill-mask equals FillMaskPipeline, through four processes."""
+
+import math
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import transformers
+
+from neuronpipe.api.v1.tasks_pb2 import FillMaskInput, TaskInput, Truncation
+from tests.oracle.comparison import Comparison
+from tests.oracle.serving import Served, serving
+from tests.oracle.small_models import FAMILIES, make_source
+from tests.oracle.texts import PICKED, generated
+
+_MAX_TOKENS = 192
+_LONG = generated(23, 6, words=(150, 250))
+# Of probabilities the logarithms are compared, since most are about one in a thousand: the differences are those of logits of up to 30.
+_TOLERANCE = 3e-4
+
+
+@pytest.fixture(scope="module")
+def filler_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("fillers")
+    return {family: make_source(folder / family, family, "ForMaskedLM", max_tokens=_MAX_TOKENS) for family in FAMILIES}
+
+
+@pytest_asyncio.fixture(scope="module")
+async def served(filler_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    sources = {family: ("fill_mask", source) for family, source in filler_sources.items()}
+    async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
+        yield running
+
+
+def _cases(tokenizer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Texts with one to four masks in place of words, at their ends, or inside of words; options in turns."""
+    chosen, mask = random.Random(21), tokenizer.mask_token
+    vocabulary = sorted(token for token in tokenizer.get_vocab() if token not in tokenizer.all_special_tokens)
+    # What spells another special token: without its mask, transformers cannot be asked to take it for text.
+    texts = [text for text in (*PICKED, *generated(22, 60, words=(1, 20))) if not any(one in text for one in tokenizer.all_special_tokens)]
+    for number, text in enumerate(texts * 2):
+        words = text.split(" ")
+        for _ in range(number % 4 + 1):
+            place = chosen.randrange(len(words))
+            words[place] = words[place][:3] + mask if number % 7 == 0 else mask
+        options: dict[str, Any] = [{}, {"top_k": 1}, {"top_k": 20}][number % 3]
+        if number % 5 == 0:
+            options = {**options, "targets": chosen.sample(vocabulary, chosen.randint(1, 8))}
+        yield " ".join(words), options
+    for text in _LONG:  # cut at the end, the mask at the beginning
+        yield f"The {mask} {text}", {"tokenizer_kwargs": {"truncation": True}}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_tokens_equal_those_of_transformers(
+    family: str, served: Served, filler_sources: dict[str, Path], comparison: Callable[[str, str], Comparison]
+) -> None:
+    compared = comparison(f"fill_mask-{family}", f"FillMaskPipeline, transformers {transformers.__version__}; logarithms of scores")
+    pipeline = transformers.pipeline("fill-mask", model=str(filler_sources[family]), device="cpu")
+    cases = list(_cases(pipeline.tokenizer))
+    outcomes = await served.infer_all(family, [_input(text, **options) for text, options in cases])
+    for (text, options), outcome in zip(cases, outcomes, strict=True):
+        assert outcome.HasField("response"), (text, outcome.error.message)
+        masks = outcome.response.result.fill_mask.masks
+        reference = pipeline(text, **options)
+        expected = reference if isinstance(reference[0], list) else [reference]
+        assert [text[mask.start : mask.end].strip() for mask in masks] == [pipeline.tokenizer.mask_token] * len(expected), text
+        for mask, candidates in zip(masks, expected, strict=True):
+            compared.compare_ranked(
+                (text, options),
+                [{"token": one.token, "token_id": one.token_id, "score": math.log(one.score)} for one in mask.tokens],
+                [{"token": one["token_str"], "token_id": one["token"], "score": math.log(one["score"])} for one in candidates],
+                tolerance=_TOLERANCE,
+            )
+    compared.check(at_least=300)
+
+
+def _input(text: str, *, tokenizer_kwargs: Any = None, **options: Any) -> TaskInput:
+    truncation = Truncation.TRUNCATION_RIGHT if tokenizer_kwargs else Truncation.TRUNCATION_UNSPECIFIED
+    return TaskInput(fill_mask=FillMaskInput(text=text, truncation=truncation, **options))

@@ -1,0 +1,105 @@
+"""Token classification equals TokenClassificationPipeline, through four processes."""
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import transformers
+
+from neuronpipe.api.v1.tasks_pb2 import Aggregation, TaskInput, TokenClassificationInput, Truncation
+from tests.oracle.comparison import Comparison
+from tests.oracle.serving import Served, serving
+from tests.oracle.small_models import FAMILIES, make_source
+from tests.oracle.texts import PICKED, generated
+
+_MAX_TOKENS = 64
+_LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC-LAW", "NOUN"]
+_AGGREGATIONS = {
+    None: Aggregation.AGGREGATION_UNSPECIFIED,
+    "none": Aggregation.AGGREGATION_NONE,
+    "simple": Aggregation.AGGREGATION_SIMPLE,
+    "first": Aggregation.AGGREGATION_FIRST,
+    "average": Aggregation.AGGREGATION_AVERAGE,
+    "max": Aggregation.AGGREGATION_MAX,
+}
+_IGNORED: tuple[list[str] | None, ...] = (None, [], ["PER", "B-PER"], ["O", "NOUN", "LAW"])
+_SHORT = [*PICKED, *generated(11, 16, words=(1, 12))]
+_LONG = generated(12, 8, words=(80, 200))
+_STRIDES = (1, 10, 40)
+# The pipeline says of each tokenizer but BERT's that it does not know words.
+pytestmark = pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
+
+
+@pytest.fixture(scope="module")
+def tagger_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("taggers")
+    labels = {"id2label": dict(enumerate(_LABELS)), "label2id": {label: index for index, label in enumerate(_LABELS)}}
+    return {family: make_source(folder / family, family, "ForTokenClassification", max_tokens=_MAX_TOKENS, **labels) for family in FAMILIES}
+
+
+@pytest_asyncio.fixture(scope="module")
+async def served(tagger_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    sources = {family: ("token_classification", source) for family, source in tagger_sources.items()}
+    async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
+        yield running
+
+
+def _reference(source: Path) -> Any:
+    # As here, what looks like a special token in a text is text.
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source, split_special_tokens=True)
+    return transformers.pipeline("token-classification", model=str(source), tokenizer=tokenizer, device="cpu")
+
+
+def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Texts and options of the pipeline: all aggregations with all texts, ignored labels in turns, windows for texts of many tokens."""
+    ignored = itertools.cycle(_IGNORED)
+    for text, aggregation in itertools.product(_SHORT, _AGGREGATIONS):
+        yield text, {"aggregation_strategy": aggregation, "ignore_labels": next(ignored)}
+    for text, stride, aggregation in itertools.product(_LONG, _STRIDES, _AGGREGATIONS):
+        if aggregation != "none":
+            yield text, {"aggregation_strategy": aggregation, "ignore_labels": next(ignored), "stride": stride}
+    for text, aggregation in itertools.product(_LONG, _AGGREGATIONS):  # the pipeline cuts at the end
+        yield text, {"aggregation_strategy": aggregation}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_entities_equal_those_of_transformers(
+    family: str, served: Served, tagger_sources: dict[str, Path], comparison: Callable[[str, str], Comparison]
+) -> None:
+    compared = comparison(f"token_classification-{family}", f"TokenClassificationPipeline, transformers {transformers.__version__}")
+    pipeline = _reference(tagger_sources[family])
+    cases = list(_cases())
+    outcomes = await served.infer_all(family, [_input(text, **options) for text, options in cases])
+    for (text, options), outcome in zip(cases, outcomes, strict=True):
+        ours = [
+            {"label": one.label, "score": one.score, "text": one.text, "start": one.start, "end": one.end}
+            for one in outcome.response.result.token_classification.entities
+        ]
+        given = {name: value for name, value in options.items() if value is not None}
+        expected = [
+            {
+                "label": one.get("entity") or one["entity_group"],
+                "score": float(one["score"]),
+                "text": text[one["start"] : one["end"]],
+                "start": one["start"],
+                "end": one["end"],
+            }
+            for one in pipeline(text, **given)
+        ]
+        compared.compare((text, options), ours if outcome.HasField("response") else outcome.error.message, expected)
+    compared.check(at_least=400)
+
+
+def _input(text: str, *, aggregation_strategy: str | None, ignore_labels: list[str] | None = None, stride: int = 0) -> TaskInput:
+    input = TokenClassificationInput(
+        text=text,
+        aggregation=_AGGREGATIONS[aggregation_strategy],
+        ignore_labels=ignore_labels or [],
+        keep_all_labels=ignore_labels == [],
+        window_stride_tokens=stride,
+        truncation=Truncation.TRUNCATION_UNSPECIFIED if stride else Truncation.TRUNCATION_RIGHT,
+    )
+    return TaskInput(token_classification=input)

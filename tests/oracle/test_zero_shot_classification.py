@@ -1,0 +1,103 @@
+"""Zero-shot classification equals ZeroShotClassificationPipeline, through four processes."""
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import transformers
+
+from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation, ZeroShotClassificationInput
+from tests.oracle.comparison import Comparison
+from tests.oracle.serving import Served, serving
+from tests.oracle.small_models import make_source
+from tests.oracle.texts import PICKED, generated
+
+_MAX_TOKENS = 64
+# Where entailment is, and what stands against it, differs: the first label, or where entailment is the first, the last.
+_LABELS = {
+    "Bert": ["contradiction", "neutral", "entailment"],
+    "Roberta": ["ENTAILMENT", "NEUTRAL", "CONTRADICTION"],
+    "XLMRoberta": ["not_entailment", "Entailed"],
+}
+_CANDIDATES = (
+    ["urgent"],
+    ["urgent", "not urgent"],
+    ["politics", "sport", "la météo", "天气", "الطقس", "☀️ weather"],
+    ["one, two", "  spaces  ", "ALL CAPS", "x", "[SEP] as text", "a very long label of a good many words for so short a text"],
+    ["same", "same", "other"],
+)
+_TEMPLATES = (None, "It is about {}.", "{}", "这个文本是关于{}的。", "👍 {} ! 100 % [SEP]")
+_SHORT = [*PICKED, *generated(21, 12, words=(1, 12))]
+_LONG = generated(22, 6, words=(80, 200))
+
+
+@pytest.fixture(scope="module")
+def entailment_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("entailment")
+    return {
+        family: make_source(
+            folder / family,
+            family,
+            "ForSequenceClassification",
+            max_tokens=_MAX_TOKENS,
+            id2label=dict(enumerate(labels)),
+            label2id={label: index for index, label in enumerate(labels)},
+        )
+        for family, labels in _LABELS.items()
+    }
+
+
+@pytest_asyncio.fixture(scope="module")
+async def served(entailment_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    # By an empty task it is found what the models are for.
+    sources = {family: ("", source) for family, source in entailment_sources.items()}
+    async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
+        yield running
+
+
+def _reference(source: Path) -> Any:
+    # As here, what looks like a special token in a text is text.
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source, split_special_tokens=True)
+    return transformers.pipeline("zero-shot-classification", model=str(source), tokenizer=tokenizer, device="cpu")
+
+
+def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """All texts with one or many labels true, each with candidates and templates in turns; long ones with every template, which are cut."""
+    candidates, templates = itertools.cycle(_CANDIDATES), itertools.cycle((*_TEMPLATES, _TEMPLATES[0]))
+    for text, multi_label, _ in itertools.product(_SHORT, (False, True), range(2)):
+        yield text, {"candidate_labels": next(candidates), "hypothesis_template": next(templates), "multi_label": multi_label}
+    for text, template, multi_label in itertools.product(_LONG, _TEMPLATES, (False, True)):
+        yield text, {"candidate_labels": next(candidates), "hypothesis_template": template, "multi_label": multi_label}
+
+
+@pytest.mark.parametrize("family", _LABELS)
+async def test_labels_equal_those_of_transformers(
+    family: str, served: Served, entailment_sources: dict[str, Path], comparison: Callable[[str, str], Comparison]
+) -> None:
+    compared = comparison(f"zero_shot_classification-{family}", f"ZeroShotClassificationPipeline, transformers {transformers.__version__}")
+    pipeline = _reference(entailment_sources[family])
+    cases = list(_cases())
+    outcomes = await served.infer_all(family, [_input(text, **options) for text, options in cases])
+    for (text, options), outcome in zip(cases, outcomes, strict=True):
+        ours = [{"label": one.label, "score": one.score} for one in outcome.response.result.zero_shot_classification.labels]
+        result = pipeline(text, **{name: value for name, value in options.items() if value is not None})
+        expected = [{"label": label, "score": score} for label, score in zip(result["labels"], result["scores"], strict=True)]
+        if outcome.HasField("response"):
+            compared.compare_ranked((text, options), ours, expected)
+        else:
+            compared.compare((text, options), outcome.error.message, expected)
+    compared.check(at_least=200)
+
+
+def _input(text: str, *, candidate_labels: list[str], hypothesis_template: str | None, multi_label: bool) -> TaskInput:
+    input = ZeroShotClassificationInput(
+        text=text,
+        candidate_labels=candidate_labels,
+        hypothesis_template=hypothesis_template or "",
+        multi_label=multi_label,
+        truncation=Truncation.TRUNCATION_RIGHT,
+    )
+    return TaskInput(zero_shot_classification=input)

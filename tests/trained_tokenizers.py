@@ -1,0 +1,87 @@
+"""Small tokenizers of every kind, trained on the Python manual and a few words of other scripts."""
+
+import pydoc_data.topics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tokenizers
+import transformers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+_VOCABULARY = 1200
+_OTHER_SCRIPTS = (
+    "北京是中华人民共和国的首都。東京タワーは建てられた。서울은 대한민국의 수도이다. ירושלים היא בירת ישראל القاهرة هي عاصمة مصر "
+    "दिल्ली भारत की राजधानी है Zürich Łódź Çeşme Århus Reykjavík café naïve 😀 👍"
+)
+
+
+def word_piece(*, max_tokens: int, lowercase: bool = True) -> Any:
+    """BERT's kind: [CLS] A [SEP] B [SEP], lower-casing and without accents unless `lowercase` is off."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=_VOCABULARY, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(_corpus(), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_tokens, model_input_names=inputs, **names)
+
+
+_ROBERTA_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
+_MASK = AddedToken("<mask>", lstrip=True, special=True)
+_ROBERTA_NAMES: dict[str, Any] = {
+    "bos_token": "<s>",
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "cls_token": "<s>",
+    "sep_token": "</s>",
+    "mask_token": _MASK,
+    "model_input_names": ["input_ids", "attention_mask"],
+}
+
+
+def byte_level_bpe(*, max_tokens: int) -> Any:
+    """RoBERTa's kind: <s> A </s></s> B </s>; no text is outside its vocabulary."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCABULARY,
+        special_tokens=[*_ROBERTA_TOKENS, _MASK],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_corpus(), trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_tokens, **_ROBERTA_NAMES)
+
+
+def unigram(*, max_tokens: int) -> Any:
+    """XLM-R's kind, SentencePiece: <s> A </s></s> B </s>, with spaces as characters of words."""
+    tokenizer = tokenizers.Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=_VOCABULARY, special_tokens=[*_ROBERTA_TOKENS, _MASK], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(_corpus(), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_tokens, **_ROBERTA_NAMES)
+
+
+TRAINED: dict[str, Callable[..., Any]] = {"word-piece": word_piece, "byte-level-bpe": byte_level_bpe, "unigram": unigram}
+
+
+def _corpus() -> Iterator[str]:
+    for name in sorted(pydoc_data.topics.topics):
+        yield from pydoc_data.topics.topics[name].splitlines()[:60]
+    yield from [_OTHER_SCRIPTS] * 20

@@ -1,0 +1,119 @@
+"""tasks/feature_extraction.py, with a tokenizer and hidden states small enough to follow by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionInput, FeatureExtractionResult, FeaturePooling, FeatureType, Truncation
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.tensors import Array
+from neuronpipe.tasks.feature_extraction import TASK
+from tests.unit.model_specs import model_spec
+from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer, encode_checked
+
+_MODEL = model_spec("feature_extraction", max_tokens=6)
+_STATE = np.array([[1, 2, 3, 4], [0, 0, 0, 0], [5, -6, 7, 127]], np.float32)
+
+
+def _decode(state: Array = _STATE, **options: object) -> FeatureExtractionResult:
+    input = FeatureExtractionInput(text="a", **options)  # type: ignore[arg-type]
+    result: FeatureExtractionResult = TASK.decode(input, _MODEL, [], [{"last_hidden_state": state}])
+    return result
+
+
+def test_all_token_vectors_are_the_default_as_little_endian_float32() -> None:
+    result = _decode()
+    assert (list(result.shape), result.type, list(result.scales)) == ([3, 4], FeatureType.FEATURE_TYPE_FLOAT32, [])
+    assert result.data[:8] == bytes([0, 0, 0x80, 0x3F, 0, 0, 0, 0x40])  # 1.0 and 2.0
+    np.testing.assert_array_equal(np.frombuffer(result.data, "<f4").reshape(3, 4), _STATE)
+
+
+def test_cls_is_the_first_tokens_vector() -> None:
+    result = _decode(pooling=FeaturePooling.FEATURE_POOLING_CLS)
+    assert list(result.shape) == [4]
+    assert np.frombuffer(result.data, "<f4").tolist() == [1, 2, 3, 4]
+
+
+def test_mean_is_that_of_all_tokens() -> None:
+    result = _decode(pooling=FeaturePooling.FEATURE_POOLING_MEAN)
+    assert list(result.shape) == [4]
+    np.testing.assert_allclose(np.frombuffer(result.data, "<f4"), [2, -4 / 3, 10 / 3, 131 / 3], rtol=1e-6)
+
+
+def test_float16_is_rounded_to_nearest() -> None:
+    result = _decode(np.array([[1.0, 0.1, -2.0, 2049.0]], np.float32), type=FeatureType.FEATURE_TYPE_FLOAT16)
+    # Between 2048 and 4096 float16 has even numbers only, and of two that are as near the one with an even last bit.
+    assert np.frombuffer(result.data, "<f2").tolist() == [1.0, 0.0999755859375, -2.0, 2048.0]
+
+
+def test_int8_has_a_scale_for_each_vector_and_is_within_half_of_it() -> None:
+    result = _decode(type=FeatureType.FEATURE_TYPE_INT8)
+    numbers = np.frombuffer(result.data, np.int8).reshape(3, 4)
+    # The last vector's largest number is 127, so that its scale is one; a vector of zeros has none.
+    assert numbers[2].tolist() == [5, -6, 7, 127]
+    assert numbers[0].tolist() == [32, 64, 95, 127]
+    assert list(result.scales) == [pytest.approx(4 / 127), 0, 1]
+    restored = numbers * np.array(result.scales)[:, None]
+    assert (np.abs(restored - _STATE) <= np.array(result.scales)[:, None] / 2 + 1e-6).all()
+
+
+def test_one_pooled_vector_in_int8_has_one_scale() -> None:
+    result = _decode(pooling=FeaturePooling.FEATURE_POOLING_CLS, type=FeatureType.FEATURE_TYPE_INT8)
+    assert (list(result.shape), len(result.data), len(result.scales)) == ([4], 4, 1)
+
+
+def test_a_number_that_float16_cannot_hold_is_refused_by_both() -> None:
+    with pytest.raises(InvalidInput, match=r"^type: the largest number is 70000, float16 ends at 65504; take float32 or int8$"):
+        _decode(np.array([[1, 2, 3, -70000]], np.float32), type=FeatureType.FEATURE_TYPE_FLOAT16)
+
+
+def test_a_pair_is_one_sequence_with_types() -> None:
+    tokenizer = WordTokenizer("a", "b")
+    a, b = tokenizer.ids("a b")
+    (sequence,) = encode_checked(TASK, FeatureExtractionInput(text="a", text_pair="b"), tokenizer, _MODEL).sequences
+    assert sequence["input_ids"].tolist() == [CLS, a, SEP, b, SEP]
+    assert sequence["token_type_ids"].tolist() == [0, 0, 0, 1, 1]
+
+
+def test_a_long_text_may_be_cut() -> None:
+    encoded = encode_checked(TASK, FeatureExtractionInput(text="a b c d e", truncation=Truncation.TRUNCATION_LEFT), WordTokenizer(), _MODEL)
+    assert (len(encoded.sequences[0]["input_ids"]), encoded.truncated_tokens) == (6, 1)
+
+
+def test_token_vectors_that_are_too_large_together_are_refused_with_their_size() -> None:
+    model = model_spec("feature_extraction", max_tokens=8192, embedding_dimensions=4096)
+    text = "a " * 2046  # 2048 tokens with [CLS] and [SEP]: 32 MiB
+    assert encode_checked(TASK, FeatureExtractionInput(text=text), WordTokenizer(), model).sequences
+    with pytest.raises(
+        InvalidInput, match=rf"^text: 2049 tokens have vectors of {2049 * 4096 * 4} bytes together, the limit is {32 * 2**20}$"
+    ):
+        encode_checked(TASK, FeatureExtractionInput(text=text + "b"), WordTokenizer(), model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"text": ""}, "text: is empty"),
+        ({"text": "a\0"}, "text: has the character NUL at position 1"),
+        ({"text_pair": "\0"}, "text_pair: has the character NUL at position 0"),
+        ({"pooling": 9}, "pooling: 9 is not known"),
+        ({"type": 9}, "type: 9 is not known"),
+        ({"truncation": 9}, "truncation: 9 is not known"),
+        ({"text": "a b c d e"}, "text: 7 tokens, the model takes 6; set truncation to cut"),
+    ],
+    ids=str,
+)
+def test_a_bad_input_is_refused_by_its_fields_name(changes: dict[str, object], expected: str) -> None:
+    input = FeatureExtractionInput(text="a")
+    for field, value in changes.items():
+        setattr(input, field, value)
+    with pytest.raises(InvalidInput) as caught:
+        encode_checked(TASK, input, WordTokenizer(), _MODEL)
+    assert caught.value.message == expected
+
+
+def test_an_encoding_does_not_depend_on_what_becomes_of_the_vectors() -> None:
+    pooled = FeatureExtractionInput(text="a", pooling=FeaturePooling.FEATURE_POOLING_MEAN, type=FeatureType.FEATURE_TYPE_INT8)
+    assert TASK.traits(pooled) == TASK.traits(FeatureExtractionInput(text="a"))
+    assert math.prod(_decode().shape) == 12
