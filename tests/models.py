@@ -36,6 +36,13 @@ def bert_config(**changes: Any) -> Any:
 
 def save(model: Any, folder: Path, model_tokenizer: Any = None) -> Path:
     """Fills the model's weights from its parameters' names and saves it with a tokenizer."""
+    save_weights(model, folder)
+    (model_tokenizer or tokenizer()).save_pretrained(folder)
+    return folder
+
+
+def save_weights(model: Any, folder: Path) -> None:
+    """Fills the model's weights from its parameters' names and saves it."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             generator = np.random.default_rng(zlib.crc32(name.encode()))
@@ -46,8 +53,6 @@ def save(model: Any, folder: Path, model_tokenizer: Any = None) -> Path:
                 values += 1
             parameter.copy_(torch.from_numpy(values.astype(np.float32)))
     model.save_pretrained(folder)
-    (model_tokenizer or tokenizer()).save_pretrained(folder)
-    return folder
 
 
 def classifier(folder: Path) -> Path:

@@ -6,6 +6,7 @@ What a command needs is imported by that command alone: `infer` must work where 
 import argparse
 import asyncio
 import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -121,7 +122,9 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
 def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, metavar="M", help="the model's name")
     parser.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
-    parser.add_argument("--json", required=True, metavar="INPUT", help="""a TaskInput, as '{"sentence_embedding": {"text": "…"}}'""")
+    input = parser.add_mutually_exclusive_group(required=True)
+    input.add_argument("--json", metavar="INPUT", help="""a TaskInput, as '{"sentence_embedding": {"text": "…"}}'""")
+    input.add_argument("--image", type=Path, metavar="FILE", help="a JPEG, PNG or WebP file to classify")
 
 
 def _target(text: str) -> str:
@@ -218,12 +221,17 @@ def _request(options: argparse.Namespace) -> "InferRequest":
     from google.protobuf import json_format
 
     from neuronpipe.api.v1.inference_pb2 import InferRequest
-    from neuronpipe.api.v1.tasks_pb2 import TaskInput
+    from neuronpipe.api.v1.tasks_pb2 import ImageClassificationInput, TaskInput
 
     try:
-        input = json_format.Parse(options.json, TaskInput())
+        if options.image:
+            input = TaskInput(image_classification=ImageClassificationInput(image=options.image.read_bytes()))
+        else:
+            input = json_format.Parse(options.json, TaskInput())
     except json_format.ParseError as error:
         raise SetupError(f"--json: is no TaskInput: {error}") from error
+    except OSError as error:
+        raise SetupError(f"--image {options.image}: cannot be read: {os.strerror(error.errno or errno.EIO)}") from error
     return InferRequest(model=options.model, version=options.version, input=input)
 
 

@@ -17,6 +17,7 @@ from neuronpipe.api.v1.stages_pb2 import PostprocessItem
 from neuronpipe.api.v1.tasks_pb2 import (
     FeatureExtractionInput,
     FeatureType,
+    ImageClassificationInput,
     QuestionAnsweringInput,
     RerankInput,
     SentenceEmbeddingInput,
@@ -109,6 +110,12 @@ def _zero_shot() -> Case:
     return Case("5 labels", 100, input, [{"logits": _logits(3)} for _ in range(5)], facts=(("entailment_id", 2),))
 
 
+def _image_classification() -> Case:
+    labels = tuple(f"label-{number}" for number in range(1000))
+    input = TaskInput(image_classification=ImageClassificationInput())
+    return Case("1,000 labels, the best 5", 100, input, [{"logits": _logits(1000)}], facts=(("labels", labels),))
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "text_classification": _classification,
     "sentence_embedding": _embedding,
@@ -117,6 +124,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "sentence_similarity": _similarity,
     "rerank": _ranking,
     "zero_shot_classification": _zero_shot,
+    "image_classification": _image_classification,
 }
 
 

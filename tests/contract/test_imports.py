@@ -22,11 +22,11 @@ _NEEDS = {
     "neuronpipe.load.run": _BASE,
     "neuronpipe.trace.command": _BASE,
     "neuronpipe.gateway.server": _SERVER,
-    "neuronpipe.tokenizer.server": _SERVER | {"tokenizers"},
+    "neuronpipe.tokenizer.server": _SERVER | {"tokenizers", "PIL"},
     "neuronpipe.neuron_executor.server": _SERVER,
     "neuronpipe.neuron_executor.backends.fake": _BASE | _PYDANTIC,
     "neuronpipe.postprocessor.server": _SERVER,
-    "neuronpipe.local": _SERVER | {"tokenizers"},
+    "neuronpipe.local": _SERVER | {"tokenizers", "PIL"},
     "neuronpipe.telemetry.start": _PYDANTIC | _BASE,
     "neuronpipe.telemetry.spans": _BASE | _OTEL,
     "neuronpipe.telemetry.otlp_metrics": _BASE | _OTEL,
@@ -37,6 +37,7 @@ _HEAVY = {
     "torch",
     "transformers",
     "tokenizers",
+    "PIL",
     "openvino",
     "huggingface_hub",
     "safetensors",
@@ -74,7 +75,7 @@ def test_a_part_needs_nothing_but_what_its_extra_installs(module: str) -> None:
 
 def test_a_package_that_a_part_needs_and_lacks_is_noticed() -> None:
     with pytest.raises(AssertionError, match="No module named 'tokenizers'"):
-        _python(_PROGRAM.format(module="neuronpipe.tokenizer.server", allowed=_SERVER))
+        _python(_PROGRAM.format(module="neuronpipe.tokenizer.server", allowed=_SERVER | {"PIL"}))
 
 
 @pytest.mark.parametrize("module", _NEEDS)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from neuronpipe.core.model import ModelSpec, OutputSpec
+from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec
 
 _OUTPUTS = {
     "text_classification": (OutputSpec(name="logits", axes=(3,)),),
@@ -14,6 +14,7 @@ _OUTPUTS = {
     "rerank": (OutputSpec(name="logits", axes=(1,)),),
     "zero_shot_classification": (OutputSpec(name="logits", axes=(3,)),),
     "question_answering": (OutputSpec(name="start_logits", axes=("tokens",)), OutputSpec(name="end_logits", axes=("tokens",))),
+    "image_classification": (OutputSpec(name="logits", axes=(3,)),),
 }
 
 _LABELS = {"text_classification": ("a", "b", "c"), "token_classification": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")}
@@ -36,3 +37,10 @@ def model_spec(task: str = "text_classification", **changes: Any) -> ModelSpec:
         "embedding_dimensions": 4 if _OUTPUTS[task][0].axes[-1] == 4 else 0,
     }
     return ModelSpec(**described | changes)
+
+
+def image_spec(**changes: Any) -> ModelSpec:
+    """A model of images of 32 x 48 pixels, which count as 6 tokens."""
+    image = ImageSpec(resize=(32, 48))
+    described = {"inputs": ("pixels",), "image": image, "max_tokens": image.tokens, "vocabulary_size": 0, "labels": ("a", "b", "c")}
+    return model_spec("image_classification", **described | changes)

@@ -113,6 +113,17 @@ def test_malformed_json_exits_with_two_and_says_what_is_wrong(capsys: pytest.Cap
     assert errors.startswith("neuronpipe: --json: is no TaskInput: ")
 
 
+def test_an_image_that_cannot_be_read_exits_with_two(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, errors = _run(capsys, "infer", "--target", _NOWHERE, "--model", "m", "--image", str(tmp_path / "none.png"))
+    assert (code, errors) == (2, f"neuronpipe: --image {tmp_path / 'none.png'}: cannot be read: No such file or directory\n")
+
+
+def test_an_image_takes_the_place_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, errors = _run(capsys, *_INFER, "--target", _NOWHERE, "--image", "a.png")
+    assert code == 2
+    assert "not allowed with argument --json" in errors
+
+
 def test_json_with_half_a_character_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
     json = '{"text_classification": {"text": "\\ud83d"}}'
     code, _, errors = _run(capsys, "infer", "--target", _NOWHERE, "--model", "m", "--json", json)

@@ -44,7 +44,7 @@ class Accuracy(_Frozen):
         None,
         description="text-classification: share of texts with the same best label (none for a model with one label); question-answering: "
         "share of texts with the same best start and end; sentence-embedding: smallest cosine similarity of a text's embeddings; "
-        "feature-extraction: smallest cosine similarity of a token's vectors",
+        "feature-extraction: smallest cosine similarity of a token's vectors; image-classification: as text-classification",
     )
     emulated_agreement: float | None = None
 
@@ -76,7 +76,7 @@ class Manifest(_Frozen):
     schema_version: int
     model: ModelSpec
     source: Source
-    tokenizer_file: str
+    tokenizer_file: str = Field("", description="empty for a model of images, which has no tokenizer (since schema version 3)")
     tokens_file: str = Field("", description="each token as text, a JSON list, for fill-mask (since schema version 3)")
     artifacts: tuple[Artifact, ...] = Field(min_length=1)
     cache_results: bool = Field(False, description="whether a gateway caches this model's results (since schema version 2)")

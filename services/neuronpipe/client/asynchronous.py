@@ -30,6 +30,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     FeatureType,
     FilledMask,
     FillMaskInput,
+    ImageClassificationInput,
     LabelScore,
     QuestionAnsweringInput,
     RankedText,
@@ -247,6 +248,20 @@ class AsyncClient:
             truncation=truncation,
         )
         return (await self._infer(model, version, TaskInput(zero_shot_classification=input))).result.zero_shot_classification.labels
+
+    async def classify_image(
+        self,
+        model: str,
+        image: bytes,
+        *,
+        top_k: int = 0,
+        function: "ScoreFunction.ValueType" = ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
+        version: str = "",
+    ) -> Sequence[LabelScore]:
+        """The `top_k` labels (0: five, or all) of an image, which is the bytes of a JPEG, PNG or WebP file; best first."""
+        input = ImageClassificationInput(image=image, top_k=top_k, function=function)
+        response = await self._infer(model, version, TaskInput(image_classification=input))
+        return response.result.image_classification.labels
 
     async def _infer(self, model: str, version: str, input: TaskInput) -> InferResponse:
         return await self.infer(InferRequest(model=model, version=version, input=input, priority=self._priority))

@@ -79,6 +79,10 @@ class Client:
         """See AsyncClient.classify_zero_shot."""
         return self._wait(self._client.classify_zero_shot(model, text, candidate_labels, **options))
 
+    def classify_image(self, model: str, image: bytes, **options: Any) -> Sequence[LabelScore]:
+        """See AsyncClient.classify_image."""
+        return self._wait(self._client.classify_image(model, image, **options))
+
     def infer(self, request: InferRequest, *, timeout_s: float | None = None) -> InferResponse:
         """See AsyncClient.infer."""
         return self._wait(self._client.infer(request, timeout_s=timeout_s))

@@ -60,7 +60,8 @@ class PipelineSettings(_Settings):
 
     max_requests_in_flight: int = Field(1024, ge=1, description="inputs worked on at once; more are refused with RESOURCE_EXHAUSTED")
     max_tokens_in_flight: int = Field(1 << 20, ge=1, description="tokens worked on at once, estimated until they are counted; as above")
-    max_input_bytes: int = Field(1 << 20, ge=1, description="largest input, in bytes")
+    max_input_bytes: int = Field(1 << 20, ge=1, description="largest input, in bytes, but for images")
+    max_image_bytes: int = Field(10 << 20, ge=1, description="largest input of a model of images, in bytes")
     max_batch_items: int = Field(256, ge=1, description="most requests in one InferBatch")
     max_batch_response_bytes: int = Field(64 << 20, ge=1 << 10, description="largest response of InferBatch; results beyond it are refused")
     max_stream_in_flight: int = Field(64, ge=1, description="requests of one InferStream worked on at once; the rest wait in the network")

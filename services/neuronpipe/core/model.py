@@ -1,14 +1,16 @@
 """What every service knows of a model, and the table in which each looks its models up."""
 
 from collections.abc import Iterator, Mapping
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from neuronpipe.core.errors import InvalidInput, ModelNotFound
+from neuronpipe.core.tensors import Arrays
 
 EntryT = TypeVar("EntryT")
 ScoreFunctionName = Literal["softmax", "sigmoid", "none"]
+Resampling = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
 
 # Longer words of a request are not repeated in its error, which must fit into gRPC's trailers (8 KiB).
 _MAX_WORD_LENGTH = 256
@@ -23,6 +25,40 @@ class OutputSpec(BaseModel):
     axes: tuple[int | Literal["tokens"], ...]
 
 
+class ImageSpec(BaseModel):
+    """How an image in RGB becomes the pixels that a model takes, uint8 [3, *size]: resized, then cropped, each where it is set.
+
+    What comes behind, scaling and normalizing, is part of the compiled model. Sizes are (height, width).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    resize: tuple[int, int] | int | None = Field(None, description="the size, or the length of the shorter side; none: as it is")
+    resampling: Resampling = "bilinear"
+    whitens: bool = Field(False, description="whether the colour that a file calls transparent becomes white")
+    crop: tuple[int, int] | None = Field(None, description="the size of the middle that is kept; what is missing is black")
+
+    @model_validator(mode="after")
+    def _check_size(self) -> Self:
+        if min(self.size) < 1 or (isinstance(self.resize, int) and self.resize < 1):
+            raise ValueError("sizes are whole numbers from 1 on")
+        return self
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Of the pixels."""
+        size = self.crop or self.resize
+        if not isinstance(size, tuple):
+            raise ValueError("images of different shapes would have different sizes")
+        return size
+
+    @property
+    def tokens(self) -> int:
+        """What an image counts as, in queues and batches: the patches of 16 x 16 pixels, which are a vision transformer's tokens."""
+        height, width = self.size
+        return max(3, -(-height // 16) * -(-width // 16))  # 3 is the least that a model can have
+
+
 class ModelSpec(BaseModel):
     """A model as tasks, scheduler and gateway see it. Part of the bundle's manifest."""
 
@@ -35,10 +71,10 @@ class ModelSpec(BaseModel):
     architecture: str
     inputs: tuple[str, ...]
     outputs: tuple[OutputSpec, ...]
-    max_tokens: int = Field(ge=3, description="most tokens in one sequence, special tokens included")
+    max_tokens: int = Field(ge=3, description="most tokens in one sequence, special tokens included; what every image counts as")
     largest_bucket: str = Field("", description="the bucket that sets max_tokens, as in 8x128; empty where the model itself does")
-    vocabulary_size: int = Field(ge=1)
-    pad_token_id: int = Field(ge=0)
+    vocabulary_size: int = Field(0, ge=0, description="token ids are below; 0 for a model of images")
+    pad_token_id: int = Field(0, ge=0)
     cls_token_id: int | None = None
     labels: tuple[str, ...] = ()
     score_function: ScoreFunctionName | None = None
@@ -57,15 +93,21 @@ class ModelSpec(BaseModel):
         """Every task that the model answers, its own first."""
         return (self.task, *self.also_answers)
 
+    image: ImageSpec | None = Field(None, description="of a model that takes images in place of texts (since schema version 3)")
+
     @property
     def token_limit(self) -> str:
         """max_tokens in the words of an error."""
         return f"{self.max_tokens} (its largest bucket is {self.largest_bucket})" if self.largest_bucket else str(self.max_tokens)
 
+    def tokens_of(self, sequence: Arrays) -> int:
+        """How many tokens a sequence has, or what an image counts as."""
+        return self.image.tokens if self.image else len(sequence["input_ids"])
+
 
 def encoding_traits(spec: ModelSpec) -> tuple[object, ...]:
     """All of a model that its inputs' encodings depend on, its tokenizer and the input's task apart."""
-    return spec.max_tokens, "token_type_ids" in spec.inputs, spec.cls_token_id, spec.prompt, spec.mask_token_id
+    return spec.max_tokens, "token_type_ids" in spec.inputs, spec.cls_token_id, spec.prompt, spec.mask_token_id, spec.image
 
 
 class ModelTable(Generic[EntryT]):

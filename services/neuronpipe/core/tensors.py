@@ -19,6 +19,7 @@ _DTYPES: dict["DataType.ValueType", np.dtype[np.generic]] = {
     DataType.DATA_TYPE_FLOAT32: np.dtype("<f4"),
     DataType.DATA_TYPE_INT32: np.dtype("<i4"),
     DataType.DATA_TYPE_INT64: np.dtype("<i8"),
+    DataType.DATA_TYPE_UINT8: np.dtype("u1"),
 }
 _DATA_TYPES = {dtype: data_type for data_type, dtype in _DTYPES.items()}
 

@@ -22,18 +22,20 @@ _ESTIMATE_WEIGHT = 0.05
 class Place:
     """A request inside the gate."""
 
-    __slots__ = ("_gate", "input_bytes", "is_shed", "shed", "tokens")
+    __slots__ = ("_gate", "_is_estimate", "input_bytes", "is_shed", "shed", "tokens")
 
-    def __init__(self, gate: "Gate", input_bytes: int, tokens: int, shed: Callable[[], None]) -> None:
+    def __init__(self, gate: "Gate", input_bytes: int, tokens: int, shed: Callable[[], None], *, is_estimate: bool) -> None:
         self._gate = gate
         self.input_bytes = input_bytes
         self.tokens = tokens
         self.shed = shed
         self.is_shed = False
+        self._is_estimate = is_estimate
 
     def count(self, tokens: int) -> None:
-        """Corrects the estimate once the request's tokens are known."""
-        self._gate.correct(self, tokens)
+        """Corrects the estimate, if it was one, once the request's tokens are known."""
+        if self._is_estimate:
+            self._gate.correct(self, tokens)
 
 
 class Gate:
@@ -53,12 +55,15 @@ class Gate:
         return self._requests, self._tokens
 
     @contextmanager
-    def admit(self, input_bytes: int, *, is_bulk: bool, shed: Callable[[], None]) -> Iterator[Place]:
+    def admit(self, input_bytes: int, known_tokens: int | None = None, *, is_bulk: bool, shed: Callable[[], None]) -> Iterator[Place]:
         """A place in the gate for a request of so many bytes. Raises Overloaded where it is full.
+
+        `known_tokens`: what it counts as from first to last; else that is estimated until it is counted.
 
         The newest bulk requests are shed to make room for an interactive one: `shed` is called, and the place's `is_shed` set.
         """
-        place = Place(self, input_bytes, max(1, round(input_bytes * self._tokens_per_byte)), shed)
+        tokens = max(1, round(input_bytes * self._tokens_per_byte)) if known_tokens is None else known_tokens
+        place = Place(self, input_bytes, tokens, shed, is_estimate=known_tokens is None)
         excess = self._excess(place.tokens, is_bulk=is_bulk)
         if excess and not is_bulk and not self._excess(place.tokens, is_bulk=False, besides=self._bulk):
             while excess:

@@ -22,6 +22,7 @@ from neuronpipe.api.v1.inference_pb2 import (
     Usage,
 )
 from neuronpipe.api.v1.stages_pb2 import ExecuteItem, PostprocessItem, TokenizeItem
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.core.config import PipelineSettings
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeError, WrongTask
 from neuronpipe.core.metrics import Telemetry
@@ -32,8 +33,11 @@ from neuronpipe.core.telemetry import Metrics, Name, Spans
 from neuronpipe.gateway.admission import Gate, Place
 from neuronpipe.gateway.record import Record, Records
 from neuronpipe.gateway.results import ResultCache
+from neuronpipe.tasks import TASKS
 
 _MAX_REQUEST_ID_LENGTH = 256
+# So the default limit of a million tokens in flight keeps images to 64 MiB of memory.
+_IMAGE_BYTES_PER_TOKEN = 64
 _PRIORITIES, _CACHE_CONTROLS = frozenset(Priority.values()), frozenset(CacheControl.values())
 
 
@@ -81,7 +85,9 @@ class Pipeline:
 
     async def _compute(self, request: InferRequest, model: ModelSpec, call: Call, input_bytes: int, record: Record) -> InferResponse:
         timer = asyncio.timeout(None if call.deadline_s is None else call.deadline_s - time.monotonic())
-        with self._gate.admit(input_bytes, is_bulk=call.is_bulk, shed=partial(_expire, timer)) as place:
+        # An image's tokens are known, and nearly nothing beside the bytes that it takes.
+        known_tokens = model.image.tokens + input_bytes // _IMAGE_BYTES_PER_TOKEN if model.image else None
+        with self._gate.admit(input_bytes, known_tokens, is_bulk=call.is_bulk, shed=partial(_expire, timer)) as place:
             try:
                 async with timer:
                     return await self._run(request, model, call, place, record)
@@ -113,7 +119,7 @@ class Pipeline:
                 context=record.enter(Spans.POSTPROCESS),
                 model=model.name,
                 version=version,
-                input=request.input,
+                input=_options(request.input),
                 annotations=encoded.annotations,
                 outputs=prediction.outputs,
             )
@@ -202,10 +208,17 @@ class Pipeline:
             raise InvalidInput("input", f"holds no task; model {model.name!r} takes {' or '.join(model.tasks)}")
         if task not in model.tasks:
             raise WrongTask(f"model {model.name!r} has the task {' or '.join(model.tasks)}, the input is for {task}")
-        input_bytes, limit = request.input.ByteSize(), self._settings.max_input_bytes
+        setting = "max_image_bytes" if model.image else "max_input_bytes"
+        input_bytes, limit = request.input.ByteSize(), getattr(self._settings, setting)
         if input_bytes > limit:
-            raise InvalidInput("input", f"{input_bytes} bytes, the limit is {limit}")
+            raise InvalidInput("input", f"{input_bytes} bytes, the limit is {limit} (the gateway's {setting})")
         return model, input_bytes
+
+
+def _options(input: TaskInput) -> TaskInput:
+    """What the post-process stage needs of an input."""
+    task = TASKS[input.WhichOneof("task") or ""]
+    return TaskInput(**{task.name: task.options(getattr(input, task.name))}) if task.options else input
 
 
 def _within(outcomes: Iterable[InferOutcome], limit: int) -> Iterator[InferOutcome]:

@@ -6,6 +6,7 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
 from neuronpipe.api.v1.tasks_pb2 import (
     FeatureExtractionInput,
     FillMaskInput,
+    ImageClassificationInput,
     QuestionAnsweringInput,
     RerankInput,
     SentenceEmbeddingInput,
@@ -17,6 +18,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     ZeroShotClassificationInput,
 )
 from neuronpipe.core.errors import SetupError
+from neuronpipe.load.images import make_image
 from neuronpipe.load.request import LoadRequest
 
 _QUESTION = "What is it that is described here?"
@@ -76,6 +78,10 @@ def _zero_shot_classification(text: str) -> TaskInput:
     return TaskInput(zero_shot_classification=input)
 
 
+def _image_classification(text: str) -> TaskInput:
+    return TaskInput(image_classification=ImageClassificationInput(image=make_image(text)))
+
+
 _INPUTS: dict[str, Callable[[str], TaskInput]] = {
     "text_classification": _text_classification,
     "sentence_embedding": _sentence_embedding,
@@ -86,4 +92,5 @@ _INPUTS: dict[str, Callable[[str], TaskInput]] = {
     "sentence_similarity": _sentence_similarity,
     "rerank": _rerank,
     "zero_shot_classification": _zero_shot_classification,
+    "image_classification": _image_classification,
 }

@@ -11,6 +11,22 @@ from neuronpipe.core.tensors import Array, Arrays
 
 def check_sequence(arrays: Arrays, spec: ModelSpec) -> None:
     """Refuses what could harm the batch: a wrong shape or dtype, more tokens than the model takes, ids outside of its vocabulary."""
+    if spec.image:
+        _check_pixels(arrays, spec, spec.image.size)
+    else:
+        _check_tokens(arrays, spec)
+
+
+def _check_pixels(arrays: Arrays, spec: ModelSpec, size: tuple[int, int]) -> None:
+    (name,), expected = spec.inputs, (3, *size)
+    if set(arrays) != {name}:
+        raise InvalidInput("inputs", f"{len(arrays)} arrays, expected one named {name}")
+    array = arrays[name]
+    if array.dtype != np.uint8 or array.shape != expected:
+        raise InvalidInput(name, f"{array.dtype}{list(array.shape)}, expected uint8{list(expected)}")
+
+
+def _check_tokens(arrays: Arrays, spec: ModelSpec) -> None:
     token_ids = arrays.get("input_ids")
     if token_ids is None:
         raise InvalidInput("input_ids", "missing")
@@ -25,8 +41,20 @@ def check_sequence(arrays: Arrays, spec: ModelSpec) -> None:
         raise InvalidInput("input_ids", f"ids from {token_ids.min()} to {token_ids.max()}, the vocabulary has {spec.vocabulary_size}")
 
 
+def shortest_sequence(spec: ModelSpec) -> Arrays:
+    """The least that a model takes, to warm it up: a token, or a black image."""
+    if spec.image:
+        return {name: np.zeros((3, *spec.image.size), np.uint8) for name in spec.inputs}
+    return {"input_ids": np.full(1, spec.pad_token_id, np.int32)}
+
+
 def pad(sequences: Sequence[Arrays], padded_tokens: int, spec: ModelSpec) -> dict[str, Array]:
-    """The model's inputs, in its order, int64 [batch, padded_tokens]: padded on the right, with the mask made from the lengths."""
+    """The model's inputs, in its order, int64 [batch, padded_tokens]: padded on the right, with the mask made from the lengths.
+
+    Of images uint8 [batch, 3, height, width]: all have the same size, and none is padded.
+    """
+    if spec.image:
+        return {name: np.stack([arrays[name] for arrays in sequences]) for name in spec.inputs}
     shape = (len(sequences), padded_tokens)
     batch: dict[str, Array] = {}
     for name in spec.inputs:

@@ -134,7 +134,7 @@ class Scheduler:
         now_s = loop.time()
         waiting = []
         for arrays in sequences:
-            tokens = len(arrays["input_ids"])
+            tokens = self._spec.tokens_of(arrays)
             padded = self._backend.round_tokens(tokens)
             waiting.append(Waiting(now_s, deadline_s, next(self._numbers), is_bulk, arrays, tokens, padded, loop.create_future(), trace))
         longest_s = self._forecast.alone_s(max(one.padded_tokens for one in waiting))

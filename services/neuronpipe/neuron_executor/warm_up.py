@@ -3,17 +3,18 @@
 import time
 from dataclasses import dataclass
 
-import numpy as np
-
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log_fault
+from neuronpipe.core.model import ModelSpec
 from neuronpipe.neuron_executor.backends.base import Backend, BackendError, CoreLost
 from neuronpipe.neuron_executor.batch_time import BatchTime
-from neuronpipe.neuron_executor.batching import pad
+from neuronpipe.neuron_executor.batching import pad, shortest_sequence
 
 # Where there are no buckets: as apart as costs little, to tell what a batch costs from what a token costs.
 _LENGTHS = (3, 64)
+# Of images, which all have one length, that many rows.
+_IMAGES = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +28,11 @@ class Warmth:
 
 async def warm_up(backend: Backend, bundle: Bundle) -> Warmth:
     """Runs every bucket on every core, or a short and a long sequence. Raises SetupError where one cannot run, or no core is left."""
-    lengths = [backend.round_tokens(min(length, bundle.spec.max_tokens)) for length in _LENGTHS]
-    shapes = (
-        [(bucket.batch, bucket.tokens) for bucket in backend.buckets.buckets] if backend.buckets else [(1, tokens) for tokens in lengths]
-    )
     cores = _Cores(backend, bundle)
     batch_time = BatchTime()
     lone_batch_time = BatchTime() if backend.cores > 1 and backend.buckets is None else batch_time
     try:
-        for rows, tokens in shapes:
+        for rows, tokens in _shapes(backend, bundle.spec):
             for core in range(backend.cores):
                 await cores.run_on(core, rows, tokens)
             for is_alone, estimate in ((False, batch_time), (True, lone_batch_time)):
@@ -48,6 +45,15 @@ async def warm_up(backend: Backend, bundle: Bundle) -> Warmth:
     return Warmth(batch_time, lone_batch_time, frozenset(cores.lost))
 
 
+def _shapes(backend: Backend, spec: ModelSpec) -> list[tuple[int, int]]:
+    """Rows and tokens of each batch."""
+    if backend.buckets:
+        return [(bucket.batch, bucket.tokens) for bucket in backend.buckets.buckets]
+    if spec.image:
+        return [(rows, backend.round_tokens(spec.image.tokens)) for rows in _IMAGES]
+    return [(1, backend.round_tokens(min(length, spec.max_tokens))) for length in _LENGTHS]
+
+
 class _Cores:
     """The cores of a model that is warmed up. Raises BackendError; CoreLost with the last one only."""
 
@@ -56,10 +62,10 @@ class _Cores:
         self.lost: set[int] = set()
 
     async def run_on(self, core: int, rows: int, tokens: int, *, is_alone: bool = False) -> bool:
-        """Runs sequences of one token. Returns whether the core is not lost."""
+        """Runs the shortest sequences. Returns whether the core is not lost."""
         if core in self.lost:
             return False
-        inputs = pad([{"input_ids": np.full(1, self._spec.pad_token_id, np.int32)}] * rows, tokens, self._spec)
+        inputs = pad([shortest_sequence(self._spec)] * rows, tokens, self._spec)
         try:
             await self._backend.run(core, inputs, is_alone=is_alone)
         except CoreLost as fault:

@@ -3,6 +3,7 @@
 from neuronpipe.tasks import (
     feature_extraction,
     fill_mask,
+    image_classification,
     question_answering,
     rerank,
     sentence_embedding,
@@ -25,5 +26,6 @@ TASKS: dict[str, Task] = {
         sentence_similarity.TASK,
         rerank.TASK,
         zero_shot_classification.TASK,
+        image_classification.TASK,
     )
 }

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from neuronpipe.api.v1.tasks_pb2 import Truncation
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.tensors import Arrays
+from neuronpipe.core.tensors import Array, Arrays
 
 TokenIds = NDArray[np.int32]
 Side = Literal["left", "right"]
@@ -94,6 +94,10 @@ class TextTokenizer(Protocol):
         """
 
 
+# The bytes of an image file to the pixels that the model takes, uint8 [3, height, width]. Raises InvalidInput; safe in several threads.
+ImageReader: TypeAlias = Callable[[bytes], Array]
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """An input as the model takes it: `sequences` for the executor, `annotations` (one a sequence, or none) for the task's decode."""
@@ -108,18 +112,21 @@ class Task:
     """A task. `name` is the name of its field in TaskInput and TaskResult.
 
     check(input, model) comes first, and with encode it checks the whole input, so that nothing is computed for one that would fail later.
-    encode(input, tokenizer, model) → Encoded depends on nothing of the input but what traits(input) gives, nor on anything of the model
-    but what core/model.py's `encoding_traits` gives: inputs that are equal in these have the same encoding, which caches rely on.
+    encode(input, reader, model) → Encoded, with the model's TextTokenizer, or its ImageReader where it takes images. It depends on nothing
+    of the input but what traits(input) gives, nor on anything of the model but what core/model.py's `encoding_traits` gives: inputs that
+    are equal in these have the same encoding, which caches rely on.
     decode(input, model, annotations, outputs) → the task's result message; `outputs` holds one set of arrays a sequence, as the
     model's OutputSpec says. All raise InvalidInput. They are pure, and run in any process that has the model's spec.
+    options(input) → all of the input that decode needs, for tasks whose inputs are too large to be sent once more; else None.
     """
 
     name: str
     # The message types differ by task and meet only here, where the field's name has chosen the right pair.
     check: Callable[[Any, ModelSpec], None]
     traits: Callable[[Any], tuple[str | int, ...]]
-    encode: Callable[[Any, TextTokenizer, ModelSpec], Encoded]
+    encode: Callable[[Any, Any, ModelSpec], Encoded]
     decode: Callable[[Any, ModelSpec, Sequence[Arrays], Sequence[Arrays]], Any]
+    options: Callable[[Any], Any] | None = None
 
 
 def check_text(name: str, text: str) -> None:

@@ -3,16 +3,13 @@
 Equal to transformers' TextClassificationPipeline with `top_k` and `function_to_apply`.
 """
 
-import heapq
 from collections.abc import Sequence
-from operator import itemgetter
 
-from neuronpipe.api.v1.tasks_pb2 import LabelScore, TextClassificationInput, TextClassificationResult
-from neuronpipe.core.errors import InvalidInput
+from neuronpipe.api.v1.tasks_pb2 import TextClassificationInput, TextClassificationResult
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
-from neuronpipe.tasks.scores import check_function, scores_of
+from neuronpipe.tasks.scores import best_labels, check_labels
 
 
 def check(input: TextClassificationInput, model: ModelSpec) -> None:
@@ -20,9 +17,7 @@ def check(input: TextClassificationInput, model: ModelSpec) -> None:
     check_text("text", input.text)
     if input.text_pair:
         check_text("text_pair", input.text_pair)
-    if input.top_k > len(model.labels):
-        raise InvalidInput("top_k", f"{input.top_k}, the model has {len(model.labels)} labels")
-    check_function(input.function)
+    check_labels(model, input.function, input.top_k)
     check_truncation(input.truncation)
 
 
@@ -40,11 +35,7 @@ def decode(
     input: TextClassificationInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
 ) -> TextClassificationResult:
     """The best labels from `logits`, float32 [labels]."""
-    scores = scores_of(outputs[0]["logits"], input.function, model.score_function or "softmax")
-    ranked = zip(scores.tolist(), model.labels, strict=True)
-    # Labels of equal score stay in the model's order, as in the pipeline.
-    best = heapq.nlargest(input.top_k or 1, ranked, key=itemgetter(0))
-    return TextClassificationResult(labels=[LabelScore(label=label, score=score) for score, label in best])
+    return TextClassificationResult(labels=best_labels(outputs[0]["logits"], model, input.function, input.top_k or 1))
 
 
 TASK = Task("text_classification", check, traits, encode, decode)

@@ -1,4 +1,4 @@
-"""The pre-process stage: finds the model's tokenizer, lets the task encode, and packs the sequences."""
+"""The pre-process stage: finds what reads the model's texts or images, lets the task encode, and packs the sequences."""
 
 import asyncio
 import time
@@ -12,6 +12,7 @@ from neuronpipe.api.v1.stages_pb2 import EncodedInput, TokenizeItem
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.cache.cache import Cache, Computed
+from neuronpipe.core import images
 from neuronpipe.core.config import TokenCacheSettings
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelTable, encoding_traits
@@ -19,11 +20,13 @@ from neuronpipe.core.stages import Call
 from neuronpipe.core.tensors import to_tensor_set
 from neuronpipe.core.worker import Worker
 from neuronpipe.tasks import TASKS
-from neuronpipe.tasks.base import Task
+from neuronpipe.tasks.base import ImageReader, Task, TextTokenizer
 from neuronpipe.tokenizer.packing import PACKING
 from neuronpipe.tokenizer.text import LIBRARY_VERSION, JsonTokenizer
 
 _KEY_BYTES = 16
+# Done in the worker's thread, never on the event loop.
+_LONG_WORK_BYTES = 1 << 20
 
 
 class Encoder:
@@ -33,11 +36,12 @@ class Encoder:
         """Loads the tokenizer. Raises SetupError for a file that is missing or was changed."""
         self._spec = bundle.spec
         self._tasks = {name: TASKS[name] for name in bundle.spec.tasks}
-        self._tokenizer = JsonTokenizer(bundle.tokenizer_file())
-        # A release, of ours or of the library's, may encode otherwise.
-        releases = (__version__, LIBRARY_VERSION)
-        traits = (*releases, bundle.manifest.files[bundle.manifest.tokenizer_file], *encoding_traits(bundle.spec))
+        self._reader, reader_traits = _reader(bundle)
+        # A release may encode otherwise.
+        traits = (__version__, *reader_traits, *encoding_traits(bundle.spec))
         self._key = blake2b(repr(traits).encode(), digest_size=_KEY_BYTES)
+        # A small file may hold a large image.
+        self._is_always_long = bundle.spec.image is not None
 
     def check(self, input: TaskInput) -> None:
         """Checks what needs no tokens. Raises InvalidInput."""
@@ -51,20 +55,32 @@ class Encoder:
         key.update(repr((task.name, *task.traits(getattr(input, task.name)))).encode())
         return key.digest()
 
+    def work_bytes(self, size_bytes: int) -> int:
+        """How large the input of an item of so many bytes is as work."""
+        return max(size_bytes, _LONG_WORK_BYTES) if self._is_always_long else size_bytes
+
     def encode(self, input: TaskInput) -> EncodedInput:
         """Encodes an input that was checked. Raises InvalidInput."""
         task = self._task_of(input)
-        encoded = task.encode(getattr(input, task.name), self._tokenizer, self._spec)
+        encoded = task.encode(getattr(input, task.name), self._reader, self._spec)
         return EncodedInput(
             sequences=[to_tensor_set(sequence) for sequence in encoded.sequences],
             annotations=[to_tensor_set(annotation) for annotation in encoded.annotations],
-            tokens=sum(len(sequence["input_ids"]) for sequence in encoded.sequences),
+            tokens=sum(self._spec.tokens_of(sequence) for sequence in encoded.sequences),
             truncated_tokens=encoded.truncated_tokens,
         )
 
     def _task_of(self, input: TaskInput) -> Task:
         # Gateways send what the model answers only.
         return self._tasks[input.WhichOneof("task") or self._spec.task]
+
+
+def _reader(bundle: Bundle) -> tuple[TextTokenizer | ImageReader, tuple[str, ...]]:
+    """What reads a model's inputs, and all but the model's spec that its readings depend on. Raises SetupError."""
+    if bundle.spec.image:
+        return partial(images.read_pixels, spec=bundle.spec.image), (images.LIBRARY_VERSION,)
+    digest = bundle.manifest.files[bundle.manifest.tokenizer_file]
+    return JsonTokenizer(bundle.tokenizer_file()), (LIBRARY_VERSION, digest)
 
 
 class TokenizerStage:
@@ -82,9 +98,10 @@ class TokenizerStage:
         call.check_deadline()
         encoder = self._encoders.find(item.model, item.version)
         encoder.check(item.input)
+        work_bytes = encoder.work_bytes(size_bytes)
         if not self._cache:
-            return await self._worker.run(size_bytes, _encode, encoder, item.input, call)
-        compute = partial(self._worker.run, size_bytes, _encode_timed, encoder, item.input, call)
+            return await self._worker.run(work_bytes, _encode, encoder, item.input, call)
+        compute = partial(self._worker.run, work_bytes, _encode_timed, encoder, item.input, call)
         payload, outcome = await self._cache.get(encoder.key(item.input), size_bytes, compute)
         encoded = EncodedInput.FromString(payload)
         encoded.token_cache = outcome

@@ -215,3 +215,12 @@ def test_the_advice_is_never_to_come_back_at_once(clock: _Clock, crowd_of: Crowd
     with pytest.raises(Overloaded) as refused:
         crowd.enter("b")
     assert refused.value.retry_after_s == 0.05
+
+
+def test_what_is_known_beforehand_is_neither_corrected_nor_taken_for_an_example() -> None:
+    gate = Gate(10, 100)
+    with gate.admit(1_000_000, 60, is_bulk=False, shed=lambda: None) as place:
+        place.count(5)
+        assert gate.in_flight == (1, 60)
+        with gate.admit(80, is_bulk=False, shed=lambda: None):  # a quarter of a token a byte
+            assert gate.in_flight == (2, 80)

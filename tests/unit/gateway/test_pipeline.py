@@ -20,6 +20,7 @@ from neuronpipe.api.v1.inference_pb2 import (
     Priority,
 )
 from neuronpipe.api.v1.tasks_pb2 import (
+    ImageClassificationInput,
     LabelScore,
     QuestionAnsweringInput,
     RerankInput,
@@ -45,7 +46,7 @@ from neuronpipe.core.stages import Call, Execute, Postprocess, Stages, Tokenize
 from neuronpipe.core.status import from_status
 from neuronpipe.gateway.pipeline import Pipeline
 from tests.unit.every_error import EVERY_ERROR
-from tests.unit.model_specs import model_spec
+from tests.unit.model_specs import image_spec, model_spec
 
 STAGES = ("tokenize", "execute", "postprocess")
 
@@ -123,6 +124,27 @@ async def test_usage_is_what_the_stages_counted() -> None:
     usage = (await _pipeline().infer(_request(), Call())).usage
     assert (usage.tokens, usage.truncated_tokens, usage.token_cache) == (7, 3, CacheOutcome.CACHE_OUTCOME_MISS)
     assert (usage.batch_size, usage.bucket_tokens, usage.padded_tokens) == (4, 8, 16)
+
+
+async def test_an_image_has_a_limit_of_its_own_and_does_not_travel_to_where_nobody_needs_it() -> None:
+    decoded: list[stages_pb2.PostprocessItem] = []
+
+    async def postprocess(item: stages_pb2.PostprocessItem) -> TaskResult:
+        decoded.append(item)
+        return await _postprocess(item)
+
+    stages = Stages(_tokenize, _execute, postprocess)
+    # The image of 100 bytes, top_k in 2, and 2 for each of the image's and the message's tag and length.
+    for limit in (106, 105):
+        settings = PipelineSettings(max_input_bytes=1, max_image_bytes=limit)
+        pipeline = Pipeline(ModelTable({("small", 1): image_spec()}), stages, settings)
+        input = TaskInput(image_classification=ImageClassificationInput(image=bytes(100), top_k=2))
+        if limit == 106:
+            await pipeline.infer(_request(input=input), Call())
+        else:
+            with pytest.raises(InvalidInput, match=r"^input: 106 bytes, the limit is 105 \(the gateway's max_image_bytes\)$"):
+                await pipeline.infer(_request(input=input), Call())
+    assert [item.input for item in decoded] == [TaskInput(image_classification=ImageClassificationInput(top_k=2))]
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -247,7 +269,7 @@ async def test_an_input_larger_than_the_limit_is_refused_with_both_sizes() -> No
     # A text of 100 bytes: tag and length before it, and the same around the message: 2 + 100 + 2.
     request = _request("x" * 100)
     assert (await _pipeline(max_input_bytes=104).infer(request, Call())).version == "2"
-    with pytest.raises(InvalidInput, match=r"^input: 104 bytes, the limit is 103$"):
+    with pytest.raises(InvalidInput, match=r"^input: 104 bytes, the limit is 103 \(the gateway's max_input_bytes\)$"):
         await _pipeline(max_input_bytes=103).infer(request, Call())
 
 

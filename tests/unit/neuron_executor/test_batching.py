@@ -5,10 +5,10 @@ import pytest
 from numpy.typing import NDArray
 
 from neuronpipe.core.errors import InternalError, InvalidInput
-from neuronpipe.core.model import OutputSpec
+from neuronpipe.core.model import ModelSpec, OutputSpec
 from neuronpipe.core.tensors import Arrays
-from neuronpipe.neuron_executor.batching import check_sequence, cut, fault_of, pad
-from tests.unit.model_specs import model_spec
+from neuronpipe.neuron_executor.batching import check_sequence, cut, fault_of, pad, shortest_sequence
+from tests.unit.model_specs import image_spec, model_spec
 
 _PAD = 7
 _SPEC = model_spec(max_tokens=4, vocabulary_size=100, pad_token_id=_PAD)
@@ -135,3 +135,40 @@ def test_a_sequence_that_could_harm_its_batch_is_refused(arrays: Arrays, expecte
     with pytest.raises(InvalidInput) as caught:
         check_sequence(arrays, _SPEC)
     assert caught.value.message == expected
+
+
+_IMAGES = image_spec()
+_PIXELS = np.arange(3 * 32 * 48, dtype=np.int64).reshape(3, 32, 48).astype(np.uint8)
+
+
+def test_images_become_a_batch_as_they_are() -> None:
+    batch = pad([{"pixels": _PIXELS}, {"pixels": 255 - _PIXELS}], _IMAGES.max_tokens, _IMAGES)
+    assert list(batch) == ["pixels"]
+    assert batch["pixels"].dtype == np.uint8
+    assert (batch["pixels"] == np.stack([_PIXELS, 255 - _PIXELS])).all()
+
+
+def test_every_image_counts_as_the_same_tokens() -> None:
+    assert _IMAGES.tokens_of({"pixels": _PIXELS}) == 6  # 2 x 3 patches
+    assert _SPEC.tokens_of({"input_ids": _ids(1, 2)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("arrays", "problem"),
+    [
+        ({}, "inputs: 0 arrays, expected one named pixels"),
+        ({"pixels": _PIXELS, "input_ids": _ids(1)}, "inputs: 2 arrays, expected one named pixels"),
+        ({"input_ids": _ids(1)}, "inputs: 1 arrays, expected one named pixels"),
+        ({"pixels": _PIXELS[:, 1:]}, r"pixels: uint8\[3, 31, 48\], expected uint8\[3, 32, 48\]"),
+        ({"pixels": _PIXELS.astype(np.int32)}, r"pixels: int32\[3, 32, 48\], expected uint8"),
+        ({"pixels": _PIXELS.reshape(-1)}, r"pixels: uint8\[4608\], expected"),
+    ],
+)
+def test_what_is_no_image_of_the_models_size_is_refused(arrays: Arrays, problem: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{problem}"):
+        check_sequence(arrays, _IMAGES)
+
+
+@pytest.mark.parametrize("spec", [_SPEC, _IMAGES], ids=["tokens", "image"])
+def test_the_shortest_sequence_may_enter_a_batch(spec: ModelSpec) -> None:
+    check_sequence(shortest_sequence(spec), spec)

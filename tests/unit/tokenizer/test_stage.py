@@ -2,23 +2,35 @@
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from demo.model import find_minilm
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.api.v1.stages_pb2 import EncodedInput, ItemContext, TokenizeItem
-from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionInput, ScoreFunction, TaskInput, TextClassificationInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import (
+    FeatureExtractionInput,
+    ImageClassificationInput,
+    ScoreFunction,
+    TaskInput,
+    TextClassificationInput,
+    Truncation,
+)
 from neuronpipe.bundles.repository import new_bundle, read_bundle, read_repository, write_manifest
+from neuronpipe.core import images
 from neuronpipe.core.config import TokenCacheSettings
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, SetupError
-from neuronpipe.core.tensors import to_arrays
+from neuronpipe.core.model import ImageSpec
+from neuronpipe.core.tensors import Array, to_arrays
+from neuronpipe.load.images import make_image
 from neuronpipe.tokenizer.stage import Encoder, TokenizerStage, running_tokenizer
 from tests.unit.bundles.written import manifest
-from tests.unit.model_specs import model_spec
+from tests.unit.model_specs import image_spec, model_spec
 
 
 @pytest.fixture
@@ -182,3 +194,47 @@ async def test_an_expired_item_is_refused_though_its_encoding_is_known(repositor
 async def test_there_is_no_cache_without_memory_and_without_redis(repository: Path) -> None:
     async with running_tokenizer(read_repository(repository), TokenCacheSettings(token_cache_bytes=0)) as stage:
         assert [(await stage.tokenize(_item())).token_cache for _ in range(2)] == [CacheOutcome.CACHE_OUTCOME_UNSPECIFIED] * 2
+
+
+@pytest.fixture
+def image_stage(tmp_path: Path) -> Iterator[TokenizerStage]:
+    """One model, m, of images of 32 x 48 pixels, which has no tokenizer."""
+    with new_bundle(tmp_path, "m", 1) as folder:
+        write_manifest(folder, manifest(model=image_spec(name="m"), tokenizer_file=""))
+    stage = TokenizerStage(read_repository(tmp_path))
+    yield stage
+    stage.close()
+
+
+def _image_item(image: bytes) -> TokenizeItem:
+    return TokenizeItem(model="m", input=TaskInput(image_classification=ImageClassificationInput(image=image)))
+
+
+async def test_an_image_becomes_one_sequence_and_counts_as_its_patches(image_stage: TokenizerStage) -> None:
+    encoded = await image_stage.tokenize(_image_item(make_image("one")))
+    (sequence,) = encoded.sequences
+    assert to_arrays(sequence)["pixels"].shape == (3, 32, 48)
+    assert encoded.tokens == 6
+
+
+async def test_a_small_file_is_decoded_in_the_thread_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set()
+
+    def read_pixels(data: bytes, spec: ImageSpec) -> Array:
+        threads.add(threading.current_thread().name)
+        return np.zeros((3, *spec.size), np.uint8)
+
+    monkeypatch.setattr(images, "read_pixels", read_pixels)
+    with new_bundle(tmp_path, "m", 1) as folder:
+        write_manifest(folder, manifest(model=image_spec(name="m"), tokenizer_file=""))
+    stage = TokenizerStage([read_bundle(folder.parent / "1")])
+    await stage.tokenize(_image_item(b"x"))
+    stage.close()
+    assert threads == {"tokenize_0"}
+
+
+async def test_a_broken_image_fails_alone(image_stage: TokenizerStage) -> None:
+    items = (_image_item(make_image("one")), _image_item(b"no image"), _image_item(make_image("two")))
+    good, failed, better = await asyncio.gather(*(image_stage.tokenize(item) for item in items), return_exceptions=True)
+    assert (type(good), type(better)) == (EncodedInput, EncodedInput)
+    assert isinstance(failed, InvalidInput)

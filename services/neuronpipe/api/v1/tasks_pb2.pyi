@@ -182,6 +182,7 @@ class TaskInput(_message.Message):
     SENTENCE_SIMILARITY_FIELD_NUMBER: _builtins.int
     RERANK_FIELD_NUMBER: _builtins.int
     ZERO_SHOT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
+    IMAGE_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def text_classification(self) -> Global___TextClassificationInput:
         """Scores of a text (or a pair of texts) for each of the model's labels."""
@@ -218,6 +219,10 @@ class TaskInput(_message.Message):
     def zero_shot_classification(self) -> Global___ZeroShotClassificationInput:
         """Scores of a text for labels that the request brings along."""
 
+    @_builtins.property
+    def image_classification(self) -> Global___ImageClassificationInput:
+        """Scores of an image for each of the model's labels."""
+
     def __init__(
         self,
         *,
@@ -230,12 +235,13 @@ class TaskInput(_message.Message):
         sentence_similarity: Global___SentenceSimilarityInput | None = ...,
         rerank: Global___RerankInput | None = ...,
         zero_shot_classification: Global___ZeroShotClassificationInput | None = ...,
+        image_classification: Global___ImageClassificationInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -256,6 +262,7 @@ class TaskResult(_message.Message):
     SENTENCE_SIMILARITY_FIELD_NUMBER: _builtins.int
     RERANK_FIELD_NUMBER: _builtins.int
     ZERO_SHOT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
+    IMAGE_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def text_classification(self) -> Global___TextClassificationResult:
         """Result of text classification."""
@@ -292,6 +299,10 @@ class TaskResult(_message.Message):
     def zero_shot_classification(self) -> Global___ZeroShotClassificationResult:
         """Result of zero-shot classification."""
 
+    @_builtins.property
+    def image_classification(self) -> Global___ImageClassificationResult:
+        """Result of image classification."""
+
     def __init__(
         self,
         *,
@@ -304,12 +315,13 @@ class TaskResult(_message.Message):
         sentence_similarity: Global___SentenceSimilarityResult | None = ...,
         rerank: Global___RerankResult | None = ...,
         zero_shot_classification: Global___ZeroShotClassificationResult | None = ...,
+        image_classification: Global___ImageClassificationResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -1084,3 +1096,57 @@ class ZeroShotClassificationResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ZeroShotClassificationResult: _TypeAlias = ZeroShotClassificationResult  # noqa: Y015
+
+@_typing.final
+class ImageClassificationInput(_message.Message):
+    """Input of image classification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGE_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    image: _builtins.bytes
+    """The bytes of a JPEG, PNG or WebP file with one image; not empty. Colours become RGB, alpha is dropped, EXIF's orientation is applied."""
+    top_k: _builtins.int
+    """How many labels to return; default 5 or, where the model has fewer, all; at most the model's number of labels."""
+    function: Global___ScoreFunction.ValueType
+    """How logits become scores."""
+    def __init__(
+        self,
+        *,
+        image: _builtins.bytes = ...,
+        top_k: _builtins.int = ...,
+        function: Global___ScoreFunction.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "image", b"image", "top_k", b"top_k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImageClassificationInput: _TypeAlias = ImageClassificationInput  # noqa: Y015
+
+@_typing.final
+class ImageClassificationResult(_message.Message):
+    """Result of image classification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedCompositeFieldContainer[Global___LabelScore]:
+        """The top_k labels, best first."""
+
+    def __init__(
+        self,
+        *,
+        labels: _abc.Iterable[Global___LabelScore] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImageClassificationResult: _TypeAlias = ImageClassificationResult  # noqa: Y015

@@ -33,6 +33,8 @@ class _DataTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataType.Val
     """32-bit signed integer."""
     DATA_TYPE_INT64: _DataType.ValueType  # 3
     """64-bit signed integer."""
+    DATA_TYPE_UINT8: _DataType.ValueType  # 4
+    """8-bit unsigned integer."""
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
     """The element type of a tensor."""
@@ -45,6 +47,8 @@ DATA_TYPE_INT32: DataType.ValueType  # 2
 """32-bit signed integer."""
 DATA_TYPE_INT64: DataType.ValueType  # 3
 """64-bit signed integer."""
+DATA_TYPE_UINT8: DataType.ValueType  # 4
+"""8-bit unsigned integer."""
 Global___DataType: _TypeAlias = DataType  # noqa: Y015
 
 @_typing.final

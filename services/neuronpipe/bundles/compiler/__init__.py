@@ -21,7 +21,7 @@ from neuronpipe.bundles.compiler.samples import calibration_batches, comparison_
 from neuronpipe.bundles.compiler.source import find_source
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
-from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer, load_tokenizer, serving_json, token_texts
+from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer, serving_json, token_texts
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest
 from neuronpipe.bundles.repository import Bundle, check_writable, choose_version, new_bundle, read_bundle, write_manifest
 from neuronpipe.core.buckets import Bucket, BucketPlan
@@ -88,9 +88,10 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
     found = Found(request.task, "chosen") if request.task else configuration.find_task()
     dtype = request.dtype or configuration.dtype_of(COMPILERS[request.backend].DTYPES)
     request = dataclasses.replace(request, task=found.task, dtype=dtype)
+    _check_images(request)
 
-    step("read the tokenizer")
-    tokenizer = load_tokenizer(source.folder)
+    step("read the tokenizer, if it has one")
+    tokenizer = SOURCE_TASKS[request.task].load_tokenizer(source.folder)
 
     step("load the model in PyTorch, float32")
     module = load_module(source.folder, request.task, tokenizer)
@@ -114,7 +115,7 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
             step(f"quantize to int8, calibrated on {described.texts} texts ({described.source})")
             artifact = quantization.quantize(artifact, folder, calibration_batches(module, calibration.texts), described)
 
-        step("compare with PyTorch on sample texts")
+        step("compare with PyTorch on samples")
         measured = accuracy.measure(compiler, conversion, artifact, batches, reference)
         if measured is not None:
             report(accuracy.describe(measured, request.dtype, request.task))
@@ -125,7 +126,7 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
             schema_version=SCHEMA_VERSION,
             model=spec,
             source=source.describe(),
-            tokenizer_file=TOKENIZER_FILE,
+            tokenizer_file=TOKENIZER_FILE if tokenizer.json else "",
             tokens_file=TOKENS_FILE if spec.mask_token else "",
             artifacts=(artifact.model_copy(update={"accuracy": measured}),),
             cache_results=request.cache_results,
@@ -136,7 +137,8 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
 
 
 def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, spec: ModelSpec) -> None:
-    (folder / TOKENIZER_FILE).write_text(serving_json(tokenizer, spec.mask_token), encoding="utf-8")
+    if tokenizer.json:
+        (folder / TOKENIZER_FILE).write_text(serving_json(tokenizer, spec.mask_token), encoding="utf-8")
     if spec.mask_token:
         tokens = token_texts(tokenizer, spec.vocabulary_size)
         (folder / TOKENS_FILE).write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
@@ -166,6 +168,12 @@ def _check(request: CompileRequest) -> None:
     check_writable(request.repository, request.name)
 
 
+def _check_images(request: CompileRequest) -> None:
+    if request.task == "image_classification" and (request.backend == "neuronx" or request.dtype == "int8"):
+        refused = "--backend neuronx" if request.backend == "neuronx" else "--dtype int8, which is calibrated on texts,"
+        raise SetupError(f"{refused} is for models of texts; there is openvino, torch or fake, in float32 or bfloat16, for images")
+
+
 def _check_buckets(request: CompileRequest) -> None:
     use = COMPILERS[request.backend].BUCKETS
     if use == "required" and not request.buckets.buckets:
@@ -182,6 +190,9 @@ def _choose_buckets(request: CompileRequest, module: SourceModule, report: Repor
     if not request.buckets.buckets:
         return ()
     buckets, plan = choose_buckets(request.buckets, module.max_tokens)
+    for bucket in buckets:
+        if module.takes_images and bucket.tokens != module.max_tokens:
+            raise SetupError(f"--bucket {bucket}: an image counts as {module.max_tokens} tokens: write {bucket.batch}x{module.max_tokens}")
     if plan is not None:
         report(plan.describe())
     return buckets

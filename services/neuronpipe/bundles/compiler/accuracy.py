@@ -82,8 +82,8 @@ def measure(
         with torch.inference_mode(), torch.autocast("cpu", dtype=_TORCH_DTYPES[artifact.dtype]):
             emulated = [_run(module, batch) for batch in batches]
     return Accuracy(
-        samples=sum(len(batch["input_ids"]) for batch in batches),
-        sample_shapes=tuple((batch["input_ids"].shape[0], batch["input_ids"].shape[1]) for batch in batches),
+        samples=sum(module.shape_of(batch)[0] for batch in batches),
+        sample_shapes=tuple(module.shape_of(batch) for batch in batches),
         largest_output=max(float(np.abs(array).max()) for one in reference for array in one.values()),
         largest_difference=largest_difference(module.per_token_outputs, outputs, reference, batches),
         computed_dtype=computed_dtype,
@@ -97,7 +97,7 @@ def measure(
 def describe(accuracy: Accuracy, dtype: str, task: str) -> str:
     """A few lines for a person."""
     line = (
-        f"      largest difference {accuracy.largest_difference:.2e} over {accuracy.samples} texts of up to "
+        f"      largest difference {accuracy.largest_difference:.2e} over {accuracy.samples} samples of up to "
         f"{max(tokens for _, tokens in accuracy.sample_shapes)} tokens (largest output {accuracy.largest_output:.3g})"
     )
     if accuracy.agreement is not None:

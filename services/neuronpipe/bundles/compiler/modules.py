@@ -44,6 +44,21 @@ class SourceModule:
     remarks: Mapping[str, str] = field(default_factory=dict)
     largest_bucket: str = ""
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether its input is uint8 [batch, 3, height, width] instead."""
+        return "image" in self.facts
+
+    @property
+    def free_axes(self) -> tuple[int, ...]:
+        """The axes of the inputs that have any length: the batch, and the tokens; of images the batch only."""
+        return (0,) if self.takes_images else (0, 1)
+
+    def shape_of(self, batch: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
+        """How many rows a batch has, of how many tokens."""
+        array = batch[self.inputs[0]]
+        return array.shape[0], self.max_tokens if self.takes_images else array.shape[1]
+
     def within(self, plan: BucketPlan) -> "SourceModule":
         """The module for sequences that fit into one of the buckets."""
         return dataclasses.replace(self, max_tokens=plan.largest.tokens, largest_bucket=str(plan.largest))
@@ -64,11 +79,16 @@ class SourceModule:
             outputs=tuple(self._output(output, array.shape[1:]) for output, array in outputs.items()),
             max_tokens=self.max_tokens,
             largest_bucket=self.largest_bucket,
-            vocabulary_size=self.config.vocab_size,
-            pad_token_id=self.tokenizer.pad_token_id,
-            cls_token_id=self.tokenizer.cls_token_id,
-            **self.facts,
+            **(self._token_facts() | dict(self.facts)),
         )
+
+    def _token_facts(self) -> dict[str, Any]:
+        tokenizer = self.tokenizer
+        return {
+            "vocabulary_size": getattr(self.config, "vocab_size", 0),
+            "pad_token_id": tokenizer.pad_token_id,
+            "cls_token_id": tokenizer.cls_token_id,
+        }
 
     def _output(self, name: str, shape: tuple[int, ...]) -> OutputSpec:
         return OutputSpec(name=name, axes=("tokens", *shape[1:]) if name in self.per_token_outputs else shape)

@@ -24,7 +24,7 @@ _WEIGHTS_FILE = "artifacts/openvino/model.bin"
 def convert(conversion: Conversion) -> Artifact:
     """See ArtifactCompiler. Weights stay float32, for int8 until they are quantized; the dtype is what the back end computes in."""
     module, example, folder, dtype = conversion.module, conversion.example, conversion.folder, conversion.dtype
-    inputs = [(name, openvino.PartialShape([-1, -1]), openvino.Type.i64) for name in module.inputs]
+    inputs = [(name, _free(example[name].shape, module.free_axes), openvino.Type(example[name].dtype)) for name in module.inputs]
     with warnings.catch_warnings(), torch.inference_mode():
         # The tracer warns of every Python value that it takes for constant; those of these models are, as the comparison shows.
         warnings.simplefilter("ignore")
@@ -50,6 +50,10 @@ def convert(conversion: Conversion) -> Artifact:
         properties={"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]},
         versions={"openvino": openvino.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
     )
+
+
+def _free(shape: Sequence[int], axes: Sequence[int]) -> openvino.PartialShape:
+    return openvino.PartialShape([-1 if axis in axes else length for axis, length in enumerate(shape)])
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:

@@ -16,15 +16,19 @@ from neuronpipe.bundles.compiler.tasks.base import Batch
 _SHORT = ((3, 18, 6, 9, 14, 25, 5, 11, 4, 20, 8, 16, 2, 12, 7, 30),) * 7
 _BATCHES = ((9, 14), (2,), (25, 3, 60, 11, 30, 7, 18), (120, 90, 15), *_SHORT, (100_000,))
 
+# Of a model of images, which takes longer: the words are what each image is made from. 32 take ViT-base 30 s (2 CPUs).
+_IMAGE_BATCHES = ((4,) * 5, (4,), *((4,) * 8,) * 3, (4, 4))
+
 # 300 texts, as many as NNCF takes by default; 2 to 120 words, mostly a sentence or two.
 _CALIBRATION = (8, 20, 4, 12, 30, 6, 16, 50, 2, 25, 10, 40, 14, 5, 120) * 20
 
 
 def comparison_batches(module: SourceModule) -> Sequence[Batch]:
-    """Batches of one to sixteen texts, the last as long as the model takes. int64 [batch, tokens] by input name."""
+    """Batches of one to sixteen texts, the last as long as the model takes; or of images made from them."""
     words, encode = iter(_manual()[0]), SOURCE_TASKS[module.task].encode
+    batches = _IMAGE_BATCHES if module.takes_images else _BATCHES
     # No more words than the model can have tokens: each is at least one.
-    return [encode(module, _cut(words, (min(length, module.max_tokens) for length in lengths))) for lengths in _BATCHES]
+    return [encode(module, _cut(words, (min(length, module.max_tokens) for length in lengths))) for lengths in batches]
 
 
 def calibration_batches(module: SourceModule, texts: Iterable[str]) -> Sequence[Batch]:

@@ -26,6 +26,10 @@ class SourceTokenizer:
     cls_token_id: int | None
 
 
+# Of a model that takes no texts.
+NO_TOKENIZER = SourceTokenizer(None, "", (), None, 0, None)
+
+
 def load_tokenizer(folder: Path) -> SourceTokenizer:
     """Reads the tokenizer, converting it where needed. Raises SetupError for one that has no form as tokenizer.json."""
     try:

@@ -1,6 +1,7 @@
 """PyTorch to an exported program: the model's graph and weights in one file, which runs without transformers and without the Hub."""
 
 import copy
+import functools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +32,7 @@ def convert(conversion: Conversion) -> Artifact:
     converted = copy.deepcopy(module.module).to(_TORCH_DTYPES[conversion.dtype]).eval()
     converted.register_forward_hook(_to_float)
     example = {name: torch.from_numpy(conversion.example[name]) for name in module.inputs}
-    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    free = dict.fromkeys(module.free_axes, torch.export.Dim.DYNAMIC)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
@@ -47,6 +48,18 @@ def convert(conversion: Conversion) -> Artifact:
         files=(_MODEL_FILE,),
         versions={"torch": torch.__version__, "transformers": transformers.__version__},
     )
+
+
+def _with_float_outputs(module: torch.nn.Module) -> torch.nn.Module:
+    """The module with outputs in float32, whatever it computes in, and the inputs that it had."""
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def float_forward(*args: torch.Tensor, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {name: tensor.float() for name, tensor in forward(*args, **inputs).items()}
+
+    module.forward = float_forward
+    return module
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:

@@ -67,7 +67,8 @@ class Backend(Protocol):
 
         `is_alone`: no other core has anything to do, so this one may use what belongs to all of them.
 
-        `inputs`: the model's inputs by name, int64 [batch, tokens], padded; attention_mask is 1 on tokens and 0 on padding.
+        `inputs`: the model's inputs by name, int64 [batch, tokens], padded; attention_mask is 1 on tokens and 0 on padding. Of a model of
+        images uint8 [batch, 3, height, width].
         Returns the model's outputs by name, [batch, *axes], float32. Raises BackendError, and CoreLost for a core that is gone.
         """
 

@@ -5,12 +5,14 @@ so that padding which is not cut off shows. Inputs that break the contract of Ba
 """
 
 import asyncio
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from neuronpipe.core.buckets import BucketPlan
+from neuronpipe.core.model import ImageSpec
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends.base import BackendError, LoadRequest
 
@@ -34,7 +36,8 @@ class FakeBackend:
         self._device_times_s = {bucket: float(time_ms) / 1000 for bucket, time_ms in table}
         # A thread for each core, as loops count in milliseconds only and a device keeps to microseconds.
         self._devices = [ThreadPoolExecutor(max_workers=1) for _ in range(self._cores if self._device_times_s else 0)]
-        self._positions = np.arange(1, request.spec.max_tokens + 1)
+        image = request.spec.image
+        self._positions = np.arange(1, (3 * math.prod(image.size) if image else request.spec.max_tokens) + 1)
 
     @property
     def cores(self) -> int:
@@ -50,11 +53,11 @@ class FakeBackend:
     async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         """See Backend."""
         self._check(core, inputs)
-        token_ids, mask = inputs["input_ids"], inputs["attention_mask"].astype(bool)
+        token_ids, mask = self._numbers(inputs)
         if self._device_time_s:
             await asyncio.sleep(self._device_time_s)
         if self._devices and self.buckets:
-            seconds = self._device_times_s[str(self.buckets.find(*token_ids.shape))]
+            seconds = self._device_times_s[str(self.buckets.find(*self._shape(inputs)))]
             await asyncio.get_running_loop().run_in_executor(self._devices[core], time.sleep, seconds)
         if self._failing_token_id >= 0 and (token_ids == self._failing_token_id).any():
             raise BackendError("a token that the test chose")
@@ -70,12 +73,35 @@ class FakeBackend:
         for device in self._devices:
             device.shutdown(wait=True, cancel_futures=True)
 
+    def _numbers(self, inputs: Arrays) -> tuple[Array, Array]:
+        """The token ids and the mask, or an image's levels, of which each counts."""
+        if self._spec.image:
+            (pixels,) = inputs.values()
+            levels = pixels.reshape(len(pixels), -1).astype(np.int64)
+            return levels, np.ones(levels.shape, bool)
+        return inputs["input_ids"], inputs["attention_mask"].astype(bool)
+
+    def _shape(self, inputs: Arrays) -> tuple[int, int]:
+        """Rows and tokens."""
+        array = next(iter(inputs.values()))
+        return len(array), self._spec.image.tokens if self._spec.image else array.shape[1]
+
     def _check(self, core: int, inputs: Arrays) -> None:
         problems = []
         if not 0 <= core < self._cores:
             problems.append(f"core {core} of {self._cores}")
         if tuple(inputs) != self._spec.inputs:
             problems.append(f"inputs {tuple(inputs)}, expected {self._spec.inputs}")
+        problems += self._problems_of_image(inputs, self._spec.image) if self._spec.image else self._problems_of_tokens(inputs)
+        if problems:
+            raise BackendError("; ".join(problems))
+
+    def _problems_of_image(self, inputs: Arrays, image: ImageSpec) -> list[str]:
+        expected = (3, *image.size)
+        return [f"{array.dtype}{array.shape}" for array in inputs.values() if array.dtype != np.uint8 or array.shape[1:] != expected]
+
+    def _problems_of_tokens(self, inputs: Arrays) -> list[str]:
+        problems = []
         shape, mask = inputs["input_ids"].shape, inputs["attention_mask"]
         if any(array.dtype != np.int64 or array.shape != shape for array in inputs.values()) or shape[1] > self._spec.max_tokens:
             problems.append(f"shapes {[array.shape for array in inputs.values()]}, dtypes {[array.dtype for array in inputs.values()]}")
@@ -85,8 +111,7 @@ class FakeBackend:
             problems.append("a row without a first token")
         elif ((inputs["input_ids"] != self._spec.pad_token_id) & (mask == 0)).any():
             problems.append("padding with another id than the pad token's")
-        if problems:
-            raise BackendError("; ".join(problems))
+        return problems
 
     def _output(self, index: int, axes: tuple[int | str, ...], token_ids: Array, mask: Array) -> Array:
         placed = token_ids * mask * self._positions[: token_ids.shape[1]]

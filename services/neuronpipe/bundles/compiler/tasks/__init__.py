@@ -8,6 +8,7 @@ from neuronpipe.bundles.compiler.modules import SourceModule, set_attention
 from neuronpipe.bundles.compiler.tasks import (
     feature_extraction,
     fill_mask,
+    image_classification,
     question_answering,
     rerank,
     sentence_embedding,
@@ -29,6 +30,7 @@ SOURCE_TASKS: dict[str, SourceTask] = {
     "sentence_similarity": sentence_similarity.TASK,
     "rerank": rerank.TASK,
     "zero_shot_classification": zero_shot_classification.TASK,
+    "image_classification": image_classification.TASK,
 }
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuronpipe.bundles.compiler.modules import SourceModule
-from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer, encode_batch
+from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer, encode_batch, load_tokenizer
 
-Batch: TypeAlias = Mapping[str, NDArray[np.int64]]
+Batch: TypeAlias = Mapping[str, NDArray[Any]]  # int64 [batch, tokens], or uint8 [batch, 3, height, width]
 Outputs: TypeAlias = Mapping[str, NDArray[Any]]
 Measured: TypeAlias = NDArray[Any]  # one number or truth value for each text
 
@@ -22,7 +22,8 @@ class SourceTask:
 
     encode(module, texts) → a batch of sample inputs made of the texts, int64 [batch, tokens] by input name.
     measure(outputs, reference, batch) → how far each text's outputs are those of the original, 0 to 1, or None for a model to which that
-    does not apply; combine(measured) → one number of all texts; `meaning` is that number in words.
+    does not apply; combine(measured) → one number of all texts; `meaning` is that number in words. Images take the texts' places where
+    the task is one of images.
     """
 
     load: Callable[[Path, SourceTokenizer], SourceModule]
@@ -30,6 +31,7 @@ class SourceTask:
     measure: Callable[[Outputs, Outputs, Batch], Measured | None]
     combine: Callable[[Measured], Any]
     meaning: str
+    load_tokenizer: Callable[[Path], SourceTokenizer] = load_tokenizer
 
 
 def encode_texts(module: SourceModule, texts: Sequence[str], before: Sequence[str] | None = None) -> Batch:

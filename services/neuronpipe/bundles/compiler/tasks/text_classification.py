@@ -27,10 +27,7 @@ def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_
     """A classifier for one of the tasks that its graph serves, which says which others it answers. Raises SetupError."""
     _FACTS[task](folder, transformers.AutoConfig.from_pretrained(folder))  # before the weights are read in vain
     model = load_weights(transformers.AutoModelForSequenceClassification, folder)
-    facts: dict[str, Any] = {
-        "labels": tuple(model.config.id2label[index] for index in range(model.config.num_labels)),
-        "score_function": _score_function(model.config),
-    }
+    facts = classifier_facts(model.config)
     others = []
     for other, find in _FACTS.items():
         try:
@@ -43,8 +40,16 @@ def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_
     return source_module(Named(model, "logits"), model, task, tokenizer, outputs=("logits",), max_tokens=limit, facts=facts)
 
 
+def classifier_facts(config: Any) -> dict[str, Any]:
+    """A classifier's labels, and how its logits become scores, as fields of ModelSpec."""
+    return {
+        "labels": tuple(config.id2label[index] for index in range(config.num_labels)),
+        "score_function": _score_function(config),
+    }
+
+
 def _score_function(config: Any) -> ScoreFunctionName:
-    # As TextClassificationPipeline.postprocess chooses where its caller does not.
+    # As the pipelines of text and image classification choose where its caller does not.
     if config.problem_type == "regression":
         return "none"
     if config.problem_type == "multi_label_classification" or config.num_labels == 1:
@@ -52,11 +57,12 @@ def _score_function(config: Any) -> ScoreFunctionName:
     return "softmax"
 
 
-def _same_best_label(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured | None:
+def same_best_label(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured | None:
+    """Whether each text's best label is the same; None where there is one label."""
     if reference["logits"].shape[1] == 1:
         return None
     same: Measured = np.equal(outputs["logits"].argmax(axis=1), reference["logits"].argmax(axis=1))
     return same
 
 
-TASK = SourceTask(load_classifier, encode_texts, _same_best_label, np.mean, "share of texts with the same best label")
+TASK = SourceTask(load_classifier, encode_texts, same_best_label, np.mean, "share of texts with the same best label")
