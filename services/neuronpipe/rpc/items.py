@@ -9,7 +9,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from neuronpipe.api.v1 import stages_pb2
-from neuronpipe.core.errors import NeuronpipeError, Overloaded
+from neuronpipe.core.errors import NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.stages import internal_error
 from neuronpipe.core.status import to_status
@@ -72,18 +72,23 @@ POSTPROCESS = _stage_rpc("PostprocessorService", "Postprocess", "result")
 
 
 def stage_method(
-    rpc: StageRpc, stage: _Stage, telemetry: Telemetry | None = None
+    rpc: StageRpc, stage: _Stage, telemetry: Telemetry | None = None, *, leaves_unavailable: bool = False
 ) -> Mapping[str, Callable[[AsyncIterator[_Message], object], AsyncIterator[_Message]]]:
-    """The stage function as the method of its gRPC service, by its name."""
+    """The stage function as the method of its gRPC service, by its name.
+
+    `leaves_unavailable`: the stage raises Unavailable only where its process is about to end. Then such items have no outcome: the gateway
+    sends them to another process when the stream ends, or tells their callers where there is none.
+    """
     records = ItemRecords(rpc.path.removeprefix("/"), telemetry or Telemetry())
-    return {rpc.method.name: lambda requests, context: _Stream(rpc, stage, records).answer(requests)}
+    return {rpc.method.name: lambda requests, context: _Stream(rpc, stage, records, leaves_unavailable).answer(requests)}
 
 
 class _Stream:
     """One gateway's stream."""
 
-    def __init__(self, rpc: StageRpc, stage: _Stage, records: ItemRecords) -> None:
+    def __init__(self, rpc: StageRpc, stage: _Stage, records: ItemRecords, leaves_unavailable: bool) -> None:
         self._stage = stage
+        self._leaves_unavailable = leaves_unavailable
         self._records = records
         self._value_field = rpc.value_field
         self._outcome_class = rpc.outcome_class
@@ -141,7 +146,10 @@ class _Stream:
                 value = record.value = await self._stage(item)
             self._finish(item, **{self._value_field: value})
         except NeuronpipeError as error:
-            self._finish(item, error=to_status(error))
+            if self._leaves_unavailable and isinstance(error, Unavailable):
+                self._is_due.set()  # the stream may end, for want of anything to wait for
+            else:
+                self._finish(item, error=to_status(error))
         except Exception as fault:
             self._finish(item, error=to_status(internal_error(fault, item.context.request_id, item.context.traceparent)))
         finally:

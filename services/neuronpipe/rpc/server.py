@@ -52,8 +52,8 @@ _MIN_PING_INTERVAL_MS = 10_000
 
 # How long models may take to unload once all calls have ended; a device that hangs must not keep the process.
 _UNLOAD_LIMIT_S = 10.0
-# How long calls in flight get where a part of the service has crashed: enough for those that it fails to be answered.
-_CRASH_GRACE_S = 0.25
+# How long calls in flight get at most where a part of the service has crashed: enough for all to be answered, with its error or another's.
+_CRASH_GRACE_S = 2.0
 
 
 async def serve(

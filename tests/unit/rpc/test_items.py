@@ -54,9 +54,9 @@ class _Stage:
 class _Gateway:
     """The gateway's end of a stream, played by the test. Never asks twice: what the service says unasked shows in `received`."""
 
-    def __init__(self, stage: _Stage) -> None:
+    def __init__(self, stage: _Stage, *, leaves_unavailable: bool = False) -> None:
         self._messages: asyncio.Queue[TokenizeRequest | Exception | None] = asyncio.Queue()
-        self.answers = stage_method(TOKENIZE, stage)["Tokenize"](self._requests(), None)
+        self.answers = stage_method(TOKENIZE, stage, leaves_unavailable=leaves_unavailable)["Tokenize"](self._requests(), None)
         self.received: asyncio.Queue[TokenizeResponse] = asyncio.Queue()
         self.reading = asyncio.create_task(self._read())
 
@@ -301,6 +301,23 @@ async def test_what_was_read_before_draining_is_answered_before_the_stream_ends(
     assert await gateway.receive() == [_outcome(1)]
     with pytest.raises(Unavailable, match=r"^the tokenizer service is stopping$"):
         await asyncio.wait_for(gateway.reading, _LIMIT_S)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_what_is_left_unanswered_has_no_outcome_and_does_not_keep_the_stream_from_ending(stage: _Stage) -> None:
+    gateway = _Gateway(stage, leaves_unavailable=True)
+    assert await gateway.receive() == []
+    gateway.send(1, 2, 3)
+    await _settled()
+    stage.fail(1, Unavailable("the process ends"))
+    stage.finish(2)
+    assert await gateway.receive() == [_outcome(2)]
+    gateway.end(Unavailable("the service is stopping"))  # as a server that drains
+    assert await gateway.drained() == [3]
+    stage.fail(3, Unavailable("the process ends"))
+    with pytest.raises(Unavailable, match="the service is stopping"):
+        await asyncio.wait_for(gateway.reading, _LIMIT_S)
+    assert gateway.received.empty()
 
 
 @pytest.mark.usefixtures("patient")
