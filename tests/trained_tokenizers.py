@@ -78,6 +78,23 @@ def unigram(*, max_tokens: int) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_tokens, **_ROBERTA_NAMES)
 
 
+def unigram_pairs(*, max_tokens: int) -> Any:
+    """ALBERT's and DeBERTa-v3's kind, SentencePiece: [CLS] A [SEP] B [SEP], with a type for each of a pair."""
+    special = ["<pad>", "[CLS]", "[SEP]", "<unk>", "[MASK]"]
+    tokenizer = tokenizers.Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=_VOCABULARY, special_tokens=special, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator(_corpus(), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    names = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_tokens, model_input_names=inputs, **names)
+
+
 TRAINED: dict[str, Callable[..., Any]] = {"word-piece": word_piece, "byte-level-bpe": byte_level_bpe, "unigram": unigram}
 
 

@@ -1,0 +1,108 @@
+"""The architectures that must work, in small configurations, with a tokenizer or an image processor of the kind that each has."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from tests.images import IMAGE_FAMILIES, make_image_source
+from tests.models import save
+from tests.trained_tokenizers import byte_level_bpe, unigram, unigram_pairs, word_piece
+
+MAX_TOKENS = 64
+
+_LABELS = {"id2label": {0: "contradiction", 1: "neutral", 2: "entailment"}, "label2id": {"contradiction": 0, "neutral": 1, "entailment": 2}}
+_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+_BERT = {**_SIZES, "max_position_embeddings": MAX_TOKENS}
+# Positions begin after the padding id 1.
+_ROBERTA = {**_SIZES, "max_position_embeddings": MAX_TOKENS + 2, "type_vocab_size": 1}
+
+# task → (the class of transformers that has its head, values of its configuration)
+_HEADS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "text_classification": ("AutoModelForSequenceClassification", _LABELS),
+    "sentence_embedding": ("AutoModel", {}),
+    "question_answering": ("AutoModelForQuestionAnswering", {}),
+    "token_classification": ("AutoModelForTokenClassification", _LABELS),
+    "fill_mask": ("AutoModelForMaskedLM", {}),
+    "feature_extraction": ("AutoModel", {}),
+    "sentence_similarity": ("AutoModel", {}),
+    "rerank": ("AutoModelForSequenceClassification", {"num_labels": 1}),
+    "zero_shot_classification": ("AutoModelForSequenceClassification", _LABELS),
+    "image_classification": ("AutoModelForImageClassification", _LABELS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A family of text models. `model_type` is transformers' name for it."""
+
+    model_type: str
+    tokenizer: Callable[..., Any]
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def make_source(self, folder: Path, task: str) -> Path:
+        """A small model of this architecture with a task's head, and its tokenizer."""
+        head, values = _HEADS[task]
+        tokenizer = self.tokenizer(max_tokens=MAX_TOKENS)
+        special = {
+            "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": tokenizer.cls_token_id,
+            "cls_token_id": tokenizer.cls_token_id,
+            "eos_token_id": tokenizer.sep_token_id,
+            "sep_token_id": tokenizer.sep_token_id,
+        }
+        config = transformers.AutoConfig.for_model(self.model_type, vocab_size=len(tokenizer), **special, **self.config, **values)
+        return save(getattr(transformers, head).from_config(config), folder, tokenizer)
+
+
+_DEBERTA_3 = {
+    **_BERT,
+    "type_vocab_size": 0,
+    "relative_attention": True,
+    "position_buckets": 16,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+}
+
+TEXT_ARCHITECTURES: dict[str, Architecture] = {
+    "BERT": Architecture("bert", word_piece, _BERT),
+    "RoBERTa": Architecture("roberta", byte_level_bpe, _ROBERTA),
+    "XLM-R": Architecture("xlm-roberta", unigram, _ROBERTA),
+    "CamemBERT": Architecture("camembert", unigram, _ROBERTA),
+    "DistilBERT": Architecture(
+        "distilbert",
+        word_piece,
+        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": MAX_TOKENS},
+    ),
+    "ALBERT": Architecture("albert", unigram_pairs, {**_BERT, "embedding_size": 16}),
+    "ELECTRA": Architecture("electra", word_piece, {**_BERT, "embedding_size": 16}),
+    "MPNet": Architecture("mpnet", byte_level_bpe, _ROBERTA),
+    "DeBERTa-v3": Architecture("deberta-v2", unigram_pairs, _DEBERTA_3),
+    "MobileBERT": Architecture(
+        "mobilebert",
+        word_piece,
+        {**_BERT, "embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16, "num_feedforward_networks": 2},
+    ),
+    # A layer in three sees all tokens, the others those at most 8 away.
+    "ModernBERT": Architecture("modernbert", word_piece, {**_BERT, "num_hidden_layers": 4, "local_attention": 16}),
+    "BigBird": Architecture("big_bird", unigram_pairs, {**_BERT, "block_size": 16, "num_random_blocks": 1}),
+    "Longformer": Architecture("longformer", byte_level_bpe, {**_ROBERTA, "attention_window": [8, 8]}),
+}
+ARCHITECTURES = (*TEXT_ARCHITECTURES, *IMAGE_FAMILIES)
+
+
+def tasks_of(architecture: str) -> tuple[str, ...]:
+    """The tasks that models of the architecture can have."""
+    is_text = architecture in TEXT_ARCHITECTURES
+    return tuple(task for task in _HEADS if (task != "image_classification") == is_text)
+
+
+def make_source(folder: Path, architecture: str, task: str) -> Path:
+    """A small model of the architecture for the task, as transformers saves it."""
+    if architecture in TEXT_ARCHITECTURES:
+        return TEXT_ARCHITECTURES[architecture].make_source(folder, task)
+    return make_image_source(folder, architecture, **_LABELS)

@@ -1,0 +1,156 @@
+"""Measures which architecture works for which task on which back end, and writes docs/models.json and the page made of it, docs/models.md.
+
+Run: python -m tests.measured_models           measures all, which takes half an hour, and writes both files
+     python -m tests.measured_models --page    prints the page of what was measured
+"""
+
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import openvino
+import torch
+import transformers
+
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest
+from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
+from neuronpipe.core.errors import SetupError
+from tests.architectures import ARCHITECTURES, MAX_TOKENS, make_source, tasks_of
+
+_DOCS = Path(__file__).parents[1] / "docs"
+RECORD, PAGE = _DOCS / "models.json", _DOCS / "models.md"
+_DOUBLES = Path(__file__).parent / "doubles"
+
+# What is measured, with the tasks that the same graph serves.
+GRAPHS: Mapping[str, tuple[str, ...]] = {
+    "text_classification": ("text_classification", "rerank", "zero_shot_classification"),
+    "token_classification": ("token_classification",),
+    "question_answering": ("question_answering",),
+    "fill_mask": ("fill_mask",),
+    "sentence_embedding": ("sentence_embedding", "sentence_similarity"),
+    "feature_extraction": ("feature_extraction",),
+    "image_classification": ("image_classification",),
+}
+BACKENDS = ("openvino", "torch", "neuronx")
+
+Record: TypeAlias = Mapping[str, Any]
+
+
+def measure(architecture: str, task: str, backend: str, folder: Path) -> dict[str, Any]:
+    """What became of compiling a model: its largest difference to PyTorch float32 on sample inputs, or the reason why there is none."""
+    row: dict[str, Any] = {"architecture": architecture, "task": task, "backend": backend}
+    request = CompileRequest(
+        source=str(make_source(folder / "source", architecture, task)),
+        task=task,
+        repository=folder / "repository",
+        name="model",
+        backend=backend,
+        buckets=BucketRequest(("4x16", f"4x{MAX_TOKENS}")) if backend == "neuronx" else NO_BUCKETS,
+        neuronx=NeuronxOptions(cache=folder / "cache"),
+    )
+    try:
+        accuracy = compile_bundle(request, lambda line: None).manifest.artifacts[0].accuracy
+    except SetupError as error:
+        return row | {"reason": str(error).removeprefix(f"{folder / 'source'}: ")}
+    assert accuracy is not None
+    return row | {"difference": accuracy.largest_difference, "agreement": accuracy.agreement, "samples": accuracy.samples}
+
+
+def measure_all(names: Iterable[str] = ARCHITECTURES) -> Record:
+    """Every architecture, task and back end, one after the other."""
+    _use_double()
+    torch.set_num_threads(1)
+    rows = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for architecture in names:
+            for task in GRAPHS:
+                for backend in BACKENDS if task in tasks_of(architecture) else ():
+                    with tempfile.TemporaryDirectory() as folder:
+                        rows.append(measure(architecture, task, backend, Path(folder)))
+                    print(rows[-1], file=sys.stderr, flush=True)
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__, "openvino": openvino.__version__}
+    return {"versions": versions, "rows": rows}
+
+
+def _use_double() -> None:
+    """The contract double of the Neuron SDK, as tests/conftest.py's neuron_double."""
+    sys.path.insert(0, str(_DOUBLES))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_DOUBLES), os.environ.get("PYTHONPATH", "")])
+    os.environ["NEURON_DOUBLE_DEVICES"] = "1"
+    os.environ["NEURON_DOUBLE_FOLDER"] = tempfile.mkdtemp()
+
+
+def page(record: Record) -> str:
+    """docs/models.md."""
+    rows: Sequence[Record] = record["rows"]
+    reasons = list(dict.fromkeys(row["reason"] for row in rows if "reason" in row))
+    cells = {(row["architecture"], row["task"], row["backend"]): _cell(row, reasons) for row in rows}
+    largest = {backend: max(row.get("difference", 0) for row in rows if row["backend"] == backend) for backend in BACKENDS}
+    samples = max(row.get("samples", 0) for row in rows)
+    parts = [_HEAD.format(samples=samples, **record["versions"])]
+    for task, served in GRAPHS.items():
+        tested = [name for name in dict.fromkeys(row["architecture"] for row in rows) if task in tasks_of(name)]
+        parts.append(f"\n## {', '.join(name.replace('_', '-') for name in served)}\n\n")
+        parts.append("| Architecture | OpenVINO | torch | Neuron (double) |\n|---|---|---|---|\n")
+        parts += [f"| {name} | {' | '.join(cells[name, task, backend] for backend in BACKENDS)} |\n" for name in tested]
+    parts.append("\n## What does not work\n\n")
+    parts += [f"{number}. {reason}\n" for number, reason in enumerate(reasons, start=1)]
+    bounds = ", ".join(f"{backend} {difference:.0e}" for backend, difference in largest.items())
+    parts.append(f"\nThe largest difference of each back end over all of them: {bounds}.\n")
+    return "".join(parts) + _TAIL
+
+
+def _cell(row: Record, reasons: Sequence[str]) -> str:
+    return f"no ({reasons.index(row['reason']) + 1})" if "reason" in row else f"{row['difference']:.0e}"
+
+
+_HEAD = """# Models that work
+
+Which architecture works for which task on which back end, with the largest difference of an output to PyTorch float32 over up to
+{samples} sample inputs of all lengths. Measured on small models of each (two to four layers, width 32, up to 64 tokens, or images of
+32 x 32 pixels), with transformers {transformers}, torch {torch} and OpenVINO {openvino}. Neuron is the contract double of its SDK, with
+buckets: no device was involved.
+
+This page is made by `make fix-models` of docs/models.json, which it measures; never edit either.
+"""
+
+_TAIL = """
+## What to know of each
+
+- **Lengths.** A model takes as many tokens as its positions, its tokenizer (`model_max_length`) and the settings of sentence-transformers
+  allow, whichever is least; 512 where nothing limits it. RoBERTa, XLM-R, CamemBERT, MPNet and Longformer begin to count after the padding
+  id, which costs them two positions. DeBERTa-v3 knows distances, not positions, and is held to `max_position_embeddings` all the same:
+  it was trained on no more.
+- **DistilBERT, RoBERTa, XLM-R, CamemBERT, MPNet, ModernBERT** take no token types: what a tokenizer gives beyond a model's inputs is left
+  out.
+- **ModernBERT** on OpenVINO computes with transformers' eager attention: windows of padding alone would be NaN in OpenVINO's own.
+- **BigBird** takes (5 + 2 x num_random_blocks) x block_size tokens, 704 as it is published: up to there transformers too computes full
+  attention in place of sparse blocks, which no graph for all lengths can hold.
+- **Tokenizers** are WordPiece, byte-level BPE and Unigram (SentencePiece), converted to tokenizer.json where a model ships another form.
+- **Image processors** are those of transformers on Pillow ("slow" in transformers 4, "Pil" in 5), which resize, crop the centre, rescale
+  and normalize: ViT's, which Swin uses, DeiT's, BEiT's, ConvNeXt's, CLIP's and others like them. What the processor makes of sample
+  images is compared at compilation, and one that does more than its options say (LeViT's, EfficientNet's) is refused, as are `do_pad`,
+  `do_flip_channel_order` and sizes that depend on the image. torchvision's processors differ from these by a few of 255 levels.
+- **Images** have no int8 and no Neuron back end yet.
+"""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """See above."""
+    if arguments == ["--page"]:
+        print(page(json.loads(RECORD.read_text())), end="")
+        return
+    record = measure_all(arguments or ARCHITECTURES)
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    PAGE.write_text(page(record))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
