@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
+PROJECT = "neuronpipe-e2e"
 SERVICES = ("gateway", "tokenizer", "neuron-executor", "postprocessor")
 _FILES = ("docker/compose.yaml", "docker/compose.observability.yaml", "tests/e2e/compose.e2e.yaml")
 # Grafana cannot be made from Debian's packages.
@@ -69,7 +70,7 @@ class Stack:
     def __init__(self) -> None:
         self.environment = {
             **os.environ,
-            "COMPOSE_PROJECT_NAME": "neuronpipe-e2e",
+            "COMPOSE_PROJECT_NAME": PROJECT,
             **{f"{name}_PORT": _free_port() for name in ("GATEWAY", "JAEGER", "PROMETHEUS", "GRAFANA")},
             # Only what a test samples.
             "TRACES_SAMPLER": "parentbased_always_off",
@@ -132,7 +133,7 @@ class Stack:
 
     def containers(self, service: str, *, all: bool = False) -> list[Container]:
         """The running containers of a service, or all."""
-        labels = {"project": "neuronpipe-e2e", "service": service}
+        labels = {"project": PROJECT, "service": service}
         filters = [f"--filter=label=com.docker.compose.{key}={value}" for key, value in labels.items()]
         ids = self.docker("ps", "-q", "--no-trunc", *filters, *(["-a"] if all else [])).split()
         return [self.inspect(id) for id in sorted(ids)]
@@ -140,7 +141,7 @@ class Stack:
     def inspect(self, id: str) -> Container:
         """A container."""
         [found] = json.loads(self.docker("inspect", id))
-        network = found["NetworkSettings"]["Networks"].get("neuronpipe-e2e_internal", {})
+        network = found["NetworkSettings"]["Networks"].get(f"{PROJECT}_internal", {})
         return Container(id, found["State"], found["RestartCount"], network.get("IPAddress", ""))
 
     def kill(self, container: Container) -> None:
@@ -171,8 +172,8 @@ class Stack:
 
     def leftovers(self) -> list[str]:
         """What of the project is still there."""
-        label = "label=com.docker.compose.project=neuronpipe-e2e"
+        label = f"label=com.docker.compose.project={PROJECT}"
         containers = self.docker("ps", "-aq", "--filter", label).split()
         networks = self.docker("network", "ls", "-q", "--filter", label).split()
-        volumes = self.docker("volume", "ls", "-q", "--filter", "name=neuronpipe-e2e").split()
+        volumes = self.docker("volume", "ls", "-q", "--filter", f"name={PROJECT}").split()
         return containers + networks + volumes

@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from tests.e2e.stack import ROOT, SERVICES, Stack, wait_until
+from tests.e2e.stack import PROJECT, ROOT, SERVICES, Stack, wait_until
 
 _MEGABYTE = 10**6
 # Over the base image.
@@ -78,7 +78,7 @@ def test_only_the_gateway_and_pages_are_published_and_on_loopback_only(stack: St
     names = stack.docker(
         "ps",
         "--filter",
-        "label=com.docker.compose.project=neuronpipe-e2e",
+        f"label=com.docker.compose.project={PROJECT}",
         "--format",
         '{{.Label "com.docker.compose.service"}} {{.Ports}}',
     )
