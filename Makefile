@@ -7,6 +7,9 @@
 # soak      ten minutes of twice the load that can be borne
 # bench     every measurement, written to docs/benchmarks; bench-quick: a short look, written to .cache/bench/quick; bench-cache: the caches
 # bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to docs/benchmarks/neuron-sim.md
+# up        the whole system in containers; up-observability with Jaeger, Prometheus and Grafana
+# down      ends it and deletes what it made; logs, ps, redeploy service=NAME: of the running one
+# e2e       the containers tested for real, with a Docker engine
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -18,7 +21,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := python -m pip install --quiet --disable-pip-version-check
 NODE := tests/integration/node
-SOURCES := services tests demo
+SOURCES := services tests demo docker
 PROTOS := $(wildcard protos/neuronpipe/api/v1/*.proto)
 
 .PHONY: help
@@ -60,8 +63,13 @@ $(NODE)/node_modules/.ready: $(NODE)/package-lock.json
 redis-server:
 	command -v redis-server >/dev/null || { apt-get update -qq && apt-get install -qqy redis-server; }
 
+# Tests read the compose files with it; without an engine it can do that, too.
+.PHONY: docker-compose
+docker-compose:
+	docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || { apt-get update -qq && apt-get install -qqy --no-install-recommends docker-compose; }
+
 .PHONY: setup
-setup: .venv/.dev .venv-transformers4/.ready $(NODE)/node_modules/.ready redis-server
+setup: .venv/.dev .venv-transformers4/.ready $(NODE)/node_modules/.ready redis-server docker-compose
 
 # --- run --------------------------------------------------------------------------------------------------------------
 
@@ -101,8 +109,8 @@ check: verify test
 # --- verify and fix ---------------------------------------------------------------------------------------------------
 
 .PHONY: verify fix
-verify: verify-format verify-lint verify-types verify-imports verify-protos verify-telemetry
-fix: fix-protos fix-telemetry fix-lint fix-format
+verify: verify-format verify-lint verify-types verify-imports verify-protos verify-telemetry verify-locks
+fix: fix-protos fix-telemetry fix-locks fix-lint fix-format
 
 .PHONY: verify-format fix-format
 verify-format: .venv/.dev
@@ -156,3 +164,7 @@ verify-telemetry: .venv/.dev
 	  || { echo "docs/telemetry.md is not what core/telemetry.py says; run: make fix-telemetry"; exit 1; }
 fix-telemetry: .venv/.dev
 	$(BIN)/python -m neuronpipe.telemetry.document > docs/telemetry.md
+
+# --- containers -------------------------------------------------------------------------------------------------------
+
+include docker/docker.mk

@@ -102,6 +102,14 @@ def _parser() -> argparse.ArgumentParser:
     models.set_defaults(run=_models, command="models")
     _add_target(models)
 
+    health = commands.add_parser("health", help="exit with 0 where a server is serving: for the health checks of containers")
+    health.set_defaults(run=_health, command="health")
+    health.add_argument("--target", required=True, type=_target, metavar="HOST:PORT", help="any of the services")
+    health.add_argument(
+        "--service", default="", metavar="S", help="one gRPC service of it by its full name (default: the server as a whole)"
+    )
+    health.add_argument("--timeout-s", type=_timeout_s, default=3.0, metavar="S", help="how long to wait, in seconds (default: 3)")
+
     load = commands.add_parser("load", help="send requests to a gateway and measure how it answers")
     load.set_defaults(run=load_command.run, command="load")
     load_command.add_options(load)
@@ -233,6 +241,12 @@ def _request(options: argparse.Namespace) -> "InferRequest":
     except OSError as error:
         raise SetupError(f"--image {options.image}: cannot be read: {os.strerror(error.errno or errno.EIO)}") from error
     return InferRequest(model=options.model, version=options.version, input=input)
+
+
+def _health(options: argparse.Namespace) -> None:
+    from neuronpipe.rpc.health_check import check_health
+
+    check_health(options.target, options.service, options.timeout_s)
 
 
 def _models(options: argparse.Namespace) -> None:

@@ -255,6 +255,16 @@ def test_command_names_the_model_as_asked_or_else_as_its_source(
     assert capsys.readouterr().out == f"{tmp_path}/{name}/1\n"
 
 
+def test_command_compiles_what_is_missing_only_if_it_is_told_so(
+    sources: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        _run_compile(sources["classifier"], tmp_path, "--if-missing")
+    _run_compile(sources["classifier"], tmp_path)
+    _run_compile(tmp_path / "not even looked at", tmp_path, "--name", "classifier", "--if-missing")
+    assert capsys.readouterr().out.splitlines() == [f"{tmp_path}/classifier/{version}" for version in (1, 1, 2, 2)]
+
+
 def test_command_that_is_terminated_leaves_the_repository_as_it_was(
     sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

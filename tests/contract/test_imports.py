@@ -26,6 +26,7 @@ _NEEDS = {
     "neuronpipe.neuron_executor.server": _SERVER,
     "neuronpipe.neuron_executor.backends.fake": _BASE | _PYDANTIC,
     "neuronpipe.postprocessor.server": _SERVER,
+    "neuronpipe.rpc.health_check": _BASE | {"grpc_health"},
     "neuronpipe.local": _SERVER | {"tokenizers", "PIL"},
     "neuronpipe.telemetry.start": _PYDANTIC | _BASE,
     "neuronpipe.telemetry.spans": _BASE | _OTEL,

@@ -106,7 +106,7 @@ def _attributes(attributes: Any) -> dict[str, Value]:
 
 
 @contextmanager
-def grpc_collector() -> Iterator[Collector]:
+def grpc_collector(listen: str = "127.0.0.1:0") -> Iterator[Collector]:
     """A receiver of OTLP/gRPC."""
     collector = Collector("")
 
@@ -123,7 +123,7 @@ def grpc_collector() -> Iterator[Collector]:
     server = grpc.server(ThreadPoolExecutor(4))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Traces(), server)  # type: ignore[no-untyped-call]
     metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(Metrics(), server)  # type: ignore[no-untyped-call]
-    collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port(listen)}"
     server.start()
     try:
         yield collector

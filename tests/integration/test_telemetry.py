@@ -1,6 +1,5 @@
 """What arrives at a real OTLP receiver from four processes: complete, consistent, and the same numbers as in the responses."""
 
-import asyncio
 import random
 import statistics
 from collections import Counter
@@ -13,35 +12,18 @@ import grpc
 import pytest
 
 from demo.processes import ServiceProcess, four_processes
-from neuronpipe.api.v1.inference_pb2 import InferBatchRequest, InferRequest, InferResponse, InferStreamRequest
+from neuronpipe.api.v1.inference_pb2 import InferBatchRequest, InferRequest, InferStreamRequest
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, SentenceEmbeddingInput, TaskInput
 from neuronpipe.core.telemetry import Attributes, Events, Metrics, Spans
 from neuronpipe.rpc.client import open_channel
 from tests.integration.collector import Collector, Received, grpc_collector, http_collector
+from tests.integration.traced import PARENTS, TREE, Answered, ask_sampled
 
 pytestmark = pytest.mark.local_only
 
 SERVER_KIND = 2
-# service → the spans that each of its requests has there.
-_TREE = {
-    "gateway": [Spans.INFER, Spans.PREPROCESS, Spans.PREDICT, Spans.POSTPROCESS],
-    "tokenizer": [Spans.TOKENIZE_RPC],
-    "neuron-executor": [Spans.EXECUTE_RPC, Spans.QUEUE, Spans.COMPUTE],
-    "postprocessor": [Spans.POSTPROCESS_RPC],
-}
-# span → its parent.
-_PARENTS = {
-    Spans.PREPROCESS: Spans.INFER,
-    Spans.PREDICT: Spans.INFER,
-    Spans.POSTPROCESS: Spans.INFER,
-    Spans.TOKENIZE_RPC: Spans.PREPROCESS,
-    Spans.EXECUTE_RPC: Spans.PREDICT,
-    Spans.POSTPROCESS_RPC: Spans.POSTPROCESS,
-    Spans.QUEUE: Spans.EXECUTE_RPC,
-    Spans.COMPUTE: Spans.EXECUTE_RPC,
-}
-_SPANS_OF_A_REQUEST = sum(map(len, _TREE.values()))
+_SPANS_OF_A_REQUEST = sum(map(len, TREE.values()))
 # Two processes read the distance of the machine's wall clock from its monotonic one to within this.
 _CLOCKS_NS = 200_000
 _QUICK = {"OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_METRIC_EXPORT_INTERVAL": "200"}
@@ -73,13 +55,6 @@ def exporting(fake_repository: Path) -> Iterator[Observed]:
         yield one
 
 
-@dataclass(frozen=True)
-class Answered:
-    trace_id: str
-    parent_id: str
-    response: InferResponse
-
-
 def _embedding(text: str) -> InferRequest:
     return InferRequest(model="minilm", input=TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text)))
 
@@ -89,19 +64,6 @@ def _question(windows: int) -> InferRequest:
     context = "the cat sat on the mat and looked at the dog " * (25 * windows)
     input = QuestionAnsweringInput(question="who sat on the mat?", context=context)
     return InferRequest(model="answerer", input=TaskInput(question_answering=input))
-
-
-async def _ask(target: str, requests: Sequence[InferRequest], *, flags: str = "01") -> list[Answered]:
-    """Sends the requests at once, each in a trace of its own."""
-    async with open_channel(target) as channel:
-        stub = InferenceServiceStub(channel)
-
-        async def ask(request: InferRequest) -> Answered:
-            trace_id, parent_id = f"{random.getrandbits(128):032x}", f"{random.getrandbits(64):016x}"
-            metadata = (("traceparent", f"00-{trace_id}-{parent_id}-{flags}"),)
-            return Answered(trace_id, parent_id, await stub.Infer(request, timeout=30, metadata=metadata))
-
-        return await asyncio.gather(*map(ask, requests))
 
 
 def _wait_for_traces(collector: Collector, answered: Sequence[Answered], count: int = _SPANS_OF_A_REQUEST) -> None:
@@ -120,16 +82,16 @@ def _by_name(spans: Sequence[Received]) -> dict[str, Received]:
 
 
 async def test_every_sampled_request_has_all_its_spans_with_the_right_parents(exporting: Observed) -> None:
-    answered = await _ask(exporting.target, [_embedding(f"text {number}") for number in range(64)])
+    answered = await ask_sampled(exporting.target, [_embedding(f"text {number}") for number in range(64)])
     _wait_for_traces(exporting.collector, answered)
     for one in answered:
         spans = exporting.collector.trace(one.trace_id)
-        assert {service: sorted(span.name for span in spans if span.service == service) for service in _TREE} == {
-            service: sorted(names) for service, names in _TREE.items()
+        assert {service: sorted(span.name for span in spans if span.service == service) for service in TREE} == {
+            service: sorted(names) for service, names in TREE.items()
         }
         by_name = _by_name(spans)
         assert by_name[Spans.INFER].parent_id == one.parent_id
-        for name, parent in _PARENTS.items():
+        for name, parent in PARENTS.items():
             assert by_name[name].parent_id == by_name[parent].span_id, name
             assert by_name[name].started_ns >= by_name[parent].started_ns - _CLOCKS_NS, name
             assert by_name[name].ended_ns <= by_name[parent].ended_ns + _CLOCKS_NS, name
@@ -137,7 +99,7 @@ async def test_every_sampled_request_has_all_its_spans_with_the_right_parents(ex
 
 async def test_batches_and_their_members_link_to_each_other(exporting: Observed) -> None:
     texts = ["word " * (1 + number % 7) for number in range(64)]
-    answered = await _ask(exporting.target, [_embedding(text) for text in texts])
+    answered = await ask_sampled(exporting.target, [_embedding(text) for text in texts])
     _wait_for_traces(exporting.collector, answered)
     by_key = {span.key: span for span in exporting.collector.spans}
     computes = [_by_name(exporting.collector.trace(one.trace_id))[Spans.COMPUTE] for one in answered]
@@ -158,7 +120,7 @@ async def test_batches_and_their_members_link_to_each_other(exporting: Observed)
 
 
 async def test_a_request_of_several_sequences_links_each_row(exporting: Observed) -> None:
-    (one,) = await _ask(exporting.target, [_question(windows=4)])
+    (one,) = await ask_sampled(exporting.target, [_question(windows=4)])
     _wait_for_traces(exporting.collector, [one])
     computes = [span for span in exporting.collector.trace(one.trace_id) if span.name == Spans.COMPUTE]
     rows = [row for compute in computes for links in compute.links.values() for row in links]
@@ -167,7 +129,7 @@ async def test_a_request_of_several_sequences_links_each_row(exporting: Observed
 
 
 async def test_the_timings_of_a_response_are_the_durations_of_its_spans(exporting: Observed) -> None:
-    answered = await _ask(exporting.target, [*(_embedding(f"text {number}") for number in range(20)), _question(windows=3)])
+    answered = await ask_sampled(exporting.target, [*(_embedding(f"text {number}") for number in range(20)), _question(windows=3)])
     _wait_for_traces(exporting.collector, answered)
     covered = []
     for one in answered:
@@ -196,7 +158,7 @@ def _covered_ns(spans: Sequence[Received]) -> int:
 
 
 async def test_spans_tell_what_was_used(exporting: Observed) -> None:
-    (one,) = await _ask(exporting.target, [_embedding("a fine day")])
+    (one,) = await ask_sampled(exporting.target, [_embedding("a fine day")])
     _wait_for_traces(exporting.collector, [one])
     by_name = _by_name(exporting.collector.trace(one.trace_id))
     usage, root = one.response.usage, by_name[Spans.INFER]
@@ -221,8 +183,8 @@ async def test_spans_tell_what_was_used(exporting: Observed) -> None:
 
 async def test_a_callers_decision_not_to_sample_is_honoured(fake_repository: Path) -> None:
     with grpc_collector() as collector, observed(fake_repository, collector, OTEL_TRACES_SAMPLER="parentbased_always_on") as system:
-        unsampled = await _ask(system.target, [_embedding("no")] * 5, flags="00")
-        sampled = await _ask(system.target, [_embedding("yes")] * 5, flags="01")
+        unsampled = await ask_sampled(system.target, [_embedding("no")] * 5, flags="00")
+        sampled = await ask_sampled(system.target, [_embedding("yes")] * 5, flags="01")
         _wait_for_traces(collector, sampled)
         assert not {span.trace_id for span in collector.spans} & {one.trace_id for one in unsampled}
         batches = [span for span in collector.spans if span.name == Spans.BATCH]
@@ -279,7 +241,7 @@ async def test_an_expired_request_is_an_error_with_an_event_where_it_expired(slo
 
 async def test_histograms_hold_the_same_durations_as_the_responses(fake_repository: Path) -> None:
     with grpc_collector() as collector, observed(fake_repository, collector, OTEL_TRACES_SAMPLER="always_off") as system:
-        answered = await _ask(system.target, [_embedding(f"text {number}") for number in range(30)])
+        answered = await ask_sampled(system.target, [_embedding(f"text {number}") for number in range(30)])
         key = ("gateway", Metrics.REQUEST_DURATION.name)
         collector.wait_until(lambda found: sum(point.count for point in found.points.get(key, [])) == 30)
         total, stages = collector.points[key], collector.points["gateway", Metrics.STAGE_DURATION.name]
@@ -298,6 +260,6 @@ async def test_histograms_hold_the_same_durations_as_the_responses(fake_reposito
 
 async def test_traces_arrive_by_http_as_well(fake_repository: Path) -> None:
     with http_collector() as collector, observed(fake_repository, collector, OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf") as system:
-        answered = await _ask(system.target, [_embedding("hello")])
+        answered = await ask_sampled(system.target, [_embedding("hello")])
         _wait_for_traces(collector, answered)
         collector.wait_until(lambda found: ("gateway", Metrics.STAGE_DURATION.name) in found.points)

@@ -22,6 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repository", required=True, type=Path, metavar="DIR", help="folder of bundles to write to")
     parser.add_argument("--name", help="the model's name in requests (default: the last part of SOURCE)")
     parser.add_argument("--version", type=int, metavar="V", help="the bundle's version (default: the next free one)")
+    parser.add_argument("--if-missing", action="store_true", help="do nothing where the repository has the model for this back end already")
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
     parser.add_argument("--backend", default="openvino", help="openvino (default), neuronx, torch or fake")
     parser.add_argument(
@@ -90,17 +91,22 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
 
 
 def compile_source(options: argparse.Namespace) -> Path:
-    """Compiles and returns the bundle's folder. Raises SetupError."""
+    """Compiles and returns the bundle's folder, or with --if-missing the newest that is there. Raises SetupError."""
+    from neuronpipe.bundles.repository import default_name, newest_bundle
+
+    name = options.name if options.name is not None else default_name(options.source)
+    if options.if_missing and (present := newest_bundle(options.repository, name, options.backend)):
+        return present.folder
+
     from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
     from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
-    from neuronpipe.bundles.repository import default_name
 
     request = CompileRequest(
         source=options.source,
         revision=options.revision,
         task=options.task.replace("-", "_"),
         repository=options.repository,
-        name=options.name if options.name is not None else default_name(options.source),
+        name=name,
         version=options.version,
         backend=options.backend,
         dtype=options.dtype,

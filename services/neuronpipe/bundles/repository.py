@@ -116,10 +116,23 @@ def _not_writable(folder: Path, error: OSError) -> SetupError:
 
 def choose_version(repository: Path, name: str, version: int | None) -> int:
     """The version that a new bundle gets: the one asked for, which must be free, or the next. Raises SetupError."""
-    taken = [int(folder.name) for folder in (repository / name).glob("[0-9]*") if folder.name.isdigit()]
+    taken = _versions(repository, name)
     if version in taken:
         raise SetupError(f"{repository / name / str(version)}: exists; without --version the next free one is taken")
     return version or max(taken, default=0) + 1
+
+
+def newest_bundle(repository: Path, name: str, backend: str) -> Bundle | None:
+    """A model's newest bundle for a back end; None where there is none. Raises SetupError for one that cannot be read."""
+    for version in sorted(_versions(repository, name), reverse=True):
+        bundle = read_bundle(repository / name / str(version))
+        if any(artifact.backend == backend for artifact in bundle.manifest.artifacts):
+            return bundle
+    return None
+
+
+def _versions(repository: Path, name: str) -> list[int]:
+    return [int(folder.name) for folder in (repository / name).glob("[0-9]*") if folder.name.isdigit()]
 
 
 @contextlib.contextmanager

