@@ -31,8 +31,8 @@ def _trace(job: TraceJob, done: TextIO) -> None:
     for name, path in job.outputs.items():
         bucket = parse_bucket(name)
         # By name, in the module's order; a row of padding alone would be masked whole.
-        values = {"input_ids": source.tokenizer.pad_token_id, "attention_mask": 1, "token_type_ids": 0}
-        example = tuple(torch.full((bucket.batch, bucket.tokens), values[input], dtype=torch.int64) for input in source.inputs)
+        values = {"input_ids": source.tokenizer.pad_token_id, "attention_mask": 1}
+        example = tuple(torch.full((bucket.batch, bucket.tokens), values.get(input, 0), dtype=torch.int64) for input in source.inputs)
         # Without a device even where there is one: the target is among the flags, and the cores may be at work for another process.
         traced = torch_neuronx.trace(module, example, compiler_args=job.flags, cpu_backend=True)
         torch.jit.save(traced, path)
