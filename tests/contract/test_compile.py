@@ -118,7 +118,9 @@ def test_files_of_a_slow_tokenizer_give_the_same_ids_as_transformers(
 def test_special_tokens_in_texts_are_text_as_transformers_splits_them(
     make: Callable[[Path], Any], compiled: Callable[..., Bundle], tmp_path: Path
 ) -> None:
-    reference = make(tmp_path)
+    make(tmp_path)
+    # Not what `make` gives: that of transformers 4, written in Python, finds some special tokens all the same.
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path, use_fast=True)
     text = "[CLS] and </s> and <mask> and [MASK]."
 
     tokenizer = JsonTokenizer(compiled(source=str(tmp_path)).tokenizer_file())
