@@ -1,6 +1,6 @@
 """What the post-process stage costs for each task: CPU time of a request, from its message to its result's.
 
-Run: python -m tests.bench.postprocess [TASK …]
+Run: python -m tests.bench.postprocess [ROW …]
 """
 
 import asyncio
@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,8 +16,10 @@ import numpy as np
 
 from neuronpipe.api.v1.stages_pb2 import PostprocessItem
 from neuronpipe.api.v1.tasks_pb2 import (
+    Aggregation,
     FeatureExtractionInput,
     FeatureType,
+    FillMaskInput,
     ImageClassificationInput,
     QuestionAnsweringInput,
     RerankInput,
@@ -24,6 +27,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SentenceSimilarityInput,
     TaskInput,
     TextClassificationInput,
+    TokenClassificationInput,
     ZeroShotClassificationInput,
 )
 from neuronpipe.bundles.repository import Bundle
@@ -37,10 +41,10 @@ _RANDOM = np.random.default_rng(7)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request of a task as the stage gets it. `target_us`: the most CPU time that it should take, in microseconds."""
+    """One request of a task as the stage gets it. `target_us`: the most CPU time that it should take in microseconds, or None."""
 
     describes: str
-    target_us: float
+    target_us: float | None
     input: TaskInput
     outputs: list[Arrays]
     annotations: tuple[Arrays, ...] = ()
@@ -88,6 +92,26 @@ def _question_answering() -> Case:
     return Case("384 tokens, the best 5", 500, input, outputs, ({"char_start": start, "char_end": end},))
 
 
+def _token_classification(aggregation: "Aggregation.ValueType") -> Case:
+    tokens, labels = 128, ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-MISC", "I-MISC")
+    start = np.arange(-1, tokens - 1, dtype=np.int32) * 4
+    start[[0, -1]] = -1
+    continues = (_RANDOM.random(tokens) < 0.3).astype(np.int32)
+    annotation = {"char_start": start, "char_end": np.where(start < 0, start, start + 3), "continues_word": continues}
+    input = TaskInput(token_classification=TokenClassificationInput(text="wor " * tokens, aggregation=aggregation))
+    logits = _logits(tokens, len(labels))
+    logits[:, 0] += 6  # most words are nothing
+    describes = f"128 tokens, {Aggregation.Name(aggregation).removeprefix('AGGREGATION_').lower()}"
+    return Case(describes, 500, input, [{"logits": logits}], (annotation,), facts=(("labels", labels),))
+
+
+def _fill_mask(vocabulary: int) -> Case:
+    input = TaskInput(fill_mask=FillMaskInput(text="A [MASK]."))
+    annotation: Arrays = {"place": np.array([2, 8], np.int32), "target_ids": np.array([], np.int32)}
+    facts = (("tokens", tuple(f"token-{number}" for number in range(vocabulary))),)
+    return Case(f"one mask, the best 5 of {vocabulary:,}", None, input, [{"logits": _logits(vocabulary)}], (annotation,), facts)
+
+
 def _features() -> Case:
     input = TaskInput(feature_extraction=FeatureExtractionInput(text="A text", type=FeatureType.FEATURE_TYPE_INT8))
     state: list[Arrays] = [{"last_hidden_state": _logits(128, 384)}]
@@ -97,17 +121,17 @@ def _features() -> Case:
 def _similarity() -> Case:
     input = TaskInput(sentence_similarity=SentenceSimilarityInput(source="A text", texts=["a text"] * 16))
     vectors: list[Arrays] = [{"sentence_embedding": _logits(384)} for _ in range(17)]
-    return Case("16 texts, 384 dimensions", 100, input, vectors, facts=(("embedding_dimensions", 384),))
+    return Case("16 texts, 384 dimensions", 500, input, vectors, facts=(("embedding_dimensions", 384),))
 
 
 def _ranking() -> Case:
     input = TaskInput(rerank=RerankInput(query="A text", texts=["a text"] * 16))
-    return Case("16 texts", 100, input, [{"logits": _logits(1)} for _ in range(16)])
+    return Case("16 texts", 500, input, [{"logits": _logits(1)} for _ in range(16)])
 
 
 def _zero_shot() -> Case:
-    input = TaskInput(zero_shot_classification=ZeroShotClassificationInput(text="A text", candidate_labels=["a label"] * 16))
-    return Case("16 labels", 100, input, [{"logits": _logits(3)} for _ in range(16)], facts=(("entailment_id", 2),))
+    input = TaskInput(zero_shot_classification=ZeroShotClassificationInput(text="A text", candidate_labels=["a label"] * 5))
+    return Case("5 labels", 100, input, [{"logits": _logits(3)} for _ in range(5)], facts=(("entailment_id", 2),))
 
 
 def _image_classification() -> Case:
@@ -120,6 +144,11 @@ CASES: dict[str, Callable[[], Case]] = {
     "text_classification": _classification,
     "sentence_embedding": _embedding,
     "question_answering": _question_answering,
+    "token_classification-none": partial(_token_classification, Aggregation.AGGREGATION_NONE),
+    "token_classification-simple": partial(_token_classification, Aggregation.AGGREGATION_SIMPLE),
+    "token_classification-max": partial(_token_classification, Aggregation.AGGREGATION_MAX),
+    "fill_mask-30k": partial(_fill_mask, 30_522),
+    "fill_mask-250k": partial(_fill_mask, 250_002),
     "feature_extraction": _features,
     "sentence_similarity": _similarity,
     "rerank": _ranking,
@@ -131,7 +160,7 @@ CASES: dict[str, Callable[[], Case]] = {
 async def measure(case: Case) -> float:
     """CPU time of a request in microseconds: the mean over a second."""
     spec = case.spec()
-    stage = PostprocessorStage([cast("Bundle", SimpleNamespace(key=(spec.name, spec.version), spec=spec))])
+    stage = PostprocessorStage([cast("Bundle", SimpleNamespace(key=(spec.name, spec.version), decoding_spec=lambda: spec))])
     item = PostprocessItem(
         model=spec.name,
         input=case.input,
@@ -152,10 +181,11 @@ async def measure(case: Case) -> float:
 
 def main(names: list[str]) -> None:
     """Prints the table."""
-    print(f"{'TASK':26} {'CPU µs':>8} {'TARGET µs':>10}  REQUEST")
+    print(f"{'TASK':28} {'CPU µs':>8} {'TARGET µs':>10}  REQUEST")
     for name in names or CASES:
         case = CASES[name]()
-        print(f"{name:26} {asyncio.run(measure(case)):8.0f} {case.target_us:10.0f}  {case.describes}")
+        target = "–" if case.target_us is None else f"{case.target_us:.0f}"
+        print(f"{name:28} {asyncio.run(measure(case)):8.0f} {target:>10}  {case.describes}")
 
 
 if __name__ == "__main__":

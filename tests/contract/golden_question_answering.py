@@ -119,9 +119,8 @@ def _words(topic: str, first: int, count: int) -> str:
     return text[start:position]
 
 
-def plain_text_tokenizer(folder: Path) -> Any:
-    """A model's tokenizer for which special tokens in a text are text, as they are here: transformers 4 leaves no other way into a pipeline."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+def splitting(tokenizer: Any) -> Any:
+    """The tokenizer, changed so that special tokens in a text are text, as they are here. transformers 4 has no other way for pipelines."""
 
     class Splitting(type(tokenizer)):  # type: ignore[misc]
         def _batch_encode_plus(self, *args: Any, **options: Any) -> Any:
@@ -158,7 +157,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = answerer(Path(temporary))
         digest = weights_digest(folder)
-        pipeline = transformers.pipeline("question-answering", model=str(folder), tokenizer=plain_text_tokenizer(folder))
+        pipeline = transformers.pipeline(
+            "question-answering", model=str(folder), tokenizer=splitting(transformers.AutoTokenizer.from_pretrained(folder))
+        )
         recorded, skipped = [], 0
         for name, question, options in cases():
             if not _has_gaps(pipeline, question, contexts()[name], options):

@@ -52,7 +52,6 @@ _TEXTS = [
     "Zürich 北京 🤔 cafe\u0301 مرحبا",
     "antidisestablishmentarianism",
     "ﬁne ① Ⅷ ｆｕｌｌ width",
-    "[CLS] and </s> and <mask> and [MASK].",
     " ".join(_LINES[200:260]),
 ]
 
@@ -113,6 +112,33 @@ def test_files_of_a_slow_tokenizer_give_the_same_ids_as_transformers(
     for text in _TEXTS:
         assert tokenizer.encode(text).token_ids.tolist() == reference(text)["input_ids"]
         assert tokenizer.encode(text, "the pair").token_ids.tolist() == reference(text, "the pair")["input_ids"]
+
+
+@pytest.mark.parametrize("make", [_bert, _roberta])
+def test_special_tokens_in_texts_are_text_as_transformers_splits_them(
+    make: Callable[[Path], Any], compiled: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    make(tmp_path)
+    # Not what `make` gives: that of transformers 4, written in Python, finds some special tokens all the same.
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path, use_fast=True)
+    text = "[CLS] and </s> and <mask> and [MASK]."
+
+    tokenizer = JsonTokenizer(compiled(source=str(tmp_path)).tokenizer_file())
+
+    assert tokenizer.encode(text).token_ids.tolist() == reference(text, split_special_tokens=True)["input_ids"]
+
+
+def test_special_tokens_in_texts_are_text_as_sentencepiece_sees_them(compiled: Callable[..., Bundle], tmp_path: Path) -> None:
+    # Here transformers is wrong: its Unigram model finds its control tokens in texts, also with split_special_tokens.
+    _xlm_roberta(tmp_path)
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sentencepiece.bpe.model"))
+
+    tokenizer = JsonTokenizer(compiled(source=str(tmp_path)).tokenizer_file())
+
+    for text in ("a </s> b", "<s>", "<pad><unk></s>x", "<mask>", "The <mask> is </s>"):
+        # fairseq's numbers: <s> 0, <pad> 1, </s> 2, <unk> 3, then the pieces of SentencePiece from its 3 on.
+        expected = [piece + 1 if piece else 3 for piece in reference.encode(text)]
+        assert tokenizer.encode(text).token_ids.tolist() == [0, *expected, 2], text
 
 
 @pytest.mark.parametrize("make", [_roberta, _xlm_roberta])

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import transformers
+from google.rpc import code_pb2
 
-from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation, ZeroShotClassificationInput
+from neuronpipe.api.v1.tasks_pb2 import RerankInput, TaskInput, TextClassificationInput, Truncation, ZeroShotClassificationInput
 from tests.oracle.comparison import Comparison
 from tests.oracle.serving import Served, serving
 from tests.oracle.small_models import make_source
@@ -90,6 +91,51 @@ async def test_labels_equal_those_of_transformers(
         else:
             compared.compare((text, options), outcome.error.message, expected)
     compared.check(at_least=200)
+
+
+async def test_every_token_of_the_pairs_was_used_or_dropped(served: Served, entailment_sources: dict[str, Path]) -> None:
+    for family in _LABELS:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            entailment_sources[family], split_special_tokens=True, model_max_length=10_000
+        )
+        texts = [*_SHORT[:4], *_LONG]
+        options: dict[str, Any] = {
+            "candidate_labels": ["urgent", "not so urgent"],
+            "hypothesis_template": "It is {}.",
+            "multi_label": False,
+        }
+        outcomes = await served.infer_all(family, [_input(text, **options) for text in texts])
+        for text, outcome in zip(texts, outcomes, strict=True):
+            usage = outcome.response.usage
+            whole = sum(len(tokenizer(text, f"It is {label}.")["input_ids"]) for label in options["candidate_labels"])
+            assert usage.tokens + usage.truncated_tokens == whole
+            assert (usage.truncated_tokens > 0) == (text in _LONG)
+
+
+async def test_the_same_bundle_answers_text_classification_of_pairs(
+    served: Served, entailment_sources: dict[str, Path], comparison: Callable[[str, str], Comparison]
+) -> None:
+    compared = comparison("text_classification-of-pairs", f"TextClassificationPipeline, transformers {transformers.__version__}")
+    pairs = list(zip(PICKED, reversed(PICKED), strict=True))
+    for family, labels in _LABELS.items():
+        tokenizer = transformers.AutoTokenizer.from_pretrained(entailment_sources[family], split_special_tokens=True)
+        pipeline = transformers.pipeline("text-classification", model=str(entailment_sources[family]), tokenizer=tokenizer, device="cpu")
+        inputs = [
+            TextClassificationInput(text=text, text_pair=pair, top_k=len(labels), truncation=Truncation.TRUNCATION_RIGHT)
+            for text, pair in pairs
+        ]
+        outcomes = await served.infer_all(family, [TaskInput(text_classification=input) for input in inputs])
+        for (text, pair), outcome in zip(pairs, outcomes, strict=True):
+            ours = [{"label": one.label, "score": one.score} for one in outcome.response.result.text_classification.labels]
+            expected = pipeline({"text": text, "text_pair": pair}, top_k=None, truncation=True)
+            compared.compare_ranked((family, text, pair), ours, expected)
+    compared.check(at_least=70)
+
+
+async def test_a_task_that_the_labels_do_not_allow_is_refused(served: Served) -> None:
+    (outcome,) = await served.infer_all("Bert", [TaskInput(rerank=RerankInput(query="a", texts=["b"]))])
+    assert outcome.error.code == code_pb2.FAILED_PRECONDITION
+    assert outcome.error.message == ("model 'Bert' has the task zero_shot_classification or text_classification, the input is for rerank")
 
 
 def _input(text: str, *, candidate_labels: list[str], hypothesis_template: str | None, multi_label: bool) -> TaskInput:

@@ -7,6 +7,8 @@ from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec
 _OUTPUTS = {
     "text_classification": (OutputSpec(name="logits", axes=(3,)),),
     "sentence_embedding": (OutputSpec(name="sentence_embedding", axes=(4,)),),
+    "token_classification": (OutputSpec(name="logits", axes=("tokens", 5)),),
+    "fill_mask": (OutputSpec(name="logits", axes=(6,)),),
     "feature_extraction": (OutputSpec(name="last_hidden_state", axes=("tokens", 4)),),
     "sentence_similarity": (OutputSpec(name="sentence_embedding", axes=(4,)),),
     "rerank": (OutputSpec(name="logits", axes=(1,)),),
@@ -15,9 +17,11 @@ _OUTPUTS = {
     "image_classification": (OutputSpec(name="logits", axes=(3,)),),
 }
 
+_LABELS = {"text_classification": ("a", "b", "c"), "token_classification": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")}
+
 
 def model_spec(task: str = "text_classification", **changes: Any) -> ModelSpec:
-    """A model of 16 tokens, with pad token 0 and [CLS] 1; labels a, b, c, or vectors of four dimensions."""
+    """A model of 16 tokens, with pad token 0 and [CLS] 1; labels a, b, c or entities, or vectors of four dimensions."""
     described: dict[str, Any] = {
         "name": "small",
         "version": 1,
@@ -29,7 +33,7 @@ def model_spec(task: str = "text_classification", **changes: Any) -> ModelSpec:
         "vocabulary_size": 1000,
         "pad_token_id": 0,
         "cls_token_id": 1,
-        "labels": ("a", "b", "c") if task == "text_classification" else (),
+        "labels": _LABELS.get(task, ()),
         "embedding_dimensions": 4 if _OUTPUTS[task][0].axes[-1] == 4 else 0,
     }
     return ModelSpec(**described | changes)

@@ -22,10 +22,14 @@ from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Model
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
 from neuronpipe.api.v1.tasks_pb2 import (
+    Aggregation,
     Answer,
+    Entity,
     FeatureExtractionInput,
     FeaturePooling,
     FeatureType,
+    FilledMask,
+    FillMaskInput,
     ImageClassificationInput,
     LabelScore,
     QuestionAnsweringInput,
@@ -36,6 +40,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SentenceSimilarityInput,
     TaskInput,
     TextClassificationInput,
+    TokenClassificationInput,
     Truncation,
     ZeroShotClassificationInput,
 )
@@ -139,6 +144,45 @@ class AsyncClient:
         )
         response = await self._infer(model, version, TaskInput(question_answering=input))
         return response.result.question_answering.answers
+
+    async def find_entities(
+        self,
+        model: str,
+        text: str,
+        *,
+        aggregation: "Aggregation.ValueType" = Aggregation.AGGREGATION_SIMPLE,
+        ignore_labels: Sequence[str] = (),
+        keep_all_labels: bool = False,
+        window_stride_tokens: int = 0,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
+        version: str = "",
+    ) -> Sequence[Entity]:
+        """The named things of a text, in its order; with AGGREGATION_NONE a label for each token."""
+        input = TokenClassificationInput(
+            text=text,
+            aggregation=aggregation,
+            ignore_labels=ignore_labels,
+            keep_all_labels=keep_all_labels,
+            window_stride_tokens=window_stride_tokens,
+            truncation=truncation,
+        )
+        response = await self._infer(model, version, TaskInput(token_classification=input))
+        return response.result.token_classification.entities
+
+    async def fill_masks(
+        self,
+        model: str,
+        text: str,
+        *,
+        top_k: int = 0,
+        targets: Sequence[str] = (),
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> Sequence[FilledMask]:
+        """The `top_k` tokens (default 5) that fit in place of each mask, best first. get_model gives the model's `mask_token`."""
+        input = FillMaskInput(text=text, top_k=top_k, targets=targets, truncation=truncation)
+        response = await self._infer(model, version, TaskInput(fill_mask=input))
+        return response.result.fill_mask.masks
 
     async def extract_features(
         self,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, InferResponse, InferStreamResponse
 from neuronpipe.api.v1.models_pb2 import Model
-from neuronpipe.api.v1.tasks_pb2 import Answer, LabelScore, RankedText
+from neuronpipe.api.v1.tasks_pb2 import Answer, Entity, FilledMask, LabelScore, RankedText
 from neuronpipe.client.asynchronous import AsyncClient
 from neuronpipe.core.errors import Cancelled
 
@@ -54,6 +54,14 @@ class Client:
     def answer(self, model: str, question: str, context: str, **options: Any) -> Sequence[Answer]:
         """See AsyncClient.answer."""
         return self._wait(self._client.answer(model, question, context, **options))
+
+    def find_entities(self, model: str, text: str, **options: Any) -> Sequence[Entity]:
+        """See AsyncClient.find_entities."""
+        return self._wait(self._client.find_entities(model, text, **options))
+
+    def fill_masks(self, model: str, text: str, **options: Any) -> Sequence[FilledMask]:
+        """See AsyncClient.fill_masks."""
+        return self._wait(self._client.fill_masks(model, text, **options))
 
     def extract_features(self, model: str, text: str, text_pair: str = "", **options: Any) -> NDArray[np.float32]:
         """See AsyncClient.extract_features."""

@@ -42,11 +42,12 @@ def _to_array(tensor: Tensor) -> Array:
     dtype = _DTYPES.get(tensor.data_type)
     if dtype is None:
         raise InvalidInput(f"tensor {tensor.name}", f"data type {tensor.data_type} is not known")
-    shape = tuple(tensor.shape)
+    # Each look at a field of bytes copies it.
+    shape, data = tuple(tensor.shape), tensor.data
     expected_bytes = math.prod(shape) * dtype.itemsize
-    if len(tensor.data) != expected_bytes:
-        raise InvalidInput(f"tensor {tensor.name}", f"{len(tensor.data)} bytes, its shape takes {expected_bytes}")
+    if len(data) != expected_bytes:
+        raise InvalidInput(f"tensor {tensor.name}", f"{len(data)} bytes, its shape takes {expected_bytes}")
     try:
-        return np.frombuffer(tensor.data, dtype=dtype).reshape(shape)
+        return np.frombuffer(data, dtype=dtype).reshape(shape)
     except ValueError as error:  # too many dimensions, or an empty array with giant ones
         raise InvalidInput(f"tensor {tensor.name}", f"no array can have its shape of {len(shape)} dimensions") from error

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
 from neuronpipe.api.v1.tasks_pb2 import (
     FeatureExtractionInput,
+    FillMaskInput,
     ImageClassificationInput,
     QuestionAnsweringInput,
     RerankInput,
@@ -12,6 +13,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SentenceSimilarityInput,
     TaskInput,
     TextClassificationInput,
+    TokenClassificationInput,
     Truncation,
     ZeroShotClassificationInput,
 )
@@ -51,6 +53,14 @@ def _question_answering(text: str) -> TaskInput:
     return TaskInput(question_answering=QuestionAnsweringInput(question=_QUESTION, context=text))
 
 
+def _token_classification(text: str) -> TaskInput:
+    return TaskInput(token_classification=TokenClassificationInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
+
+
+def _fill_mask(text: str) -> TaskInput:
+    return TaskInput(fill_mask=FillMaskInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
+
+
 def _feature_extraction(text: str) -> TaskInput:
     return TaskInput(feature_extraction=FeatureExtractionInput(text=text, truncation=_CUT))
 
@@ -76,6 +86,8 @@ _INPUTS: dict[str, Callable[[str], TaskInput]] = {
     "text_classification": _text_classification,
     "sentence_embedding": _sentence_embedding,
     "question_answering": _question_answering,
+    "token_classification": _token_classification,
+    "fill_mask": _fill_mask,
     "feature_extraction": _feature_extraction,
     "sentence_similarity": _sentence_similarity,
     "rerank": _rerank,

@@ -55,6 +55,8 @@ def run_load(request: LoadRequest, tell: Tell = lambda line: None) -> LoadResult
     """
     texts = builtin_texts(request.seed) if request.texts is None else read_texts(request.texts)
     model = _find_model(request)
+    if model.mask_token:  # at the beginning, where truncation leaves it
+        texts = [f"{model.mask_token} {text}" for text in texts]
     make_requests(request, model.task, texts[:1])
     jobs = [Job(request, model.task, _turned(texts, index, request.processes), share) for index, share in enumerate(shares(request))]
     with _started(jobs) as workers, _interrupts() as is_interrupted:

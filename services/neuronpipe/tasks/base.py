@@ -177,9 +177,12 @@ def encode_text(
     """
     encoded = tokenizer.encode(text, text_pair)
     if len(encoded.token_ids) > model.max_tokens:
+        field_name = field_name or ("text" if text_pair is None else "text and text_pair")
         if or_default(truncation) == _ERROR:
-            field_name = field_name or ("text" if text_pair is None else "text and text_pair")
             raise InvalidInput(field_name, f"{len(encoded.token_ids)} tokens, the model takes {model.token_limit}; set truncation to cut")
+        special_tokens = tokenizer.special_tokens(pair=text_pair is not None)
+        if special_tokens >= model.max_tokens:  # the tokenizers would give the whole text then
+            raise InvalidInput(field_name, f"{special_tokens} special tokens leave no room for text, the model takes {model.token_limit}")
         encoded = tokenizer.encode_truncated(text, text_pair, max_tokens=model.max_tokens, side=side_of(truncation))
     return Encoded([sequence(encoded, model)], truncated_tokens=encoded.truncated_tokens)
 

@@ -28,6 +28,9 @@ _MAX_TARGETS = 100
 # A mask's logits are 1 MB with a vocabulary of 250,000 tokens, and those of one request travel in one message of 64 MiB at most.
 _MAX_MASKS = 16
 
+# Values of which one maximum is taken first. About the square root of a vocabulary's size.
+_BLOCK = 128
+
 
 def check(input: FillMaskInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
@@ -100,8 +103,7 @@ def _one_at(position: int, tokens: int) -> Array:
 def _filled(input: FillMaskInput, model: ModelSpec, annotation: Arrays, logits: Array) -> FilledMask:
     candidates, top_k = annotation["target_ids"], input.top_k or _DEFAULT_TOP_K
     chosen = logits[candidates] if candidates.size else logits
-    best = np.argpartition(chosen, chosen.size - top_k)[-top_k:] if top_k < chosen.size else np.arange(chosen.size)
-    best = best[np.argsort(-chosen[best], kind="stable")]
+    best = _largest(chosen, top_k)
     highest = logits.max()
     scores = np.exp(chosen[best] - highest) / np.exp(logits - highest).sum()
     token_ids = candidates[best] if candidates.size else best
@@ -114,6 +116,22 @@ def _filled(input: FillMaskInput, model: ModelSpec, annotation: Arrays, logits: 
         start=start,
         end=end,
     )
+
+
+def _largest(values: Array, count: int) -> Array:
+    """The places of the `count` largest values, largest first.
+
+    They are among the blocks with the `count` largest maxima: to sort out blocks first takes a tenth of the time with 30,000 values.
+    """
+    places = np.arange(values.size)
+    if values.size > 4 * count * _BLOCK:
+        maxima = np.maximum.reduceat(values, places[::_BLOCK])
+        blocks = np.argpartition(maxima, maxima.size - count)[-count:]
+        places = (blocks[:, np.newaxis] * _BLOCK + places[:_BLOCK]).ravel()
+        places = places[places < values.size]
+    candidates = values[places]
+    largest: Array = places[np.argsort(-candidates, kind="stable")[:count]]
+    return largest
 
 
 TASK = Task("fill_mask", check, traits, encode, decode)

@@ -6,8 +6,9 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.tasks.base import Encoded, check_text
 
 MAX_TEXTS = 1024
-# What stands before every text is tokenized again with each. Of English, this is a million tokens, which take seconds.
-_MAX_BYTES = 4 << 20
+# What stands before every text is tokenized again with each: together no more than the largest input of default settings, as nobody else's
+# text is tokenized meanwhile.
+_MAX_BYTES = 1 << 20
 
 
 def check_texts(name: str, texts: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ without a word; and special tokens in the text are text (see tasks/base.py).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -73,8 +73,7 @@ def decode(
     found = [
         entity
         for annotation, output in zip(annotations, outputs, strict=True)
-        for entity in _entities(input.aggregation, model.labels, annotation, output["logits"])
-        if entity.label not in ignored
+        for entity in _entities(input.aggregation, model.labels, ignored, annotation, output["logits"])
     ]
     if len(annotations) > 1:
         found = list(_without_overlaps(found))
@@ -96,35 +95,52 @@ def _annotations(part: LocatedText) -> Arrays:
     return {"char_start": part.char_start, "char_end": part.char_end, "continues_word": part.continues_word}
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     label: str
     score: float
     start: int
     end: int
 
 
-# Of each token, or each word, in order: its label's number, that label's score, and its place.
-_Labelled: TypeAlias = Sequence[tuple[int, float, int, int]]
+@dataclass(frozen=True, slots=True)
+class _Labelled:
+    """Tokens, words or entities in the order of the text: [each] its label's number, that label's score, and its place."""
+
+    label: Array
+    score: Array
+    start: Array
+    end: Array
 
 
-def _entities(aggregation: "Aggregation.ValueType", labels: Sequence[str], annotation: Arrays, logits: Array) -> Iterator[_Found]:
+def _entities(
+    aggregation: "Aggregation.ValueType", labels: Sequence[str], ignored: frozenset[str], annotation: Arrays, logits: Array
+) -> Iterator[_Found]:
     is_text = annotation["char_start"] >= 0
     scores = _softmax(logits[is_text])
     start, end = annotation["char_start"][is_text], annotation["char_end"][is_text]
     if aggregation in _OF_TOKENS or aggregation == Aggregation.AGGREGATION_SIMPLE:
-        best = scores.argmax(axis=1)
-        rows = zip(best.tolist(), scores[np.arange(len(best)), best].tolist(), start.tolist(), end.tolist(), strict=True)
-        if aggregation in _OF_TOKENS:
-            return (_Found(labels[label], score, begin, stop) for label, score, begin, stop in rows)
-        return _grouped(list(rows), labels)
-    return _grouped(_words(aggregation, scores, annotation["continues_word"][is_text] == 0, start, end), labels)
+        found = _best_labels(scores, start, end)
+    else:
+        found = _words(aggregation, scores, annotation["continues_word"][is_text] == 0, start, end)
+    names = list(labels)
+    if aggregation not in _OF_TOKENS:
+        found = _grouped(found, labels)
+        # The pipeline's: of a label such as MISC-LAW, too, what is behind the hyphen.
+        names = [label.split("-", 1)[-1] for label in labels]
+    kept = np.array([name not in ignored for name in names], bool)[found.label]
+    columns = (column[kept].tolist() for column in (found.label, found.score, found.start, found.end))
+    return (_Found(names[label], score, begin, stop) for label, score, begin, stop in zip(*columns, strict=True))
 
 
 def _softmax(logits: Array) -> Array:
     scores: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
     scores /= scores.sum(axis=1, keepdims=True)
     return scores
+
+
+def _best_labels(scores: Array, start: Array, end: Array) -> _Labelled:
+    best = scores.argmax(axis=1)
+    return _Labelled(best, scores[np.arange(len(best)), best], start, end)
 
 
 def _words(aggregation: "Aggregation.ValueType", scores: Array, begins_word: Array, start: Array, end: Array) -> _Labelled:
@@ -136,35 +152,26 @@ def _words(aggregation: "Aggregation.ValueType", scores: Array, begins_word: Arr
         of_words = np.add.reduceat(scores, first, axis=0) / np.diff(first, append=len(scores))[:, np.newaxis]
     else:
         # A word's first token of the highest score: sorted by word and then by score, the first of each word.
-        word = np.cumsum(begins_word) - 1
-        order = np.lexsort((-scores.max(axis=1), word))
+        order = np.lexsort((-scores.max(axis=1), np.cumsum(begins_word)))
         of_words = scores[order[first]]
-    best = of_words.argmax(axis=1)
     last = np.append(first[1:], len(scores)) - 1
-    found = of_words[np.arange(len(first)), best]
-    return list(zip(best.tolist(), found.tolist(), start[first].tolist(), end[last].tolist(), strict=True))
+    return _best_labels(of_words, start[first], end[last])
 
 
-def _grouped(labelled: _Labelled, labels: Sequence[str]) -> Iterator[_Found]:
-    """Neighbours of one label, put together."""
-    group: list[tuple[int, float, int, int]] = []
-    for row in labelled:
-        if group and (labels[row[0]].startswith("B-") or _tag(labels[row[0]]) != _tag(labels[group[-1][0]])):
-            yield _together(group, labels)
-            group = []
-        group.append(row)
-    if group:
-        yield _together(group, labels)
-
-
-def _tag(label: str) -> str:
-    return label[2:] if label.startswith(("B-", "I-")) else label
-
-
-def _together(group: _Labelled, labels: Sequence[str]) -> _Found:
-    # The pipeline's: of a label such as MISC-LAW, too, what is behind the hyphen.
-    label = labels[group[0][0]].split("-", 1)[-1]
-    return _Found(label, sum(score for _, score, _, _ in group) / len(group), group[0][2], group[-1][3])
+def _grouped(found: _Labelled, labels: Sequence[str]) -> _Labelled:
+    """Neighbours of one label, put together: B- and I- are of one label, and B- is the first of its entity."""
+    if not len(found.label):
+        return found
+    tags = [label[2:] if label.startswith(("B-", "I-")) else label for label in labels]
+    numbers = {tag: number for number, tag in enumerate(tags)}
+    tag = np.array([numbers[one] for one in tags])[found.label]
+    begins = np.array([label.startswith("B-") for label in labels])[found.label]
+    begins[0] = True
+    begins[1:] |= tag[1:] != tag[:-1]
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(tag)) - 1
+    means = np.add.reduceat(found.score, first) / (last - first + 1)
+    return _Labelled(found.label[first], means, found.start[first], found.end[last])
 
 
 def _without_overlaps(found: list[_Found]) -> Iterator[_Found]:

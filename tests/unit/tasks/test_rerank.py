@@ -92,7 +92,7 @@ def test_of_query_and_text_the_longer_loses_tokens() -> None:
         ),
         (
             RerankInput(query="q" * 10_000, texts=["ab"] * 500),
-            "query and texts: 500 pairs of 5001000 bytes together, the limit is 4194304",
+            "query and texts: 500 pairs of 5001000 bytes together, the limit is 1048576",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

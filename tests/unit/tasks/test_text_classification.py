@@ -26,6 +26,13 @@ def _labels(logits: list[float], input: TextClassificationInput, model: ModelSpe
     return [(label.label, pytest.approx(label.score, abs=1e-6)) for label in result.labels]
 
 
+@pytest.mark.parametrize("truncation", [Truncation.TRUNCATION_RIGHT, Truncation.TRUNCATION_LEFT])
+def test_special_tokens_that_leave_no_room_for_text_are_named(truncation: "Truncation.ValueType") -> None:
+    input = TextClassificationInput(text="a b", text_pair="c", truncation=truncation)
+    with pytest.raises(InvalidInput, match="text and text_pair: 3 special tokens leave no room for text, the model takes 3"):
+        encode_checked(TASK, input, WordTokenizer(), model_spec(max_tokens=3))
+
+
 def test_softmax_scores_are_shares_of_the_exponentials() -> None:
     # e^logit is 1, 2 and 5, together 8.
     logits = [0, math.log(2), math.log(5)]

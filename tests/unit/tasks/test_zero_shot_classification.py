@@ -101,7 +101,7 @@ def test_only_the_text_is_cut(truncation: "Truncation.ValueType", kept: str) -> 
         ),
         (
             {"text": "t" * 10_000, "candidate_labels": ["ab"] * 500},
-            "text and candidate_labels: 500 pairs of 5001000 bytes together, the limit is 4194304",
+            "text and candidate_labels: 500 pairs of 5001000 bytes together, the limit is 1048576",
         ),
     ],
     ids=str,

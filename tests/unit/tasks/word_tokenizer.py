@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.tasks.base import Encoded, EncodedText, Side, Task, TextTokenizer, Window
+from neuronpipe.tasks.base import Encoded, EncodedText, LocatedText, Side, Task, TextTokenizer, Window
 
 CLS, SEP = 1, 2
 _FIRST_WORD_ID = 10
@@ -22,6 +22,10 @@ class WordTokenizer:
         self._ids: dict[str, int] = {}
         for word in known:
             self._id(word)
+
+    def token_id(self, token: str) -> int | None:
+        """See TextTokenizer."""
+        return self._ids.get(token)
 
     def count(self, text: str) -> int:
         """See TextTokenizer."""
@@ -62,6 +66,28 @@ class WordTokenizer:
                 )
             )
         return windows
+
+    def locate(self, text: str, *, max_tokens: int | None = None, side: Side = "right", overlap_tokens: int = 0) -> list[LocatedText]:
+        """See TextTokenizer. A word that begins with a hyphen continues the one before it."""
+        words = [(match.group(), match.start(), match.end()) for match in re.finditer(r"\S+", text)]
+        room = len(words) if max_tokens is None else max_tokens - 2
+        step = max(room - overlap_tokens, 1)
+        begins = range(0, max(len(words) - overlap_tokens, 1), step)
+        if side == "right":
+            parts = [words[begin : begin + room] for begin in begins]
+        else:
+            parts = [words[max(len(words) - begin - room, 0) : len(words) - begin] for begin in begins]
+        return [self._located(part) for part in parts]
+
+    def _located(self, part: list[tuple[str, int, int]]) -> LocatedText:
+        encoded = self._encoded([word for word, _, _ in part], None)
+        return LocatedText(
+            encoded.token_ids,
+            encoded.token_type_ids,
+            char_start=np.array([-1, *(start for _, start, _ in part), -1], np.int32),
+            char_end=np.array([-1, *(end for _, _, end in part), -1], np.int32),
+            continues_word=np.array([0, *(word.startswith("-") for word, _, _ in part), 0], np.int32),
+        )
 
     def ids(self, words: str) -> list[int]:
         """The ids of words."""

@@ -157,6 +157,35 @@ def test_a_second_text_without_tokens_is_one_window_without_places(tokenizer: Js
     assert (window.char_start < 0).all()
 
 
+@pytest.mark.parametrize("text", ["[SEP]", "one [SEP] two", "[CLS][PAD] [UNK]", "[MASK]"])
+def test_special_tokens_in_a_text_are_text(tokenizer: JsonTokenizer, text: str) -> None:
+    ids = tokenizer.encode(text, text).token_ids.tolist()
+    # [PAD] 0, [UNK] 100, [CLS] 101, [SEP] 102, [MASK] 103: those of the pair's own form, and no others.
+    assert [token for token in ids if token in (0, 100, 101, 102, 103)] == [CLS, SEP, SEP]
+
+
+def test_a_token_is_known_by_the_vocabularys_spelling(tokenizer: JsonTokenizer) -> None:
+    assert [tokenizer.token_id(token) for token in ("one", "##bel", "One", "onetwothree", "")] == [ONE, 8671, None, None, None]
+
+
+def test_a_text_is_located_token_by_token(tokenizer: JsonTokenizer) -> None:
+    (located,) = tokenizer.locate("so, unbelievably")
+    # [CLS] so , un ##bel ##ie ##va ##bly [SEP]
+    assert located.char_start.tolist() == [-1, 0, 2, 4, 6, 9, 11, 13, -1]
+    assert located.char_end.tolist() == [-1, 2, 3, 6, 9, 11, 13, 16, -1]
+    assert located.continues_word.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 0]
+
+
+def test_windows_of_a_located_text_begin_at_the_side_asked_for(tokenizer: JsonTokenizer) -> None:
+    def windows(side: Side) -> list[list[int]]:
+        return [
+            one.token_ids.tolist()[1:-1] for one in tokenizer.locate("one two three four five", max_tokens=4, side=side, overlap_tokens=1)
+        ]
+
+    assert windows("right") == [[ONE, TWO], [TWO, THREE], [THREE, FOUR], [FOUR, FIVE]]
+    assert windows("left") == [[FOUR, FIVE], [THREE, FOUR], [TWO, THREE], [ONE, TWO]]
+
+
 def test_truncation_does_not_last_beyond_its_call(tokenizer: JsonTokenizer) -> None:
     tokenizer.encode_truncated("one two three four five", None, max_tokens=4, side="left")
     _windows(tokenizer, "one two three four five", max_tokens=8, overlap_tokens=1)

@@ -962,7 +962,7 @@ class RerankInput(_message.Message):
     """What happens to a query and a text that are too long together. The longer of them loses tokens first."""
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The texts to put in order, 1 to 1024 of them; none is empty."""
+        """The texts to put in order, 1 to 1024 of them; none is empty. With the query before each, 1 MiB at most."""
 
     def __init__(
         self,
@@ -1054,7 +1054,7 @@ class ZeroShotClassificationInput(_message.Message):
     """What happens to a text that is too long together with a label's hypothesis. Only the text loses tokens."""
     @_builtins.property
     def candidate_labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The labels to choose from, 1 to 1024 of them; none is empty."""
+        """The labels to choose from, 1 to 1024 of them; none is empty. With the text and the template before each, 1 MiB at most."""
 
     def __init__(
         self,

@@ -20,11 +20,12 @@ from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
 from neuronpipe.bundles.compiler.samples import calibration_batches, comparison_batches
 from neuronpipe.bundles.compiler.source import find_source
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
-from neuronpipe.bundles.compiler.tokenizers import serving_json, token_texts
+from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer, serving_json, token_texts
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest
 from neuronpipe.bundles.repository import Bundle, check_writable, choose_version, new_bundle, read_bundle, write_manifest
 from neuronpipe.core.buckets import Bucket, BucketPlan
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.model import ModelSpec
 
 Report: TypeAlias = Callable[[str], None]
 
@@ -89,12 +90,7 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
 
     with new_bundle(request.repository, request.name, version) as folder:
         step(f"convert for {request.backend}, {request.dtype}")
-        if tokenizer.json:
-            (folder / TOKENIZER_FILE).write_text(serving_json(tokenizer, spec.mask_token), encoding="utf-8")
-        if spec.mask_token:
-            (folder / TOKENS_FILE).write_text(
-                json.dumps(token_texts(tokenizer, spec.vocabulary_size), ensure_ascii=False), encoding="utf-8"
-            )
+        _write_tokenizer(folder, tokenizer, spec)
         compiler = COMPILERS[request.backend]
         conversion = accuracy.Conversion(module, source, batches[0], folder, request.dtype, buckets, request.neuronx, request.device_times)
         artifact = compiler.convert(conversion)
@@ -123,6 +119,14 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
         )
         write_manifest(folder, manifest)
     return read_bundle(request.repository / request.name / str(version))
+
+
+def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, spec: ModelSpec) -> None:
+    if tokenizer.json:
+        (folder / TOKENIZER_FILE).write_text(serving_json(tokenizer, spec.mask_token), encoding="utf-8")
+    if spec.mask_token:
+        tokens = token_texts(tokenizer, spec.vocabulary_size)
+        (folder / TOKENS_FILE).write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
 
 
 def _check(request: CompileRequest) -> None:

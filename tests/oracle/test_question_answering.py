@@ -1,0 +1,96 @@
+"""Question answering equals QuestionAnsweringPipeline of transformers 4, through four processes."""
+
+import itertools
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import transformers
+
+from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, TaskInput
+from tests.oracle.comparison import Comparison
+from tests.oracle.serving import Served, serving
+from tests.oracle.small_models import FAMILIES, make_source
+from tests.oracle.texts import PICKED, generated
+from tests.oracle.transformers4 import ask
+
+_MAX_TOKENS = 96
+_QUESTIONS = ("Where is it?", "¿Qué número – 数字 – 🤔?", "What does [SEP] or </i> mean, and to whom?")
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"top_k": 3},
+    {"top_k": 20, "max_answer_len": 4},
+    {"top_k": 5, "handle_impossible_answer": True},
+    {"handle_impossible_answer": True, "max_answer_len": 60},
+)
+_STRIDES = (None, 5, 30)
+_SHORT = (*PICKED, *generated(51, 12, words=(1, 30)))
+_LONG = generated(52, 10, words=(80, 250))
+# Of probabilities the logarithms are compared: a score is the product of two, each of the difference of two logits of up to 30.
+_TOLERANCE = 3e-4
+# With less, float32 has few digits left.
+_SMALLEST_SCORE = 1e-30
+
+
+@pytest.fixture(scope="module")
+def answerer_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("answerers")
+    return {family: make_source(folder / family, family, "ForQuestionAnswering", max_tokens=_MAX_TOKENS) for family in FAMILIES}
+
+
+@pytest_asyncio.fixture(scope="module")
+async def served(answerer_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    sources = {family: ("question_answering", source) for family, source in answerer_sources.items()}
+    async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
+        yield running
+
+
+def _cases() -> Iterator[dict[str, Any]]:
+    """All contexts with all options; questions in turns; long contexts, which make several windows, also with strides."""
+    questions = itertools.cycle(_QUESTIONS)
+    for context, options in itertools.product(_SHORT, _OPTIONS):
+        yield {"question": next(questions), "context": context, **options}
+    for context, options, stride in itertools.product(_LONG, _OPTIONS, _STRIDES):
+        yield {"question": next(questions), "context": context, **options, **({"doc_stride": stride} if stride else {})}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_answers_equal_those_of_transformers(
+    family: str, served: Served, answerer_sources: dict[str, Path], comparison: Callable[[str, str], Comparison], tmp_path: Path
+) -> None:
+    source = answerer_sources[family]
+    cases = list(_cases())
+    version, reference = ask(source, transformers.AutoTokenizer.from_pretrained(source), cases, tmp_path)
+    compared = comparison(f"question_answering-{family}", f"QuestionAnsweringPipeline, transformers {version}; logarithms of scores")
+    outcomes = await served.infer_all(family, [_input(**case) for case in cases])
+    for case, outcome, expected in zip(cases, outcomes, reference, strict=True):
+        assert outcome.HasField("response"), (case, outcome.error.message)
+        ours = [
+            {"answer": one.text, "start": one.start, "end": one.end, "score": one.score}
+            for one in outcome.response.result.question_answering.answers
+        ]
+        compared.compare_ranked(case, _logarithmic(ours), _logarithmic(expected), tolerance=_TOLERANCE)
+    compared.check(at_least=300)
+
+
+def _logarithmic(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the passages of probability zero with which transformers fills up a long list."""
+    return [{**answer, "score": math.log(answer["score"])} for answer in answers if answer["score"] > _SMALLEST_SCORE]
+
+
+def _input(
+    question: str, context: str, top_k: int = 0, max_answer_len: int = 0, doc_stride: int = 0, handle_impossible_answer: bool = False
+) -> TaskInput:
+    return TaskInput(
+        question_answering=QuestionAnsweringInput(
+            question=question,
+            context=context,
+            top_k=top_k,
+            max_answer_tokens=max_answer_len,
+            window_stride_tokens=doc_stride,
+            allow_no_answer=handle_impossible_answer,
+        )
+    )
