@@ -92,6 +92,26 @@ def _question_answering() -> Case:
     return Case("384 tokens, the best 5", 500, input, outputs, ({"char_start": start, "char_end": end},))
 
 
+def _token_classification(aggregation: "Aggregation.ValueType") -> Case:
+    tokens, labels = 128, ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-MISC", "I-MISC")
+    start = np.arange(-1, tokens - 1, dtype=np.int32) * 4
+    start[[0, -1]] = -1
+    continues = (_RANDOM.random(tokens) < 0.3).astype(np.int32)
+    annotation = {"char_start": start, "char_end": np.where(start < 0, start, start + 3), "continues_word": continues}
+    input = TaskInput(token_classification=TokenClassificationInput(text="wor " * tokens, aggregation=aggregation))
+    logits = _logits(tokens, len(labels))
+    logits[:, 0] += 6  # most words are nothing
+    describes = f"128 tokens, {Aggregation.Name(aggregation).removeprefix('AGGREGATION_').lower()}"
+    return Case(describes, 500, input, [{"logits": logits}], (annotation,), facts=(("labels", labels),))
+
+
+def _fill_mask(vocabulary: int) -> Case:
+    input = TaskInput(fill_mask=FillMaskInput(text="A [MASK]."))
+    annotation: Arrays = {"place": np.array([2, 8], np.int32), "target_ids": np.array([], np.int32)}
+    facts = (("tokens", tuple(f"token-{number}" for number in range(vocabulary))),)
+    return Case(f"one mask, the best 5 of {vocabulary:,}", None, input, [{"logits": _logits(vocabulary)}], (annotation,), facts)
+
+
 def _features() -> Case:
     input = TaskInput(feature_extraction=FeatureExtractionInput(text="A text", type=FeatureType.FEATURE_TYPE_INT8))
     state: list[Arrays] = [{"last_hidden_state": _logits(128, 384)}]
@@ -120,40 +140,20 @@ def _image_classification() -> Case:
     return Case("1,000 labels, the best 5", 100, input, [{"logits": _logits(1000)}], facts=(("labels", labels),))
 
 
-def _token_classification(aggregation: "Aggregation.ValueType") -> Case:
-    tokens, labels = 128, ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-MISC", "I-MISC")
-    start = np.arange(-1, tokens - 1, dtype=np.int32) * 4
-    start[[0, -1]] = -1
-    continues = (_RANDOM.random(tokens) < 0.3).astype(np.int32)
-    annotation = {"char_start": start, "char_end": np.where(start < 0, start, start + 3), "continues_word": continues}
-    input = TaskInput(token_classification=TokenClassificationInput(text="wor " * tokens, aggregation=aggregation))
-    logits = _logits(tokens, len(labels))
-    logits[:, 0] += 6  # most words are nothing
-    describes = f"128 tokens, {Aggregation.Name(aggregation).removeprefix('AGGREGATION_').lower()}"
-    return Case(describes, 500, input, [{"logits": logits}], (annotation,), facts=(("labels", labels),))
-
-
-def _fill_mask(vocabulary: int) -> Case:
-    input = TaskInput(fill_mask=FillMaskInput(text="A [MASK]."))
-    annotation: Arrays = {"place": np.array([2, 8], np.int32), "target_ids": np.array([], np.int32)}
-    facts = (("tokens", tuple(f"token-{number}" for number in range(vocabulary))),)
-    return Case(f"one mask, the best 5 of {vocabulary:,}", None, input, [{"logits": _logits(vocabulary)}], (annotation,), facts)
-
-
 CASES: dict[str, Callable[[], Case]] = {
     "text_classification": _classification,
     "sentence_embedding": _embedding,
     "question_answering": _question_answering,
-    "feature_extraction": _features,
-    "sentence_similarity": _similarity,
-    "rerank": _ranking,
-    "zero_shot_classification": _zero_shot,
-    "image_classification": _image_classification,
     "token_classification-none": partial(_token_classification, Aggregation.AGGREGATION_NONE),
     "token_classification-simple": partial(_token_classification, Aggregation.AGGREGATION_SIMPLE),
     "token_classification-max": partial(_token_classification, Aggregation.AGGREGATION_MAX),
     "fill_mask-30k": partial(_fill_mask, 30_522),
     "fill_mask-250k": partial(_fill_mask, 250_002),
+    "feature_extraction": _features,
+    "sentence_similarity": _similarity,
+    "rerank": _ranking,
+    "zero_shot_classification": _zero_shot,
+    "image_classification": _image_classification,
 }
 
 

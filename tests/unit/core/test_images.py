@@ -99,7 +99,7 @@ def test_a_file_that_ends_early_is_refused(format: str, share: float) -> None:
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
 def test_a_file_with_bytes_changed_is_read_or_refused(format: str) -> None:
     data = _file(np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8), format)
-    outcomes = set()
+    outcomes: set[object] = set()
     for seed in range(60):
         generator = np.random.default_rng([20261121, seed])
         broken = np.frombuffer(data, np.uint8).copy()
@@ -108,7 +108,7 @@ def test_a_file_with_bytes_changed_is_read_or_refused(format: str) -> None:
             outcomes.add(read_pixels(broken.tobytes(), _AS_IT_IS).shape)
         except InvalidInput:
             outcomes.add("refused")
-    assert outcomes == {(3, 4, 6), "refused"} or outcomes == {"refused"}
+    assert {"refused"} <= outcomes <= {(3, 4, 6), "refused"}
 
 
 @pytest.mark.parametrize("size", [(0, 10), (10, 0), (0, 0)])

@@ -11,6 +11,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+from neuronpipe.bundles.compiler.architectures import positions, prepare
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.buckets import BucketPlan
 from neuronpipe.core.errors import SetupError
@@ -18,9 +19,6 @@ from neuronpipe.core.model import ModelSpec, OutputSpec
 
 # In this order everywhere: attention_mask and token_type_ids swapped would go unnoticed.
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-# The first position is the one after the padding id in these families, which costs them positions.
-# Source: create_position_ids_from_input_ids in each one's modeling file.
-_POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "xmod", "data2vec-text"}
 # Of a model that no configuration and no tokenizer limits.
 _NO_LIMIT_TOKENS = 512
 
@@ -131,13 +129,10 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
     missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
     if missing:
         raise SetupError(f"{folder}: its weights lack {', '.join(missing[:4])}: the model was not trained for this task")
-    if model.config.model_type == "longformer":
-        raise SetupError(
-            f"{folder}: Longformer cuts texts into windows by their length in Python, which no graph for all lengths can hold; it is not "
-            "supported"
-        )
-    if model.config.model_type == "big_bird":
-        model.base_model.set_attention_type("original_full")  # as transformers does for all lengths that _positions allows
+    try:
+        prepare(model)
+    except SetupError as error:
+        raise SetupError(f"{folder}: {error}") from error
     return model.eval()
 
 
@@ -165,7 +160,7 @@ def source_module(
         architecture=type(model).__name__,
         inputs=(*(name for name in _INPUTS if name in accepted and name in tokenizer.input_names), *further_inputs),
         outputs=outputs,
-        max_tokens=_least(max_tokens, tokenizer.max_tokens, _positions(model.config)),
+        max_tokens=_least(max_tokens, tokenizer.max_tokens, positions(model.config)),
         config=model.config,
         tokenizer=tokenizer,
         per_token_outputs=frozenset(outputs if per_token else ()),
@@ -176,16 +171,3 @@ def source_module(
 
 def _least(*limits: int | None) -> int:
     return min((limit for limit in limits if limit is not None), default=_NO_LIMIT_TOKENS)
-
-
-def _positions(config: Any) -> int | None:
-    """The most tokens that the model can tell apart; None where it knows them by their distance and any number would do."""
-    positions = int(getattr(config, "max_position_embeddings", None) or 0)
-    if positions <= 0:
-        return None
-    if config.model_type in _POSITIONS_AFTER_PADDING:
-        return positions - int(config.pad_token_id) - 1
-    if config.model_type == "big_bird" and config.attention_type == "block_sparse":
-        # Up to here transformers computes full attention whatever the type, and so do we. Source: BigBirdModel.forward.
-        return min(positions, (5 + 2 * config.num_random_blocks) * config.block_size)
-    return positions

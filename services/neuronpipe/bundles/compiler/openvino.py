@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from neuronpipe.bundles.compiler.accuracy import Conversion, Ran
+from neuronpipe.bundles.compiler.architectures import NEED_EAGER_ATTENTION
 from neuronpipe.bundles.compiler.modules import set_attention
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.manifest import Artifact
@@ -18,9 +19,6 @@ _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
 DTYPES = tuple(_PRECISIONS)
 BUCKETS = "none"
 
-# Windows of local attention that hold nothing but padding: OpenVINO's attention makes them NaN, which spreads to tokens in the next layer.
-_NEED_EAGER_ATTENTION = {"modernbert"}
-
 _MODEL_FILE = "artifacts/openvino/model.xml"
 _WEIGHTS_FILE = "artifacts/openvino/model.bin"
 
@@ -28,7 +26,7 @@ _WEIGHTS_FILE = "artifacts/openvino/model.bin"
 def convert(conversion: Conversion) -> Artifact:
     """See ArtifactCompiler. Weights stay float32, for int8 until they are quantized; the dtype is what the back end computes in."""
     module, example, folder, dtype = conversion.module, conversion.example, conversion.folder, conversion.dtype
-    if module.config.model_type in _NEED_EAGER_ATTENTION:
+    if module.config.model_type in NEED_EAGER_ATTENTION:
         set_attention(module, "eager")
     inputs = [(name, _free(example[name].shape, module.free_axes), openvino.Type(example[name].dtype)) for name in module.inputs]
     with warnings.catch_warnings(), torch.inference_mode():
