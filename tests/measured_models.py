@@ -155,7 +155,7 @@ _TAIL = """
 - **Image processors** are those of transformers on Pillow ("slow" in transformers 4, "Pil" in 5), which resize, crop the centre, rescale
   and normalize: ViT's, which Swin uses, DeiT's, BEiT's, ConvNeXt's, CLIP's and others like them. What the processor makes of sample
   images is compared at compilation, and one that does more than its options say (LeViT's, EfficientNet's) is refused, as are `do_pad`,
-  `do_flip_channel_order` and sizes that depend on the image. torchvision's processors differ from these by a few of 255 levels.
+  `do_flip_channel_order` and sizes that depend on the image. torchvision's processors round otherwise.
 - **Images** have no int8 and no Neuron back end yet.
 """
 
