@@ -109,7 +109,7 @@ check: verify test
 # --- verify and fix ---------------------------------------------------------------------------------------------------
 
 .PHONY: verify fix
-verify: verify-format verify-lint verify-types verify-imports verify-protos verify-telemetry verify-locks
+verify: verify-format verify-lint verify-types verify-imports verify-protos verify-telemetry verify-locks verify-models
 fix: fix-protos fix-telemetry fix-locks fix-lint fix-format
 
 .PHONY: verify-format fix-format
@@ -164,6 +164,14 @@ verify-telemetry: .venv/.dev
 	  || { echo "docs/telemetry.md is not what core/telemetry.py says; run: make fix-telemetry"; exit 1; }
 fix-telemetry: .venv/.dev
 	$(BIN)/python -m neuronpipe.telemetry.document > docs/telemetry.md
+
+# docs/models.md shows docs/models.json. fix-models measures what that lacks, or has of other versions: at most an hour, so `fix` leaves it out.
+.PHONY: verify-models fix-models
+verify-models: .venv/.dev
+	$(BIN)/python -m tests.measured_models --page | diff docs/models.md - \
+	  || { echo "docs/models.md is not what docs/models.json says; run: make fix-models"; exit 1; }
+fix-models: .venv/.dev
+	$(BIN)/python -m tests.measured_models
 
 # --- containers -------------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest
 from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.neuron import DOUBLES_VARIABLE
 from tests.architectures import ARCHITECTURES, MAX_TOKENS, make_source, tasks_of
 
 _DOCS = Path(__file__).parents[1] / "docs"
@@ -100,6 +101,7 @@ def _use_double() -> None:
     """The contract double of the Neuron SDK, as tests/conftest.py's neuron_double."""
     sys.path.insert(0, str(_DOUBLES))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_DOUBLES), os.environ.get("PYTHONPATH", "")])
+    os.environ[DOUBLES_VARIABLE] = "1"
     os.environ["NEURON_DOUBLE_DEVICES"] = "1"
     os.environ["NEURON_DOUBLE_FOLDER"] = tempfile.mkdtemp()
 
@@ -155,7 +157,7 @@ _TAIL = """
 - **Image processors** are those of transformers on Pillow ("slow" in transformers 4, "Pil" in 5), which resize, crop the centre, rescale
   and normalize: ViT's, which Swin uses, DeiT's, BEiT's, ConvNeXt's, CLIP's and others like them. What the processor makes of sample
   images is compared at compilation, and one that does more than its options say (LeViT's, EfficientNet's) is refused, as are `do_pad`,
-  `do_flip_channel_order` and sizes that depend on the image. torchvision's processors differ from these by a few of 255 levels.
+  `do_flip_channel_order` and sizes that depend on the image. torchvision's processors round otherwise.
 - **Images** have no int8 and no Neuron back end yet.
 """
 

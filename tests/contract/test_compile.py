@@ -93,16 +93,42 @@ def _roberta(folder: Path) -> Any:
 def _xlm_roberta(folder: Path) -> Any:
     config = transformers.XLMRobertaConfig(vocab_size=602, **_ROBERTA_SIZES)
     transformers.XLMRobertaForSequenceClassification(config).save_pretrained(folder)
-    trained = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(_LINES), model_writer=trained, vocab_size=600, unk_id=0, bos_id=1, eos_id=2, pad_id=-1, minloglevel=2
-    )
-    (folder / "sentencepiece.bpe.model").write_bytes(trained.getvalue())
+    _write_sentencepiece(folder / "sentencepiece.bpe.model", unk_id=0, bos_id=1, eos_id=2, pad_id=-1)
     return transformers.XLMRobertaTokenizer.from_pretrained(folder)
 
 
+def _camembert(folder: Path) -> Any:
+    config = transformers.CamembertConfig(vocab_size=605, **_ROBERTA_SIZES)
+    transformers.CamembertForSequenceClassification(config).save_pretrained(folder)
+    _write_sentencepiece(folder / "sentencepiece.bpe.model", unk_id=0, bos_id=1, eos_id=2, pad_id=-1)
+    return transformers.CamembertTokenizer.from_pretrained(folder)
+
+
+def _albert(folder: Path) -> Any:
+    config = transformers.AlbertConfig(vocab_size=600, embedding_size=16, **_SIZES)
+    transformers.AlbertForSequenceClassification(config).save_pretrained(folder)
+    special = {"pad_piece": "<pad>", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "control_symbols": "[MASK]"}
+    _write_sentencepiece(folder / "spiece.model", pad_id=0, unk_id=1, bos_id=2, eos_id=3, **special)
+    # That of transformers 4 in Python drops a space at the end, which its pipelines' keeps.
+    return transformers.AutoTokenizer.from_pretrained(folder, use_fast=True)
+
+
+def _deberta_3(folder: Path) -> Any:
+    config = transformers.DebertaV2Config(vocab_size=601, relative_attention=True, position_buckets=16, **_SIZES)
+    transformers.DebertaV2ForSequenceClassification(config).save_pretrained(folder)
+    special = {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
+    _write_sentencepiece(folder / "spm.model", pad_id=0, bos_id=1, eos_id=2, unk_id=3, **special)
+    return transformers.DebertaV2Tokenizer.from_pretrained(folder)
+
+
+def _write_sentencepiece(path: Path, **options: Any) -> None:
+    trained = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(_LINES), model_writer=trained, vocab_size=600, minloglevel=2, **options)
+    path.write_bytes(trained.getvalue())
+
+
 # With transformers 4 the reference is the slow tokenizer, written in Python.
-@pytest.mark.parametrize("make", [_bert, _roberta, _xlm_roberta])
+@pytest.mark.parametrize("make", [_bert, _roberta, _xlm_roberta, _camembert, _albert, _deberta_3])
 def test_files_of_a_slow_tokenizer_give_the_same_ids_as_transformers(
     make: Callable[[Path], Any], compiled: Callable[..., Bundle], tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from neuronpipe import __version__, cli
 from neuronpipe.core import config
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
+from tests.unit.client.fake_gateway import fake_gateway
 from tests.unit.every_error import EVERY_ERROR
 
 _SERVICES: dict[str, type[config.ServerSettings]] = {
@@ -116,6 +117,15 @@ def test_malformed_json_exits_with_two_and_says_what_is_wrong(capsys: pytest.Cap
 def test_an_image_that_cannot_be_read_exits_with_two(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, errors = _run(capsys, "infer", "--target", _NOWHERE, "--model", "m", "--image", str(tmp_path / "none.png"))
     assert (code, errors) == (2, f"neuronpipe: --image {tmp_path / 'none.png'}: cannot be read: No such file or directory\n")
+
+
+def test_an_image_is_sent_to_the_gateway(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    with fake_gateway() as gateway:
+        gateway.answering.set()
+        code, _, _ = _run(capsys, "infer", "--target", gateway.target, "--model", "m", "--image", str(tmp_path / "a.png"))
+    assert code == 0
+    assert [request.input.image_classification.image for request in gateway.requests] == [b"\x89PNG"]
 
 
 def test_an_image_takes_the_place_of_json(capsys: pytest.CaptureFixture[str]) -> None:

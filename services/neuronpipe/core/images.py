@@ -2,7 +2,7 @@
 
 Equal, bit by bit, to transformers' image processors on Pillow and NumPy (those named ...Pil in transformers 5, the "slow" ones in 4) behind
 `load_image`, which applies EXIF's orientation and converts to RGB: the same functions of the same library. torchvision's processors resize
-tensors, and differ from these by a few of 255 levels.
+tensors, with other roundings.
 """
 
 import io

@@ -7,6 +7,7 @@ import pytest
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
 from neuronpipe.api.v1.tasks_pb2 import (
+    ImageClassificationInput,
     RerankInput,
     ScoreFunction,
     SentenceSimilarityInput,
@@ -110,7 +111,16 @@ async def test_typed_calls_have_the_clients_priority(gateway: FakeGateway, is_bu
         await client.compare("m", "a", ["b"])
         await client.rerank("m", "a", ["b"])
         await client.classify_zero_shot("m", "a", ["b"])
-    assert [request.priority for request in gateway.requests] == [priority] * 6
+        await client.classify_image("m", b"a")
+    assert [request.priority for request in gateway.requests] == [priority] * 7
+
+
+async def test_an_image_is_sent_as_it_is(gateway: FakeGateway) -> None:
+    gateway.answering.set()
+    async with AsyncClient(gateway.target) as client:
+        await client.classify_image("m", b"\xff\0", top_k=2, function=ScoreFunction.SCORE_FUNCTION_NONE)
+    input = ImageClassificationInput(image=b"\xff\0", top_k=2, function=ScoreFunction.SCORE_FUNCTION_NONE)
+    assert [request.input for request in gateway.requests] == [TaskInput(image_classification=input)]
 
 
 async def test_typed_calls_of_many_texts_send_what_they_are_given(gateway: FakeGateway) -> None:

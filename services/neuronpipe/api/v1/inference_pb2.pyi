@@ -385,7 +385,7 @@ class Usage(_message.Message):
     PADDED_TOKENS_FIELD_NUMBER: _builtins.int
     RESULT_CACHE_FIELD_NUMBER: _builtins.int
     tokens: _builtins.int
-    """Tokens given to the model, special tokens included, summed over the input's sequences."""
+    """Tokens given to the model, special tokens included, summed over the input's sequences. An image counts as its patches of 16 x 16 pixels."""
     truncated_tokens: _builtins.int
     """Tokens of the input that were dropped to fit the model."""
     batch_size: _builtins.int

@@ -137,7 +137,7 @@ class Model(_message.Message):
     task: _builtins.str
     """The task: the name of its field in TaskInput."""
     max_tokens: _builtins.int
-    """The most tokens in one sequence, special tokens included."""
+    """The most tokens in one sequence, special tokens included; of a model of images, what each of them counts as."""
     embedding_dimensions: _builtins.int
     """The width of an embedding, or of a token vector; 0 for other tasks."""
     architecture: _builtins.str

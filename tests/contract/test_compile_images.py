@@ -1,0 +1,93 @@
+"""The compile step on models of images: what it finds by itself, what it stores, and what it refuses."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.bundles.compiler.buckets import BucketRequest
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.errors import SetupError
+from tests.images import make_image_source
+
+_LABELS = {"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_image_source(tmp_path_factory.mktemp("vit") / "source", "vit", **_LABELS)
+
+
+@pytest.fixture
+def compiled(source: Path, tmp_path: Path) -> Callable[..., Bundle]:
+    """Compiles the model; keyword arguments change the request."""
+
+    def run(**changes: Any) -> Bundle:
+        request = CompileRequest(str(source), "image_classification", tmp_path / "repository", "model", backend="fake")
+        return compile_bundle(dataclasses.replace(request, **changes), lambda line: None)
+
+    return run
+
+
+def test_the_task_the_labels_and_the_images_are_found_by_the_models_files(compiled: Callable[..., Bundle]) -> None:
+    bundle = compiled(task="")
+    spec = bundle.spec
+    assert (spec.task, spec.labels, spec.inputs, spec.max_tokens) == ("image_classification", ("cat", "dog"), ("pixels",), 4)
+    assert spec.image is not None
+    assert spec.image.size == (32, 32)
+
+
+def test_a_bundle_of_images_has_no_tokenizer(compiled: Callable[..., Bundle]) -> None:
+    bundle = compiled()
+    assert bundle.manifest.tokenizer_file == ""
+    assert bundle.manifest.files == {}
+
+
+@pytest.mark.parametrize("backend", ["openvino", "torch"])
+def test_the_artefact_is_compared_on_images(backend: str, compiled: Callable[..., Bundle]) -> None:
+    accuracy = compiled(backend=backend).manifest.artifacts[0].accuracy
+    assert accuracy is not None
+    assert (accuracy.samples, accuracy.agreement) == (32, 1.0)
+    assert accuracy.sample_shapes == ((5, 4), (1, 4), (8, 4), (8, 4), (8, 4), (2, 4))
+    assert accuracy.largest_difference < 5e-5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"backend": "openvino", "dtype": "int8"}, "--dtype int8, which is calibrated on texts, is for models of texts"),
+        (
+            {"backend": "neuronx", "buckets": BucketRequest(("8x4",))},
+            "--backend neuronx is for models of texts; there is openvino, torch or fake",
+        ),
+        ({"buckets": BucketRequest(("8x3",))}, "--bucket 8x3: an image counts as 4 tokens: write 8x4"),
+        ({"task": "text_classification"}, "tokenizer"),
+    ],
+)
+def test_what_images_do_not_have_is_refused(changes: dict[str, Any], message: str, compiled: Callable[..., Bundle]) -> None:
+    with pytest.raises(SetupError, match=message):
+        compiled(**changes)
+
+
+def test_buckets_of_whole_images_are_kept(compiled: Callable[..., Bundle]) -> None:
+    artifact = compiled(buckets=BucketRequest(("1x4", "8x4"))).manifest.artifacts[0]
+    assert [str(bucket) for bucket in artifact.buckets] == ["1x4", "8x4"]
+
+
+def test_a_processor_that_makes_images_which_the_model_does_not_take_is_refused(tmp_path: Path, compiled: Callable[..., Bundle]) -> None:
+    folder = make_image_source(tmp_path / "source", "vit", **_LABELS)
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"size": {"height": 48, "width": 40}}))
+    with pytest.raises(SetupError, match="its image processor makes RGB images of 48 x 40, which ViTForImageClassification does not take"):
+        compiled(source=str(folder))
+
+
+def test_a_model_without_an_image_processor_is_refused(tmp_path: Path, compiled: Callable[..., Bundle]) -> None:
+    folder = make_image_source(tmp_path / "source", "vit", **_LABELS)
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(SetupError, match="cannot load its image processor"):
+        compiled(source=str(folder))
