@@ -91,13 +91,13 @@ async def test_number_of_labels_equals_that_of_transformers(top_k: int, sources:
 
 
 async def test_vectors_equal_those_of_sentence_transformers(sources: dict[str, Path], repository: Path) -> None:
-    reference = SentenceTransformer(str(sources["minilm"]), device="cpu")
+    reference = _sentence_transformer(sources["minilm"])
     inputs = [_embedding(text) for text in _TEXTS]
     _assert_same_vectors(await infer_all(repository / "minilm" / "1", inputs), reference.encode(_TEXTS))
 
 
 async def test_first_dimensions_are_scaled_as_in_sentence_transformers(sources: dict[str, Path], repository: Path) -> None:
-    reference = SentenceTransformer(str(sources["minilm"]), device="cpu")
+    reference = _sentence_transformer(sources["minilm"])
     for dimensions in (1, 100, 384):
         inputs = [_embedding(text, dimensions=dimensions) for text in _SHORT]
         expected = reference.encode(_SHORT, normalize_embeddings=True, truncate_dim=dimensions)
@@ -106,7 +106,7 @@ async def test_first_dimensions_are_scaled_as_in_sentence_transformers(sources: 
 
 async def test_raw_vectors_equal_those_of_sentence_transformers(sources: dict[str, Path], repository: Path) -> None:
     whole = SentenceTransformer(str(sources["minilm"]), device="cpu")
-    reference = SentenceTransformer(modules=[module for module in whole if not isinstance(module, Normalize)], device="cpu")
+    reference = _sentence_transformer(modules=[module for module in whole if not isinstance(module, Normalize)])
     for dimensions in (100, 384):
         inputs = [_embedding(text, dimensions=dimensions, skip_normalize=True) for text in _SHORT]
         expected = reference.encode(_SHORT, truncate_dim=dimensions)
@@ -161,7 +161,15 @@ async def test_model_without_modules_is_pooled_as_sentence_transformers_pools_it
 
 
 def _pipeline(folder: Path) -> Any:
-    return transformers.pipeline("text-classification", model=str(folder), device="cpu")
+    # As here, what looks like a special token in a text is text.
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, split_special_tokens=True)
+    return transformers.pipeline("text-classification", model=str(folder), tokenizer=tokenizer, device="cpu")
+
+
+def _sentence_transformer(source: Path | None = None, **options: Any) -> SentenceTransformer:
+    reference = SentenceTransformer(None if source is None else str(source), device="cpu", **options)
+    reference.tokenizer.split_special_tokens = True
+    return reference
 
 
 def _classification(text: str, pair: str | None, function: str | None, top_k: int = len(LABELS)) -> TaskInput:
@@ -200,4 +208,4 @@ async def _assert_same_as_encode(folder: Path, repository: Path) -> None:
     request = CompileRequest(source=str(folder), task="sentence_embedding", repository=repository, name="model")
     bundle = compile_bundle(request, lambda line: None)
     results = await infer_all(bundle.folder, [_embedding(text, skip_normalize=True) for text in _TEXTS])
-    _assert_same_vectors(results, SentenceTransformer(str(folder), device="cpu").encode(_TEXTS))
+    _assert_same_vectors(results, _sentence_transformer(folder).encode(_TEXTS))
