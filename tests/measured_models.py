@@ -150,8 +150,8 @@ _TAIL = """
   it was trained on no more.
 - **DistilBERT, RoBERTa, XLM-R, CamemBERT, MPNet, ModernBERT** take no token types: what a tokenizer gives beyond a model's inputs is left
   out.
-- **MobileBERT** sees of each token its neighbours too. Padding is made to look like the zeros behind a text's last token, so that a text has
-  the same outputs in every batch.
+- **MobileBERT** sees of each token its neighbours too. Padding is made to look like the zeros behind a text's last token, so that a text
+  has the same outputs in every batch.
 - **ModernBERT** on OpenVINO computes with transformers' eager attention: windows of padding alone would be NaN in OpenVINO's own.
 - **BigBird** takes (5 + 2 x num_random_blocks) x block_size tokens, 704 as it is published: up to there transformers too computes full
   attention in place of sparse blocks, which no graph for all lengths can hold.
