@@ -109,6 +109,8 @@ NEURONX_MODELS: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "classifier": MODELS["classifier"],
     "answerer": MODELS["answerer"],
     "embedder": ("sentence_embedding", embedder),
+    "tagger": MODELS["tagger"],
+    "filler": MODELS["filler"],
 }
 
 

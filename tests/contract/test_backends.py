@@ -50,6 +50,8 @@ class _Loaded:
         arrays = {"input_ids": generator.integers(0, self.spec.vocabulary_size, tokens).astype(np.int32)}
         if "token_type_ids" in self.spec.inputs:
             arrays["token_type_ids"] = (np.arange(tokens) > tokens // 2).astype(np.int32)
+        if "mask_position" in self.spec.inputs:
+            arrays["mask_position"] = (np.arange(tokens) == tokens // 2).astype(np.int32)
         return arrays
 
     async def run(self, *sequences: Arrays, room: int = 0, core: int = 0) -> list[dict[str, Array]]:

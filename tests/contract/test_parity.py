@@ -105,8 +105,8 @@ async def test_first_dimensions_are_scaled_as_in_sentence_transformers(sources: 
 
 
 async def test_raw_vectors_equal_those_of_sentence_transformers(sources: dict[str, Path], repository: Path) -> None:
-    whole = _sentence_transformer(sources["minilm"])
-    reference = SentenceTransformer(modules=[module for module in whole if not isinstance(module, Normalize)], device="cpu")
+    whole = SentenceTransformer(str(sources["minilm"]), device="cpu")
+    reference = _sentence_transformer(modules=[module for module in whole if not isinstance(module, Normalize)])
     for dimensions in (100, 384):
         inputs = [_embedding(text, dimensions=dimensions, skip_normalize=True) for text in _SHORT]
         expected = reference.encode(_SHORT, truncate_dim=dimensions)
@@ -166,8 +166,10 @@ def _pipeline(folder: Path) -> Any:
     return transformers.pipeline("text-classification", model=str(folder), tokenizer=tokenizer, device="cpu")
 
 
-def _sentence_transformer(folder: Path) -> SentenceTransformer:
-    return SentenceTransformer(str(folder), device="cpu", processor_kwargs={"split_special_tokens": True})
+def _sentence_transformer(source: Path | None = None, **options: Any) -> SentenceTransformer:
+    reference = SentenceTransformer(None if source is None else str(source), device="cpu", **options)
+    reference.tokenizer.split_special_tokens = True
+    return reference
 
 
 def _classification(text: str, pair: str | None, function: str | None, top_k: int = len(LABELS)) -> TaskInput:

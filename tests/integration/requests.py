@@ -3,7 +3,14 @@
 from typing import Any
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest
-from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, SentenceEmbeddingInput, TaskInput, TextClassificationInput
+from neuronpipe.api.v1.tasks_pb2 import (
+    FillMaskInput,
+    QuestionAnsweringInput,
+    SentenceEmbeddingInput,
+    TaskInput,
+    TextClassificationInput,
+    TokenClassificationInput,
+)
 
 
 def classify(text: str, *, model: str = "classifier", version: str = "", request_id: str = "", **options: Any) -> InferRequest:
@@ -21,3 +28,13 @@ def answer(question: str, context: str, *, model: str = "answerer", **options: A
     """A question to answer."""
     input = QuestionAnsweringInput(question=question, context=context, **options)
     return InferRequest(model=model, input=TaskInput(question_answering=input))
+
+
+def tag(text: str, *, model: str = "tagger", **options: Any) -> InferRequest:
+    """A token classification."""
+    return InferRequest(model=model, input=TaskInput(token_classification=TokenClassificationInput(text=text, **options)))
+
+
+def fill(text: str, *, model: str = "filler", **options: Any) -> InferRequest:
+    """Masks to fill."""
+    return InferRequest(model=model, input=TaskInput(fill_mask=FillMaskInput(text=text, **options)))

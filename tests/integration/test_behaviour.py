@@ -10,9 +10,9 @@ import transformers
 from google.rpc import code_pb2
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest
-from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import Aggregation, TaskInput, Truncation
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, NeuronpipeError, WrongTask
-from tests.integration.requests import answer, classify, embed
+from tests.integration.requests import answer, classify, embed, fill, tag
 from tests.integration.systems import System
 
 TEXTS = ["The cat sat on the mat.", "Ein Kätzchen 🐈 saß auf der Matte.", "猫坐在垫子上", "a", pydoc_data.topics.topics["if"][:900]]
@@ -53,6 +53,31 @@ async def test_answers_are_passages_of_the_context_by_code_points(system: System
     assert [context[found.start : found.end] for found in answers] == [found.text for found in answers]
     assert [found.score for found in answers] == sorted((found.score for found in answers), reverse=True)
     assert response.usage.tokens > 384, "the context should take several windows"
+
+
+async def test_entities_are_passages_of_the_text_by_code_points(system: System) -> None:
+    text = "🐈 Kätzchen schlafen gern. In der Küche steht ein Napf. " * 60
+
+    response = await system.infer(tag(text, aggregation=Aggregation.AGGREGATION_FIRST, window_stride_tokens=50))
+
+    entities = response.result.token_classification.entities
+    assert len(entities) > 60
+    assert [text[found.start : found.end] for found in entities] == [found.text for found in entities]
+    assert [found.start for found in entities] == sorted({found.start for found in entities})
+    assert response.usage.tokens > 512, "the text should take several windows"
+
+
+async def test_every_mask_is_filled_where_it_stands(system: System) -> None:
+    text = "🐈 [MASK] on the [MASK]."
+
+    response = await system.infer(fill(text, top_k=3, targets=["sat", "mat", "dog", "##s"]))
+
+    masks = response.result.fill_mask.masks
+    assert [text[mask.start : mask.end] for mask in masks] == ["[MASK]", "[MASK]"]
+    assert all({token.token for token in mask.tokens} < {"sat", "mat", "dog", "##s"} and len(mask.tokens) == 3 for mask in masks)
+    assert list(masks[0].tokens) != list(masks[1].tokens), "each mask has a place of its own"
+    # Two sequences of [CLS] 🐈 [MASK] on the [MASK] . [SEP].
+    assert response.usage.tokens == 2 * 8
 
 
 async def test_timings_add_up_and_usage_tells_what_ran(system: System) -> None:
@@ -130,6 +155,28 @@ BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
         answer("who?", "word " * 2000, window_stride_tokens=378),
         InvalidInput,
         "context: makes 1622 windows with an overlap of 378 tokens, the limit is 1024",
+    ),
+    "text to tag is too long": (
+        tag("word " * 600),
+        InvalidInput,
+        "text: 602 tokens, the model takes 512; set truncation to cut, or window",
+    ),
+    "windows to tag that never advance": (
+        tag("a", window_stride_tokens=510),
+        InvalidInput,
+        "window_stride_tokens: 510, a window has room for 510 tokens of the text",
+    ),
+    "no mask": (fill("Nothing is missing."), InvalidInput, r"text: holds no mask; this model's is \[MASK\]"),
+    "too many masks": (fill("[MASK] " * 17), InvalidInput, "text: 17 masks, the limit is 16"),
+    "mask that would be cut": (
+        fill("word " * 600 + "[MASK]", truncation=Truncation.TRUNCATION_RIGHT),
+        InvalidInput,
+        "truncation: drops 1 of the text's 1 masks",
+    ),
+    "target outside the vocabulary": (
+        fill("A [MASK].", targets=["cat", "Kätzchen"]),
+        InvalidInput,
+        r"targets\[1\]: is no token of the model's vocabulary",
     ),
     "too many answers": (answer("Who?", "A context.", top_k=101), InvalidInput, "top_k: 101, the limit is 100"),
     "long request id": (classify("a", request_id="x" * 257), InvalidInput, "request_id: 257 characters, the limit is 256"),

@@ -109,6 +109,9 @@ async def test_typed_methods_give_what_infer_gives(gateway_target: str) -> None:
         vector = await client.embed("minilm", "The cat sat.", dimensions=16)
         answers = await client.answer("answerer", "Who sat?", "The cat sat on the mat.", top_k=2)
         alike = await client.compare("minilm", "The cat sat.", ["The cat sat.", "A cat is sitting.", "Stocks fell sharply."])
+        entities = await client.find_entities("tagger", "The cat sat.", keep_all_labels=True)
+        mask_token = (await client.get_model("filler")).mask_token
+        masks = await client.fill_masks("filler", f"The {mask_token} sat.", targets=["cat", "dog"])
         response = await client.infer(classify("The cat sat.", top_k=4, function=ScoreFunction.SCORE_FUNCTION_SIGMOID))
 
     assert alike[0] == pytest.approx(1, abs=1e-6)
@@ -118,6 +121,8 @@ async def test_typed_methods_give_what_infer_gives(gateway_target: str) -> None:
     assert vector.shape == (16,)
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
     assert [found.text in "The cat sat on the mat." for found in answers] == [True, True]
+    assert (entities[0].start, entities[-1].end) == (0, len("The cat sat."))
+    assert {token.token for token in masks[0].tokens} == {"cat", "dog"}
 
 
 async def test_synchronous_client_gives_what_the_asynchronous_one_gives(gateway_target: str) -> None:
@@ -128,18 +133,22 @@ async def test_synchronous_client_gives_what_the_asynchronous_one_gives(gateway_
                 client.classify("classifier", "The cat sat.", top_k=4),
                 client.embed("minilm", "The cat sat.").tolist(),
                 client.answer("answerer", "Who sat?", "The cat sat on the mat."),
+                client.find_entities("tagger", "The cat sat."),
+                client.fill_masks("filler", "The [MASK] sat."),
                 [outcome.response.result for outcome in client.infer_batch(requests)],
                 {answer.request_id for answer in client.infer_stream(requests)},
                 [model.name for model in client.list_models()],
                 client.get_model("minilm").max_tokens,
             )
 
-    labels, vector, answers, results, stream_ids, names, max_tokens = await asyncio.to_thread(everything)
+    labels, vector, answers, entities, masks, results, stream_ids, names, max_tokens = await asyncio.to_thread(everything)
 
     async with AsyncClient(gateway_target) as client:
         assert labels == await client.classify("classifier", "The cat sat.", top_k=4)
         assert vector == (await client.embed("minilm", "The cat sat.")).tolist()
         assert answers == await client.answer("answerer", "Who sat?", "The cat sat on the mat.")
+        assert entities == await client.find_entities("tagger", "The cat sat.")
+        assert masks == await client.fill_masks("filler", "The [MASK] sat.")
         assert results == [(await client.infer(classify(text))).result for text in "ab"]
     assert (stream_ids, max_tokens) == ({"1", "2"}, 256)
     assert {"classifier", "minilm", "answerer"} <= set(names)

@@ -88,7 +88,7 @@ def test_closed_loop_measures_every_figure(target: str) -> None:
     assert [line.split()[:2] for line in lines] == [["1", "s"]]
 
 
-@pytest.mark.parametrize("model", ["minilm", "answerer"])
+@pytest.mark.parametrize("model", ["minilm", "answerer", "tagger", "filler"])
 def test_the_input_is_made_for_the_task_of_the_model(target: str, model: str) -> None:
     result = run_load(LoadRequest(target=target, model=model, duration_s=0.1, warm_up_s=0.0))
 

@@ -70,6 +70,8 @@ async def test_labels_equal_those_of_transformers(
         text, pair, function, top_k, side = case
         tokenizer.truncation_side = side
         (expected,) = pipeline([{"text": text, "text_pair": pair}], function_to_apply=function, top_k=top_k, truncation=True)
+        usage = outcome.response.usage
+        assert usage.tokens + usage.truncated_tokens == len(tokenizer(text, pair)["input_ids"]), case
         labels = outcome.response.result.text_classification.labels
         compared.compare_ranked(case, [{"label": one.label, "score": one.score} for one in labels], expected)
     compared.check(at_least=180)

@@ -158,8 +158,9 @@ def test_a_word_does_not_move_from_one_text_to_the_other_unnoticed(tmp_path: Pat
         {"inputs": ("input_ids", "attention_mask")},
         {"cls_token_id": 5},
         {"prompt": "find: "},
+        {"mask_token_id": 103},
     ],
-    ids=["tokenizer", "max_tokens", "inputs", "cls", "prompt"],
+    ids=["tokenizer", "max_tokens", "inputs", "cls", "prompt", "mask"],
 )
 def test_another_tokenizer_and_another_model_have_other_keys(tmp_path: Path, changes: dict[str, Any]) -> None:
     spec: dict[str, Any] = {"inputs": ("input_ids", "attention_mask", "token_type_ids"), "cls_token_id": 101, "max_tokens": 32}

@@ -125,11 +125,13 @@ def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) ->
         if device_count()
         else _emulate(conversion, flat)
     )
-    is_per_token = module.task == "question_answering"
     outputs: list[Outputs] = []
     for of_batch in parts:
         cut = [
-            {name: array[: part.rows, : part.tokens] if is_per_token else array[: part.rows] for name, array in next(computed).items()}
+            {
+                name: array[: part.rows, : part.tokens] if name in module.per_token_outputs else array[: part.rows]
+                for name, array in next(computed).items()
+            }
             for part in of_batch
         ]
         outputs.append({name: np.concatenate([one[name] for one in cut]) for name in module.outputs})

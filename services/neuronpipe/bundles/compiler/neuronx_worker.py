@@ -28,8 +28,8 @@ def _trace(job: TraceJob) -> None:
     for name, path in job.outputs.items():
         bucket = parse_bucket(name)
         # By name, in the module's order; a row of padding alone would be masked whole.
-        values = {"input_ids": source.tokenizer.pad_token_id, "attention_mask": 1, "token_type_ids": 0}
-        example = tuple(torch.full((bucket.batch, bucket.tokens), values[input], dtype=torch.int64) for input in source.inputs)
+        values = {"input_ids": source.tokenizer.pad_token_id, "attention_mask": 1}
+        example = tuple(torch.full((bucket.batch, bucket.tokens), values.get(input, 0), dtype=torch.int64) for input in source.inputs)
         traced = torch_neuronx.trace(module, example, compiler_args=job.flags, cpu_backend=job.cpu_backend)
         torch.jit.save(traced, path)
         print(f"{DONE}{name}", flush=True)  # noqa: T201 (read by trace_all)

@@ -20,8 +20,9 @@ _POSITION = "mask_position"
 class _AtPosition(torch.nn.Module):
     """A masked language model whose head sees one token of each row: the one where `mask_position`, int64 [batch, tokens], is 1.
 
-    A head works on each token by itself, so what it gives for one is the same, and costs less by the number of tokens. The choice is a sum
-    over products, which every compiler of static shapes has, not an index.
+    A head works on each token by itself, so what it gives for one is the same, and costs less by the number of tokens. The choice is a
+    select and a sum, which every compiler of static shapes has, not an index; and no product, for what ModernBERT computes for padding
+    may be no number.
     """
 
     def __init__(self, model: Any) -> None:
@@ -48,9 +49,11 @@ def _choosing(encoder: torch.nn.Module, position: torch.Tensor | None) -> Iterat
     """Lets an encoder give one token vector a row, [batch, 1, width], in place of those of all tokens."""
     assert position is not None  # noqa: S101 (the input that the module is made for)
 
+    is_chosen = position.bool().unsqueeze(-1)
+
     def choose(module: torch.nn.Module, args: Any, output: Any) -> Any:
         vectors = output.last_hidden_state
-        output["last_hidden_state"] = (vectors * position.to(vectors.dtype).unsqueeze(-1)).sum(dim=1, keepdim=True)
+        output["last_hidden_state"] = torch.where(is_chosen, vectors, torch.zeros_like(vectors)).sum(dim=1, keepdim=True)
         return output
 
     # Between the encoder and the head there is no other place that all architectures share.
