@@ -20,11 +20,11 @@ _SQUARE = {"height": 32, "width": 32}
 
 # family → (its model's name, its configuration's values, its image processor's name and options)
 _FAMILIES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
-    "vit": ("ViT", _SIZES, "ViT", {"size": _SQUARE}),
-    "deit": ("DeiT", _SIZES, "DeiT", {"size": {"height": 36, "width": 40}, "crop_size": _SQUARE}),
-    "beit": ("Beit", _SIZES, "Beit", {"size": _SQUARE}),
-    "swin": ("Swin", {**_STAGES, "embed_dim": 16, "num_heads": [2, 2], "window_size": 4}, "ViT", {"size": _SQUARE, "resample": 3}),
-    "convnext": ("ConvNext", {"num_stages": 2, "hidden_sizes": [16, 32], "depths": [1, 1]}, "ConvNext", {"size": {"shortest_edge": 32}}),
+    "ViT": ("ViT", _SIZES, "ViT", {"size": _SQUARE}),
+    "DeiT": ("DeiT", _SIZES, "DeiT", {"size": {"height": 36, "width": 40}, "crop_size": _SQUARE}),
+    "BEiT": ("Beit", _SIZES, "Beit", {"size": _SQUARE}),
+    "Swin": ("Swin", {**_STAGES, "embed_dim": 16, "num_heads": [2, 2], "window_size": 4}, "ViT", {"size": _SQUARE, "resample": 3}),
+    "ConvNeXt": ("ConvNext", {"num_stages": 2, "hidden_sizes": [16, 32], "depths": [1, 1]}, "ConvNext", {"size": {"shortest_edge": 32}}),
 }
 IMAGE_FAMILIES = tuple(_FAMILIES)
 

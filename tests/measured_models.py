@@ -79,7 +79,7 @@ def measure_missing() -> None:
     """Writes the record with all rows, of which those that it has of these versions are not measured again."""
     _use_double()
     torch.set_num_threads(1)
-    versions = {"transformers": transformers.__version__, "torch": torch.__version__, "openvino": openvino.__version__}
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__, "openvino": openvino.__version__.partition("-")[0]}
     before = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
     rows = {_key(row): row for row in before.get("rows", ()) if before["versions"] == versions}
     for key in wanted():
@@ -128,15 +128,17 @@ def page(record: Record) -> str:
 
 
 def _cell(row: Record, reasons: Sequence[str]) -> str:
-    return f"no ({reasons.index(row['reason']) + 1})" if "reason" in row else f"{row['difference']:.0e}"
+    return f"no ({reasons.index(row['reason']) + 1})" if "reason" in row else f"{row['difference']:.0e}" if row["difference"] else "0"
 
 
 _HEAD = """# Models that work
 
-Which architecture works for which task on which back end, with the largest difference of an output to PyTorch float32 over up to
+Which architecture works for which task on which back end, with the largest absolute difference of an output to PyTorch float32 over up to
 {samples} sample inputs of all lengths. Measured on small models of each (two to four layers, width 32, up to 64 tokens, or images of
-32 x 32 pixels), with transformers {transformers}, torch {torch} and OpenVINO {openvino}. Neuron is the contract double of its SDK, with
-buckets: no device was involved. It computes with PyTorch, so one task for each architecture is enough.
+32 x 32 pixels), whose outputs are up to 50, with transformers {transformers}, torch {torch} and OpenVINO {openvino}.
+
+Neuron is the contract double of its SDK, with buckets: no device was involved. It computes with PyTorch, so one task for each architecture
+is enough. That every architecture answers as transformers' pipelines do is what `tests/oracle/` shows.
 
 This page is made by `make fix-models` of docs/models.json, which it measures; never edit either.
 """
@@ -150,6 +152,8 @@ _TAIL = """
   it was trained on no more.
 - **DistilBERT, RoBERTa, XLM-R, CamemBERT, MPNet, ModernBERT** take no token types: what a tokenizer gives beyond a model's inputs is left
   out.
+- **MobileBERT** sees of each token its neighbours too. Padding is made to look like the zeros behind a text's last token, so that a text
+  has the same outputs in every batch.
 - **ModernBERT** on OpenVINO computes with transformers' eager attention: windows of padding alone would be NaN in OpenVINO's own.
 - **BigBird** takes (5 + 2 x num_random_blocks) x block_size tokens, 704 as it is published: up to there transformers too computes full
   attention in place of sparse blocks, which no graph for all lengths can hold.

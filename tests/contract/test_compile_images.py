@@ -19,7 +19,7 @@ _LABELS = {"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}}
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_image_source(tmp_path_factory.mktemp("vit") / "source", "vit", **_LABELS)
+    return make_image_source(tmp_path_factory.mktemp("vit") / "source", "ViT", **_LABELS)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_buckets_of_whole_images_are_kept(compiled: Callable[..., Bundle]) -> No
 
 
 def test_a_processor_that_makes_images_which_the_model_does_not_take_is_refused(tmp_path: Path, compiled: Callable[..., Bundle]) -> None:
-    folder = make_image_source(tmp_path / "source", "vit", **_LABELS)
+    folder = make_image_source(tmp_path / "source", "ViT", **_LABELS)
     path = folder / "preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"size": {"height": 48, "width": 40}}))
     with pytest.raises(SetupError, match="its image processor makes RGB images of 48 x 40, which ViTForImageClassification does not take"):
@@ -87,7 +87,7 @@ def test_a_processor_that_makes_images_which_the_model_does_not_take_is_refused(
 
 
 def test_a_model_without_an_image_processor_is_refused(tmp_path: Path, compiled: Callable[..., Bundle]) -> None:
-    folder = make_image_source(tmp_path / "source", "vit", **_LABELS)
+    folder = make_image_source(tmp_path / "source", "ViT", **_LABELS)
     (folder / "preprocessor_config.json").unlink()
     with pytest.raises(SetupError, match="cannot load its image processor"):
         compiled(source=str(folder))

@@ -41,8 +41,8 @@ def image_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     sources = {family: make_image_source(folder / family, family, **labels) for family in IMAGE_FAMILIES}
     multi_label = {**labels, "problem_type": "multi_label_classification"}
     return sources | {
-        "multi-label": make_image_source(folder / "multi-label", "vit", **multi_label),
-        "one-label": make_image_source(folder / "one-label", "vit", id2label={0: "cat"}, label2id={"cat": 0}),
+        "multi-label": make_image_source(folder / "multi-label", "ViT", **multi_label),
+        "one-label": make_image_source(folder / "one-label", "ViT", id2label={0: "cat"}, label2id={"cat": 0}),
     }
 
 

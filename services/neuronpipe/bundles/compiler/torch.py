@@ -1,7 +1,6 @@
 """PyTorch to an exported program: the model's graph and weights in one file, which runs without transformers and without the Hub."""
 
 import copy
-import functools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -48,18 +47,6 @@ def convert(conversion: Conversion) -> Artifact:
         files=(_MODEL_FILE,),
         versions={"torch": torch.__version__, "transformers": transformers.__version__},
     )
-
-
-def _with_float_outputs(module: torch.nn.Module) -> torch.nn.Module:
-    """The module with outputs in float32, whatever it computes in, and the inputs that it had."""
-    forward = module.forward
-
-    @functools.wraps(forward)
-    def float_forward(*args: torch.Tensor, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {name: tensor.float() for name, tensor in forward(*args, **inputs).items()}
-
-    module.forward = float_forward
-    return module
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:
