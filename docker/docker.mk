@@ -60,7 +60,7 @@ fix-locks: .venv/.dev
 
 # Images and a project of its own, so that it leaves a stack that runs alone. Where no registry answers, on bases made of Debian's packages.
 .PHONY: e2e
-e2e: .venv/.dev
+e2e: .venv/.dev $(NODE)/node_modules/.ready
 	export DOCKER="$(DOCKER)" COMPOSE="$(COMPOSE)" IMAGE_PREFIX=neuronpipe-e2e VERSION=e2e
 	$(DOCKER) info >/dev/null || { echo "make e2e needs a Docker engine: docker/with-engine make e2e starts one"; exit 1; }
 	bases=$$(docker/base-images)

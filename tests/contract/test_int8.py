@@ -191,7 +191,7 @@ def test_artefact_beyond_a_limit_leaves_nothing_behind(
         ({"min_agreement": 0.0}, "--min-agreement 0.0: must be more than 0 and at most 1"),
         ({"min_agreement": 1.01}, "--min-agreement 1.01: must be"),
         ({"min_agreement": float("nan")}, "--min-agreement nan: must be"),
-        ({"calibration": Path("/no/such/file")}, "/no/such/file: cannot be read: No such file or directory"),
+        ({"calibration": Path("/no/such/file")}, "--calibration /no/such/file: No such file or directory"),
         ({"calibration": Path(__file__).with_name("__init__.py")}, "0 different texts, one a line; calibration takes at least 32"),
     ],
     ids=str,
