@@ -234,7 +234,7 @@ def test_answering_is_calibrated_and_compared_on_questions_with_their_contexts(s
     [
         (
             ("--dtype", "int8", "--calibration", "/no/such/file"),
-            "/no/such/file: cannot be read: No such file or directory; see --calibration",
+            "--calibration /no/such/file: No such file or directory",
         ),
         (("--min-agreement", "2"), "--min-agreement 2.0: must be more than 0 and at most 1"),
         (("--max-divergence", "-1"), "--max-divergence -1.0: must be 0 or more"),

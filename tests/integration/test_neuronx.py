@@ -222,8 +222,9 @@ def test_a_bundle_of_the_double_is_refused_by_the_sdk(one_model: Path, machine: 
     # A stand-in for the SDK, which cannot be installed here: all that matters is that its version is not the double's.
     (tmp_path / "sdk").mkdir()
     (tmp_path / "sdk" / "torch_neuronx.py").write_text('__version__ = "2.9.0.2.15.32035"\n')
-    path = machine["PYTHONPATH"].split(":", 1)[1]
-    message = _refusal(one_model, machine | {"PYTHONPATH": f"{tmp_path / 'sdk'}:{path}"}, "--cores", "2")
+    _, *others = machine["PYTHONPATH"].split(os.pathsep)  # all but the double
+    path = os.pathsep.join([str(tmp_path / "sdk"), *others])
+    message = _refusal(one_model, machine | {"PYTHONPATH": path}, "--cores", "2")
     assert "made with the contract double of the tests" in message
 
 
