@@ -42,11 +42,11 @@ def make_requests(request: LoadRequest, task: str, texts: Sequence[str]) -> list
 
 
 def _text_classification(text: str) -> TaskInput:
-    return TaskInput(text_classification=TextClassificationInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
+    return TaskInput(text_classification=TextClassificationInput(text=text, truncation=_CUT))
 
 
 def _sentence_embedding(text: str) -> TaskInput:
-    return TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
+    return TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, truncation=_CUT))
 
 
 def _question_answering(text: str) -> TaskInput:
@@ -54,11 +54,11 @@ def _question_answering(text: str) -> TaskInput:
 
 
 def _token_classification(text: str) -> TaskInput:
-    return TaskInput(token_classification=TokenClassificationInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
+    return TaskInput(token_classification=TokenClassificationInput(text=text, truncation=_CUT))
 
 
 def _fill_mask(text: str) -> TaskInput:
-    return TaskInput(fill_mask=FillMaskInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
+    return TaskInput(fill_mask=FillMaskInput(text=text, truncation=_CUT))
 
 
 def _feature_extraction(text: str) -> TaskInput:

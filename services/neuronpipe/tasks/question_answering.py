@@ -16,6 +16,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, Window, check_text, check_windows, sequence
+from neuronpipe.tasks.scores import softmax
 
 # The pipeline's own defaults, transformers 4.57.6 pipelines/question_answering.py.
 _MAX_WINDOW_TOKENS = 384
@@ -107,14 +108,8 @@ def _annotations(window: Window, model: ModelSpec) -> Arrays:
 
 def _probabilities(annotation: Arrays, output: Arrays) -> tuple[Array, Array]:
     is_candidate = annotation["char_start"] >= 0
-
-    def softmax(logits: Array) -> Array:
-        masked = np.where(is_candidate, logits, np.float32(-10000.0))
-        probabilities: Array = np.exp(masked - masked.max())
-        probabilities /= probabilities.sum()
-        return probabilities
-
-    return softmax(output["start_logits"]), softmax(output["end_logits"])
+    start, end = (softmax(np.where(is_candidate, output[name], np.float32(-10000.0))) for name in ("start_logits", "end_logits"))
+    return start, end
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from neuronpipe.tasks.base import (
     or_default,
     sequence,
 )
+from neuronpipe.tasks.scores import softmax
 
 _AGGREGATIONS = frozenset(Aggregation.values())
 _OF_TOKENS = frozenset((Aggregation.AGGREGATION_UNSPECIFIED, Aggregation.AGGREGATION_NONE))
@@ -116,7 +117,7 @@ def _entities(
     aggregation: "Aggregation.ValueType", labels: Sequence[str], ignored: frozenset[str], annotation: Arrays, logits: Array
 ) -> Iterator[_Found]:
     is_text = annotation["char_start"] >= 0
-    scores = _softmax(logits[is_text])
+    scores = softmax(logits[is_text])
     start, end = annotation["char_start"][is_text], annotation["char_end"][is_text]
     if aggregation in _OF_TOKENS or aggregation == Aggregation.AGGREGATION_SIMPLE:
         found = _best_labels(scores, start, end)
@@ -130,12 +131,6 @@ def _entities(
     kept = np.array([name not in ignored for name in names], bool)[found.label]
     columns = (column[kept].tolist() for column in (found.label, found.score, found.start, found.end))
     return (_Found(names[label], score, begin, stop) for label, score, begin, stop in zip(*columns, strict=True))
-
-
-def _softmax(logits: Array) -> Array:
-    scores: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
-    scores /= scores.sum(axis=1, keepdims=True)
-    return scores
 
 
 def _best_labels(scores: Array, start: Array, end: Array) -> _Labelled:
