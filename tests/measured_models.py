@@ -22,7 +22,7 @@ from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest
 from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.neuron import DOUBLES_VARIABLE
+from neuronpipe.runtimes.neuron import DOUBLES_VARIABLE
 from tests.architectures import ARCHITECTURES, MAX_TOKENS, make_source, tasks_of
 
 _DOCS = Path(__file__).parents[1] / "docs"

@@ -138,6 +138,14 @@ def make_repository(
     return folder
 
 
+def link_models(folder: Path, repository: Path, *names: str) -> Path:
+    """A repository in `folder` of some of another's models, which are linked."""
+    folder.mkdir()
+    for name in names:
+        (folder / name).symlink_to(repository / name)
+    return folder
+
+
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     print(make_repository(target / "repository", make_sources(target / "sources")))

@@ -1,11 +1,14 @@
 """Small tokenizers of every kind, trained on the Python manual and a few words of other scripts."""
 
+import io
 import pydoc_data.topics
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import sentencepiece
 import tokenizers
 import transformers
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 _VOCABULARY = 1200
@@ -46,10 +49,10 @@ _ROBERTA_NAMES: dict[str, Any] = {
 }
 
 
-def byte_level_bpe(*, max_tokens: int) -> Any:
+def byte_level_bpe(*, max_tokens: int, add_prefix_space: bool = False) -> Any:
     """RoBERTa's kind: <s> A </s></s> B </s>; no text is outside its vocabulary."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=_VOCABULARY,
@@ -58,7 +61,7 @@ def byte_level_bpe(*, max_tokens: int) -> Any:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_corpus(), trainer)
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=add_prefix_space)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_tokens, **_ROBERTA_NAMES)
 
 
@@ -93,6 +96,18 @@ def unigram_pairs(*, max_tokens: int) -> Any:
     names = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_tokens, model_input_names=inputs, **names)
+
+
+def unigram_charsmap(*, max_tokens: int) -> Any:
+    """XLM-R's kind with SentencePiece's own normalizer (nmt_nfkc), which deletes control characters."""
+    trained = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a b c d e f"] * 10), model_writer=trained, vocab_size=10, minloglevel=2
+    )
+    model = sentencepiece_model_pb2.ModelProto.FromString(trained.getvalue())  # type: ignore[attr-defined]
+    tokenizer = unigram(max_tokens=max_tokens)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Precompiled(model.normalizer_spec.precompiled_charsmap)
+    return tokenizer
 
 
 TRAINED: dict[str, Callable[..., Any]] = {"word-piece": word_piece, "byte-level-bpe": byte_level_bpe, "unigram": unigram}

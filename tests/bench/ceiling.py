@@ -17,8 +17,8 @@ import numpy as np
 
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.neuron_executor.backends.cpus import available_cpus
-from neuronpipe.neuron_executor.batching import pad
+from neuronpipe.inputs.kind import input_kind
+from neuronpipe.runtimes.cpus import available_cpus
 
 # Padded tokens of a batch. 0: every text alone.
 BUDGETS = (0, 256, 512, 1024, 2048)
@@ -86,7 +86,8 @@ def _serve(pipe: "Connection[float | dict[int, float], float]", repository: Path
         cut = list(cut_sorted([len(one["input_ids"]) for one in sequences], budget))
         # Shuffled, so that long batches do not all come at the end.
         random.Random(0).shuffle(cut)
-        return [pad([sequences[index] for index in rows], padded, bundle.spec) for rows, padded in cut]
+        kind = input_kind(bundle.spec)
+        return [kind.pad([sequences[index] for index in rows], padded) for rows, padded in cut]
 
     def passes_per_s(pool: Sequence[_Batch], seconds: float) -> float:
         began_s = time.perf_counter()

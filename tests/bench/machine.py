@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from neuronpipe.neuron_executor.backends.cpus import available_cpus
+from neuronpipe.runtimes.cpus import available_cpus
 from tests.bench.peers.environments import ROOT
 
 _INSTRUCTIONS = {"AVX2": "avx2", "AVX-512": "avx512f", "VNNI": "avx512_vnni", "AVX-VNNI": "avx_vnni", "bfloat16": "avx512_bf16"}

@@ -22,14 +22,15 @@ import uvloop
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
-from neuronpipe.api.v1.stages_pb2 import ExecuteItem
+from neuronpipe.bundles.buckets import parse_bucket
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.compiler.buckets import BucketRequest
 from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES
 from neuronpipe.bundles.repository import read_repository
-from neuronpipe.core.buckets import parse_bucket
-from neuronpipe.core.config import EngineSettings
-from neuronpipe.core.tensors import to_tensor_set
+from neuronpipe.core.calls import Call
+from neuronpipe.core.items import ExecuteItem, ModelKey
+from neuronpipe.core.packed import TensorSets
+from neuronpipe.neuron_executor.settings import EngineSettings
 from neuronpipe.neuron_executor.stage import running_executor
 from tests.bench.callers import WARM_UP_S
 from tests.bench.closed_loop import ClosedLoop, System
@@ -57,7 +58,7 @@ class _Rate:
 
 def _executor_alone(repository: Path, cores: int, callers: int, seconds: float) -> _Rate:
     """Through scheduler, padding and back end, in one process, without gRPC and tokenizer."""
-    item = ExecuteItem(model="classifier", sequences=[to_tensor_set({"input_ids": np.full(_WORD_TOKENS, 7, np.int32)})])
+    item = ExecuteItem(Call(), ModelKey("classifier", 1), TensorSets(arrays=[{"input_ids": np.full(_WORD_TOKENS, 7, np.int32)}]))
 
     async def measure() -> _Rate:
         done, end_s = 0, 0.0

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from neuronpipe.api.v1.stages_pb2 import PostprocessItem
 from neuronpipe.api.v1.tasks_pb2 import (
     Aggregation,
     FeatureExtractionInput,
@@ -31,9 +30,14 @@ from neuronpipe.api.v1.tasks_pb2 import (
     ZeroShotClassificationInput,
 )
 from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.calls import Call
+from neuronpipe.core.items import ModelKey, PostprocessItem
 from neuronpipe.core.model import ModelSpec, OutputSpec
-from neuronpipe.core.tensors import Arrays, to_tensor_set
-from neuronpipe.postprocessor.stage import PostprocessorStage
+from neuronpipe.core.packed import TensorSets, pack_input
+from neuronpipe.core.tensors import Arrays
+from neuronpipe.forward.v1 import stages_pb2 as wire
+from neuronpipe.postprocessor.stage import PostprocessorStage, running_postprocessor
+from neuronpipe.rpc.codecs import PostprocessCodec
 
 _SECONDS = 1.0
 _RANDOM = np.random.default_rng(7)
@@ -160,23 +164,23 @@ CASES: dict[str, Callable[[], Case]] = {
 async def measure(case: Case) -> float:
     """CPU time of a request in microseconds: the mean over a second."""
     spec = case.spec()
-    stage = PostprocessorStage([cast("Bundle", SimpleNamespace(key=(spec.name, spec.version), decoding_spec=lambda: spec))])
-    item = PostprocessItem(
-        model=spec.name,
-        input=case.input,
-        annotations=[to_tensor_set(annotation) for annotation in case.annotations],
-        outputs=[to_tensor_set(output) for output in case.outputs],
-    )
-    message = item.SerializeToString()
-    for _ in range(20):
-        await stage.postprocess(item)
-    count, began_s, began_cpu_s = 0, time.monotonic(), time.process_time()
-    while time.monotonic() - began_s < _SECONDS:
-        (await stage.postprocess(PostprocessItem.FromString(message))).SerializeToString()
-        count += 1
-    elapsed_us = (time.process_time() - began_cpu_s) * 1e6 / count
-    stage.close()
-    return elapsed_us
+    bundle = cast("Bundle", SimpleNamespace(key=(spec.name, spec.version), spec=spec, decoding_spec=lambda: spec))
+    annotations, outputs = TensorSets(arrays=case.annotations), TensorSets(arrays=case.outputs)
+    codec, sent = PostprocessCodec(), wire.PostprocessItem()
+    codec.write_item(PostprocessItem(Call(), ModelKey(*bundle.key), pack_input(case.input), annotations, outputs), sent)
+    message = sent.SerializeToString()
+
+    async def answer(stage: PostprocessorStage) -> bytes:
+        return (await stage.postprocess(codec.read_item(wire.PostprocessItem.FromString(message)))).data
+
+    async with running_postprocessor([bundle]) as stage:
+        for _ in range(20):
+            await answer(stage)
+        count, began_s, began_cpu_s = 0, time.monotonic(), time.process_time()
+        while time.monotonic() - began_s < _SECONDS:
+            await answer(stage)
+            count += 1
+        return (time.process_time() - began_cpu_s) * 1e6 / count
 
 
 def main(names: list[str]) -> None:

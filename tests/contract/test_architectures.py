@@ -20,31 +20,36 @@ from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.neuron import device_count
 from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.inputs.kind import input_kind
 from neuronpipe.neuron_executor.backends import BACKENDS, load_backend
-from neuronpipe.neuron_executor.backends.base import Backend, BackendError, LoadRequest
-from neuronpipe.neuron_executor.batching import cut, pad
+from neuronpipe.neuron_executor.backends.base import Backend, BackendError, BackendRequest, compute
+from neuronpipe.neuron_executor.batching.outputs import cut
+from neuronpipe.runtimes.neuron import device_count
 from tests.architectures import ARCHITECTURES, MAX_TOKENS, TEXT_ARCHITECTURES, make_source
 from tests.conftest import DOUBLES
 from tests.images import IMAGE_FAMILIES
 from tests.measured_models import GRAPHS, PAGE, RECORD, page, wanted
+from tests.sampling import Sample, sample_of
 
 _SEED = 20261121
 _PLACES = [*BACKENDS, "torch on a GPU", "neuronx on a device"]
+_COMPILED = [name for name in ARCHITECTURES if name != "Longformer"]
 _CORES = 2
 _DEVICES = device_count()  # before the double has this process see none
 # Sums of float32 in another order, as in test_backends.py; ModernBERT has twice as many layers as that counts.
 _TOLERANCE = 2e-5
 
 
-def _reason_to_skip(place: str, architecture: str) -> str | None:
+def _reason_to_skip(place: str, architecture: str, sample: Sample) -> str | None:
     if architecture == "Longformer":
         return "no graph for all lengths can hold it; a test says how it is refused"
     if place.startswith("neuronx") and architecture in IMAGE_FAMILIES:
         return "compiling images for Neuron is not supported yet"
     if place == "fake":
         return "the fake back end computes no model, so none is different from another"
+    if place in ("torch", "neuronx") and architecture not in sample.some(_COMPILED):
+        return f"compiling takes long but for openvino, so {sample.describe()} is tested; `make oracle` tests all"
     if place == "torch on a GPU" and not torch.cuda.is_available():
         return "no CUDA device"
     if place == "neuronx on a device" and not _DEVICES:
@@ -68,9 +73,9 @@ class _Loaded:
 
     async def run(self, *sequences: Arrays, room: int = 0, core: int = 0) -> list[Array]:
         lengths = [self.spec.tokens_of(one) for one in sequences]
-        inputs = pad(sequences, self.backend.round_tokens(max(*lengths, room)), self.spec)
-        outputs = await self.backend.run(core, inputs)
-        return [cut(outputs, row, tokens, self.spec)["logits"] for row, tokens in enumerate(lengths)]
+        inputs = input_kind(self.spec).pad(sequences, self.backend.round_tokens(max(*lengths, room)))
+        outputs = await compute(self.backend, core, inputs)
+        return [cut(outputs, row, tokens, self.spec.outputs)["logits"] for row, tokens in enumerate(lengths)]
 
 
 @pytest.fixture(
@@ -80,7 +85,7 @@ class _Loaded:
 )
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Loaded]:
     place, architecture = request.param
-    if reason := _reason_to_skip(place, architecture):
+    if reason := _reason_to_skip(place, architecture, sample_of(request.config)):
         pytest.skip(f"{architecture} on {place}: {reason}")
     name = place.split(" ")[0]
     if place == "neuronx":
@@ -101,7 +106,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     artifact = bundle.artifact(name)
     files = bundle.artifact_files(artifact)
     cores = min(_CORES, torch.cuda.device_count()) if place == "torch on a GPU" else _CORES
-    load = LoadRequest(bundle.spec, files, artifact.properties, cores, _CORES, buckets=artifact.buckets, versions=artifact.versions)
+    load = BackendRequest(bundle.spec, files, artifact.properties, cores, _CORES, buckets=artifact.buckets, versions=artifact.versions)
     with pytest.MonkeyPatch.context() as patch:
         if place == "torch":
             patch.setattr(torch.cuda, "is_available", lambda: False)
@@ -142,7 +147,7 @@ async def test_an_error_leaves_the_back_end_as_it_was(loaded: _Loaded) -> None:
     if loaded.spec.image:
         broken = {"pixels": np.ones((2, 3, 30, 32), np.uint8)}
     with pytest.raises(BackendError):
-        await loaded.backend.run(0, broken)
+        await compute(loaded.backend, 0, broken)
     _assert_equal((await loaded.run(loaded.sequence(9)))[0], expected)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ from neuronpipe.bundles.compiler import COMPILERS
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.inputs.kind import input_kind
 from neuronpipe.neuron_executor.backends import BACKENDS, load_backend
-from neuronpipe.neuron_executor.backends.base import Backend, BackendError, LoadRequest
-from neuronpipe.neuron_executor.batching import cut, pad
+from neuronpipe.neuron_executor.backends.base import Backend, BackendError, BackendRequest, compute
+from neuronpipe.neuron_executor.batching.outputs import cut
 from tests.models import MODELS, NEURONX_MODELS
 
 _CORES = 2
@@ -55,12 +57,16 @@ class _Loaded:
             arrays["mask_position"] = (np.arange(tokens) == tokens // 2).astype(np.int32)
         return arrays
 
+    def pad(self, *sequences: Arrays, padded_tokens: int) -> dict[str, Array]:
+        """One batch."""
+        return input_kind(self.spec).pad(sequences, padded_tokens)
+
     async def run(self, *sequences: Arrays, room: int = 0, core: int = 0) -> list[dict[str, Array]]:
         """The outputs of sequences in one batch, without padding; `room` asks for a longer batch than they need."""
         lengths = [len(arrays["input_ids"]) for arrays in sequences]
         padded = self.backend.round_tokens(max(*lengths, room))
-        outputs = await self.backend.run(core, pad(sequences, padded, self.spec))
-        return [cut(outputs, row, tokens, self.spec) for row, tokens in enumerate(lengths)]
+        outputs = await compute(self.backend, core, self.pad(*sequences, padded_tokens=padded))
+        return [cut(outputs, row, tokens, self.spec.outputs) for row, tokens in enumerate(lengths)]
 
     def assert_equal(self, outputs: Arrays, expected: Arrays) -> None:
         """Equal but for what the back end's arithmetic may change."""
@@ -77,7 +83,7 @@ def _bundle(request: pytest.FixtureRequest, backend: str, model: str) -> Bundle:
 def _loading(request: pytest.FixtureRequest, name: str, model: str) -> Iterator[_Loaded]:
     bundle = _bundle(request, name, model)
     artifact = bundle.artifact(name)
-    load = LoadRequest(
+    load = BackendRequest(
         bundle.spec,
         bundle.artifact_files(artifact),
         artifact.properties,
@@ -110,7 +116,7 @@ def test_a_back_end_has_as_many_cores_as_asked_for(loaded: _Loaded) -> None:
 
 async def test_outputs_have_the_names_shapes_and_dtype_of_the_spec(loaded: _Loaded) -> None:
     padded = loaded.backend.round_tokens(9)
-    outputs = await loaded.backend.run(0, pad([loaded.sequence(9), loaded.sequence(4)], padded, loaded.spec))
+    outputs = await compute(loaded.backend, 0, loaded.pad(loaded.sequence(9), loaded.sequence(4), padded_tokens=padded))
     expected = {output.name: (2, *(padded if axis == "tokens" else axis for axis in output.axes)) for output in loaded.spec.outputs}
     assert {name: array.shape for name, array in outputs.items()} == expected
     assert {str(array.dtype) for array in outputs.values()} == {"float32"}
@@ -186,7 +192,7 @@ async def test_every_core_gives_the_same_outputs(loaded: _Loaded) -> None:
 
 
 async def test_outputs_are_not_overwritten_by_the_next_batch_of_the_core(loaded: _Loaded) -> None:
-    outputs = await loaded.backend.run(0, pad([loaded.sequence(8, 1)], loaded.backend.round_tokens(8), loaded.spec))
+    outputs = await compute(loaded.backend, 0, loaded.pad(loaded.sequence(8, 1), padded_tokens=loaded.backend.round_tokens(8)))
     kept = {name: array.copy() for name, array in outputs.items()}
     await loaded.run(loaded.sequence(8, 2))
     for name, array in outputs.items():
@@ -194,9 +200,9 @@ async def test_outputs_are_not_overwritten_by_the_next_batch_of_the_core(loaded:
 
 
 async def test_inputs_are_left_as_they_were(loaded: _Loaded) -> None:
-    batch = pad([loaded.sequence(8)], loaded.backend.round_tokens(8), loaded.spec)
+    batch = loaded.pad(loaded.sequence(8), padded_tokens=loaded.backend.round_tokens(8))
     kept = {name: array.copy() for name, array in batch.items()}
-    await loaded.backend.run(0, batch)
+    await compute(loaded.backend, 0, batch)
     for name, array in batch.items():
         np.testing.assert_array_equal(array, kept[name])
 
@@ -223,12 +229,47 @@ async def test_a_batch_that_runs_does_not_hold_up_the_event_loop(loaded: _Loaded
     await running
 
 
+async def test_a_batch_is_made_and_taken_apart_where_it_is_computed_and_not_on_the_event_loop(loaded: _Loaded) -> None:
+    if loaded.name == "fake":
+        pytest.skip("the fake has no thread")
+    batch = loaded.pad(loaded.sequence(8), padded_tokens=loaded.backend.round_tokens(8))
+    free, threads = threading.Event(), list[int]()
+
+    def prepare() -> Arrays:
+        assert free.wait(20)  # a loop that waited for this could not let it go on
+        threads.append(threading.get_ident())
+        return batch
+
+    def finish(outputs: Arrays) -> int:
+        threads.append(threading.get_ident())
+        return len(outputs)
+
+    running = asyncio.create_task(loaded.backend.run(0, prepare, finish))
+    await asyncio.sleep(0.01)
+    free.set()
+    assert await running == len(loaded.spec.outputs)
+    assert len(set(threads)) == 1
+    assert threads[0] != threading.get_ident()
+
+
+async def test_what_making_a_batch_or_taking_it_apart_raises_is_raised_as_it_is(loaded: _Loaded) -> None:
+    batch = loaded.pad(loaded.sequence(8), padded_tokens=loaded.backend.round_tokens(8))
+
+    def fail(outputs: Arrays = batch) -> Arrays:
+        raise ZeroDivisionError
+
+    for prepare, finish in ((fail, len), (lambda: batch, fail)):
+        with pytest.raises(ZeroDivisionError):
+            await loaded.backend.run(0, prepare, finish)
+    await loaded.run(loaded.sequence(8))
+
+
 async def test_a_batch_that_cannot_be_computed_raises_and_leaves_the_core_as_it_was(loaded: _Loaded) -> None:
     # Rows of eight ids and of nine in the mask. (Not too many positions: OpenVINO reads beyond its tables then, and crashes later.)
     broken = {name: np.ones((2, 9 if name == "attention_mask" else 8), np.int64) for name in loaded.spec.inputs}
     (expected,) = await loaded.run(loaded.sequence(20))
     with pytest.raises(BackendError):
-        await asyncio.wait_for(loaded.backend.run(0, broken), 60)
+        await asyncio.wait_for(compute(loaded.backend, 0, broken), 60)
     (outputs,) = await loaded.run(loaded.sequence(20))
     loaded.assert_equal(outputs, expected)
 

@@ -36,7 +36,7 @@ from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.bundles.manifest import Accuracy
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.openvino import has_bfloat16, openvino
+from neuronpipe.runtimes.openvino import has_bfloat16, openvino
 from neuronpipe.tokenizer.text import JsonTokenizer
 from tests.models import bert_config, save
 
@@ -503,7 +503,10 @@ def test_hub_that_cannot_be_reached_is_told_with_the_folder_that_is_missing(
 ) -> None:
     # Nothing listens on port 9 (discard).
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(SetupError, match=f"{source}: no local folder, and the Hub cannot be reached"):
+    with pytest.raises(
+        SetupError,
+        match=f"{source}: no local folder, and the Hub cannot be reached .*; where it can, run: hf download {source} --local-dir DIR",
+    ):
         compiled(source=source)
 
 

@@ -65,7 +65,7 @@ def test_the_artefact_is_compared_on_images(backend: str, compiled: Callable[...
             "--backend neuronx is for models of texts; there is openvino, torch or fake",
         ),
         ({"buckets": BucketRequest(("8x3",))}, "--bucket 8x3: an image counts as 4 tokens: write 8x4"),
-        ({"task": "text_classification"}, "tokenizer"),
+        ({"task": "text_classification"}, "ViTForImageClassification takes images, so it cannot have the task text_classification"),
     ],
 )
 def test_what_images_do_not_have_is_refused(changes: dict[str, Any], message: str, compiled: Callable[..., Bundle]) -> None:

@@ -18,8 +18,8 @@ from neuronpipe.bundles.compiler.buckets import BucketRequest
 from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.bundles.compiler.positional import Positional
 from neuronpipe.bundles.repository import Bundle
-from neuronpipe.core import neuron
 from neuronpipe.core.errors import SetupError
+from neuronpipe.runtimes import neuron
 
 _FLAGS = ["--target=inf2", "--model-type=transformer", "--optlevel=2", "--enable-mixed-precision-accumulation"]
 

@@ -14,7 +14,12 @@ import pytest
 import yaml
 
 from neuronpipe import __version__
-from neuronpipe.core import config
+from neuronpipe.core.settings import variable_name
+from neuronpipe.gateway.settings import GatewaySettings
+from neuronpipe.neuron_executor.settings import NeuronExecutorSettings
+from neuronpipe.postprocessor.settings import PostprocessorSettings
+from neuronpipe.process.settings import ServerSettings
+from neuronpipe.tokenizer.settings import TokenizerSettings
 
 _ROOT = Path(__file__).parents[2]
 _DOCKER = _ROOT / "docker"
@@ -28,11 +33,11 @@ _LAYERS: dict[str, tuple[str, ...]] = {
     "neuron, observability": ("neuron", "observability"),
 }
 # service → its settings
-_SERVICES: dict[str, type[config.ServerSettings]] = {
-    "gateway": config.GatewaySettings,
-    "tokenizer": config.TokenizerSettings,
-    "neuron-executor": config.NeuronExecutorSettings,
-    "postprocessor": config.PostprocessorSettings,
+_SERVICES: dict[str, type[ServerSettings]] = {
+    "gateway": GatewaySettings,
+    "tokenizer": TokenizerSettings,
+    "neuron-executor": NeuronExecutorSettings,
+    "postprocessor": PostprocessorSettings,
 }
 _PAGES = {"jaeger", "prometheus", "grafana"}
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -51,11 +56,11 @@ def _compose_command() -> list[str]:
     return ["docker-compose"]
 
 
-def _merged(layers: tuple[str, ...]) -> dict[str, Any]:
+def _merged(layers: tuple[str, ...], **given: str) -> dict[str, Any]:
     """What compose itself makes of the files and .env."""
     files = ["compose.yaml", *(f"compose.{layer}.yaml" for layer in layers)]
     command = [*_compose_command(), *(word for file in files for word in ("-f", str(_DOCKER / file))), "config"]
-    environment = {name: value for name, value in os.environ.items() if name not in _defaults()}
+    environment = {name: value for name, value in os.environ.items() if name not in _defaults()} | given
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert result.returncode == 0, result.stderr
     assert "WARN" not in result.stderr.upper(), result.stderr  # of variables that are not set
@@ -117,7 +122,7 @@ def test_nothing_stands_in_the_way_of_more_containers_on_other_machines(merged: 
 
 def test_every_service_has_settings_that_exist(merged: dict[str, Any]) -> None:
     for name, kind in _SERVICES.items():
-        known = {config.variable_name(kind, field) for field in kind.model_fields}
+        known = {variable_name(kind, field) for field in kind.model_fields}
         environment = merged["services"][name].get("environment") or {}
         assert {variable for variable in environment if variable.startswith("NEURONPIPE_")} <= known
 
@@ -153,9 +158,24 @@ def test_an_image_runs_as_nobody_and_is_asked_for_its_health_by_grpc(target: str
     prefix = str(_SERVICES[name].model_config["env_prefix"])
     [port] = re.findall(rf"{prefix}LISTEN=0\.0\.0\.0:(\d+)", stage)
     health = json.loads(re.findall(r"HEALTHCHECK [^\[]*CMD (\[.*\])", stage)[0])
-    assert health[-4:-2] == ["--target", f"127.0.0.1:{port}"] or health[-2:] == ["--target", f"127.0.0.1:{port}"]
+    assert health[-3:] == ["health", "--target", f"127.0.0.1:{port}"]
     assert json.loads(re.findall(r"^CMD (.*)$", stage, re.MULTILINE)[-1]) == ["serve", name]
     assert f"EXPOSE {port}" in stage
+
+
+def test_only_the_compile_step_gets_the_hubs_token_and_may_be_told_to_work_offline() -> None:
+    services = _merged((), HF_TOKEN="secret", HF_HUB_OFFLINE="1")["services"]
+    assert services["compile"]["environment"] == {"HF_TOKEN": "secret", "HF_HUB_OFFLINE": "1"}
+    assert [name for name, service in services.items() if "secret" in json.dumps(service)] == ["compile"]
+    # The Hub's cache is in a volume, where a copy of one can be put.
+    assert "ENV HF_HOME=/sources\n" in _stages()["compile"]
+    assert _defaults()["HF_TOKEN"] == ""
+
+
+def test_the_page_says_how_files_become_readable_for_the_user_of_the_containers() -> None:
+    page = (_ROOT / "docs" / "containers.md").read_text()
+    assert "user 65532" in page
+    assert "chmod -R a+rX FOLDER" in page
 
 
 def test_the_base_image_is_named_by_its_digest() -> None:
@@ -187,7 +207,7 @@ def test_prometheus_looks_at_every_service_where_it_listens() -> None:
     looked_at = {job["job_name"]: [(where["names"], where["port"]) for where in job["dns_sd_configs"]] for job in scraping}
     services = _merged(("observability",))["services"]
     for name, kind in _SERVICES.items():
-        listen = services[name]["environment"][config.variable_name(kind, "metrics_listen")]
+        listen = services[name]["environment"][variable_name(kind, "metrics_listen")]
         assert looked_at.pop(name) == [([name], int(listen.rpartition(":")[2]))]
     assert looked_at == {}
 

@@ -15,6 +15,8 @@ from demo.model import find_minilm
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.compiler.detection import read_configuration
 from neuronpipe.core.errors import SetupError
+from neuronpipe.tasks.rerank import RerankFacts
+from neuronpipe.tasks.zero_shot_classification import ZeroShotFacts
 from tests.models import bert_config, save
 
 _NLI = {"label2id": {"contradiction": 0, "neutral": 1, "entailment": 2}, "id2label": {0: "contradiction", 1: "neutral", 2: "entailment"}}
@@ -193,7 +195,7 @@ def test_what_was_found_is_shown_and_stored(tmp_path: Path) -> None:
         "      dtype         float32"
     ) in lines
     assert bundle.spec.tasks == ("zero_shot_classification", "text_classification")
-    assert bundle.spec.entailment_id == 2
+    assert ZeroShotFacts.of(bundle.spec).entailment_id == 2
 
 
 def test_a_sentence_transformers_model_answers_both_of_its_tasks(tmp_path: Path) -> None:
@@ -215,7 +217,8 @@ def test_a_cross_encoder_is_read_as_sentence_transformers_reads_it(tmp_path: Pat
     (source / "config_sentence_transformers.json").write_text(json.dumps(settings))
     (source / "sentence_bert_config.json").write_text('{"max_seq_length": 40}')
     spec = compile_bundle(CompileRequest(str(source), "", tmp_path, "m", backend="fake"), lambda line: None).spec
-    assert (spec.tasks, spec.rerank_function, spec.prompt, spec.max_tokens) == (("rerank", "text_classification"), "none", "Find: ", 40)
+    assert (spec.tasks, spec.max_tokens) == (("rerank", "text_classification"), 40)
+    assert RerankFacts.of(spec) == RerankFacts(score_function="none", prompt="Find: ")
 
 
 def test_a_model_without_a_head_is_not_taken_for_a_classifier(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from transformers.image_utils import load_image
 
 from neuronpipe.bundles.compiler.image_processors import load_image_processor
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.images import read_pixels
+from neuronpipe.inputs.images import read_pixels
 from tests.images import image_files, image_processor
 
 pytestmark = [

@@ -20,14 +20,14 @@ _NEEDS = {
     "neuronpipe.core.errors": set(),
     "neuronpipe.client": _BASE,
     "neuronpipe.load.run": _BASE,
-    "neuronpipe.trace.command": _BASE,
+    "neuronpipe.cli.trace": _BASE,
     "neuronpipe.gateway.server": _SERVER,
     "neuronpipe.tokenizer.server": _SERVER | {"tokenizers", "PIL"},
     "neuronpipe.neuron_executor.server": _SERVER,
     "neuronpipe.neuron_executor.backends.fake": _BASE | _PYDANTIC,
     "neuronpipe.postprocessor.server": _SERVER,
-    "neuronpipe.rpc.health_check": _BASE | {"grpc_health"},
-    "neuronpipe.local": _SERVER | {"tokenizers", "PIL"},
+    "neuronpipe.rpc.health_check": _BASE,
+    "neuronpipe.local.server": _SERVER | {"tokenizers", "PIL"},
     "neuronpipe.telemetry.start": _PYDANTIC | _BASE,
     "neuronpipe.telemetry.spans": _BASE | _OTEL,
     "neuronpipe.telemetry.otlp_metrics": _BASE | _OTEL,
@@ -72,6 +72,24 @@ def _python(program: str) -> str:
 @pytest.mark.parametrize("module", _NEEDS)
 def test_a_part_needs_nothing_but_what_its_extra_installs(module: str) -> None:
     _python(_PROGRAM.format(module=module, allowed=_NEEDS[module]))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "health --target 127.0.0.1:9",
+        "models --target 127.0.0.1:9",
+        "infer --target 127.0.0.1:9 --model m --json {}",
+        "trace --target 127.0.0.1:9 --model m --json {}",
+    ],
+)
+def test_commands_of_callers_run_where_only_the_client_is_installed(command: str) -> None:
+    program = (
+        _PROGRAM.format(module="neuronpipe.cli", allowed=_BASE) + f"importlib.import_module('neuronpipe.cli').main({command.split()!r})"
+    )
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    # Nobody listens there; the exit code of a package that is missing is 2.
+    assert (process.returncode, process.stderr.split(": ")[:2]) == (1, ["neuronpipe", "UNAVAILABLE"])
 
 
 def test_a_package_that_a_part_needs_and_lacks_is_noticed() -> None:

@@ -6,7 +6,7 @@ import logging
 import pydoc_data.topics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ from neuronpipe.bundles.compiler.tasks import load_module
 from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.openvino import engine, openvino
 from neuronpipe.core.tensors import Arrays
+from neuronpipe.inputs.kind import input_kind
 from neuronpipe.neuron_executor.backends import load_backend
-from neuronpipe.neuron_executor.backends.base import Backend, LoadRequest
-from neuronpipe.neuron_executor.batching import cut, pad
+from neuronpipe.neuron_executor.backends.base import Backend, BackendRequest, compute
+from neuronpipe.neuron_executor.batching.outputs import cut
+from neuronpipe.runtimes.openvino import engine, openvino
 from tests.models import MODELS, bert_config, save
 
 _WORDS = " ".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)).split()
@@ -36,6 +37,15 @@ _WORDS = " ".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.t
 _TEXTS = [" ".join(_WORDS[-30 * (number + 1) :][: 5 + number]) for number in range(MIN_TEXTS)]
 
 _NAMES = ("classifier", "answerer", "minilm")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pytests_handlers_keep_their_levels() -> Iterator[None]:
+    """pytest adds its handlers to loggers that do not propagate. NNCF's is one, and the compiler raises the level of all its handlers."""
+    levels = [(handler, handler.level) for handler in logging.root.handlers]
+    yield
+    for handler, level in levels:
+        handler.setLevel(level)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +87,7 @@ def compiled(tmp_path: Path, calibration_file: Path) -> Callable[..., Bundle]:
 
 def _load(bundle: Bundle) -> Backend:
     artifact = bundle.artifact("openvino")
-    return load_backend("openvino", LoadRequest(bundle.spec, bundle.artifact_files(artifact), artifact.properties, cores=1, threads=1))
+    return load_backend("openvino", BackendRequest(bundle.spec, bundle.artifact_files(artifact), artifact.properties, cores=1, threads=1))
 
 
 def _source_module(bundle: Bundle) -> SourceModule:
@@ -124,7 +134,7 @@ async def test_served_outputs_are_as_close_to_pytorch_as_the_manifest_says(bundl
     backend = _load(bundle)
     difference = 0.0
     for batch, expected in zip(batches, reference_outputs(module, batches), strict=True):
-        outputs = await backend.run(0, {name: batch[name] for name in module.inputs})
+        outputs = await compute(backend, 0, {name: batch[name] for name in module.inputs})
         for name, array in expected.items():
             off = np.abs(outputs[name] - array)
             difference = max(difference, float((off[batch["attention_mask"] == 1] if "answering" in module.task else off).max()))
@@ -148,8 +158,8 @@ async def test_batch_mates_and_padding_change_a_sequences_outputs_less_than_int8
 
     async def run(*sequences: Arrays) -> list[Arrays]:
         lengths = [len(arrays["input_ids"]) for arrays in sequences]
-        outputs = await backend.run(0, pad(sequences, backend.round_tokens(max(lengths)), bundle.spec))
-        return [cut(outputs, row, tokens, bundle.spec) for row, tokens in enumerate(lengths)]
+        outputs = await compute(backend, 0, input_kind(bundle.spec).pad(sequences, backend.round_tokens(max(lengths))))
+        return [cut(outputs, row, tokens, bundle.spec.outputs) for row, tokens in enumerate(lengths)]
 
     sequences = [sequence(tokens) for tokens in (5, 17, 3, 40, 8)]
     together = await run(*sequences)

@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 
 import neuronpipe
-from neuronpipe.core.config import PipelineSettings
-from neuronpipe.core.model import ModelSpec, ModelTable
-from neuronpipe.core.stages import Stages
-from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.pipeline import Pipeline
-from neuronpipe.gateway.server import INFERENCE_SERVICE, MODEL_SERVICE, gateway_methods
+from neuronpipe.core.items import Stages
+from neuronpipe.gateway.doors.native import native_rpcs
+from tests.door import door_of
 
 _PROTOS = Path(neuronpipe.__file__).parents[2] / "protos"
 _BUF = Path(sys.executable).parent / "buf"
@@ -69,12 +66,10 @@ def test_a_change_that_callers_do_not_see_is_allowed(tmp_path: Path, change: tup
     assert process.returncode == 0, process.stdout + process.stderr
 
 
-def test_every_rpc_of_the_public_api_has_a_method_and_the_reverse() -> None:
-    async def never(request: object) -> object:
+def test_every_rpc_of_the_public_api_has_a_handler_and_the_reverse() -> None:
+    async def never(item: object) -> object:
         raise AssertionError("called")
 
     stage: Callable[..., object] = never
-    models: ModelTable[ModelSpec] = ModelTable({})
-    pipeline = Pipeline(models, Stages(stage, stage, stage), PipelineSettings())  # type: ignore[arg-type]
-    rpcs = [method.name for service in (INFERENCE_SERVICE, MODEL_SERVICE) for method in service.methods]
-    assert sorted(gateway_methods(pipeline, Catalog([]))) == sorted(rpcs)
+    door = door_of([], Stages(stage, stage, stage))  # type: ignore[arg-type]
+    assert sorted(door.native.handlers()) == sorted(rpc.path for rpc in native_rpcs())

@@ -9,9 +9,9 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TaskResult
 from neuronpipe.api.v1.tensors_pb2 import DataType, Tensor, TensorSet
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS
-from neuronpipe.core.model import ScoreFunctionName
 from neuronpipe.core.tensors import to_arrays, to_tensor_set
 from neuronpipe.tasks import TASKS
+from neuronpipe.tasks.scores import ScoreFunctionName
 
 _INPUTS: list[FieldDescriptor] = list(TaskInput.DESCRIPTOR.fields)
 _RESULTS: list[FieldDescriptor] = list(TaskResult.DESCRIPTOR.fields)

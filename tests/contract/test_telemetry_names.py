@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import neuronpipe
-from neuronpipe.core.telemetry import Attributes, Events, Instrument, Metrics, Name, Spans, instruments, names_in
+from neuronpipe.core.names import Attributes, Events, Instrument, Metrics, Name, Spans, instruments, names_in
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE
-from neuronpipe.telemetry.document import document
+from tests.contract.telemetry_page import document
 
 _ROOT = Path(neuronpipe.__file__).parent
 _DOCS = Path(__file__).parents[2] / "docs"

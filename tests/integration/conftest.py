@@ -1,7 +1,5 @@
 """The systems under test: local stages, four processes and one process, or the one that --target names."""
 
-import json
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -9,9 +7,8 @@ import pytest
 import pytest_asyncio
 
 from demo.processes import ServiceProcess, four_processes
-from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
-from tests.integration.systems import System, local_system
+from tests.integration.systems import System, local_system, make_slow
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -55,13 +52,7 @@ def gateway_target(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def slow_repository(fake_repository: Path, tmp_path: Path) -> Path:
     """One fake model whose every batch takes a second and a half."""
-    folder = tmp_path / "slow"
-    shutil.copytree(fake_repository / "classifier", folder / "classifier")
-    manifest = folder / "classifier" / "1" / MANIFEST_FILE
-    content = json.loads(manifest.read_text())
-    content["artifacts"][0]["properties"] = {"device_time_s": "1.5"}
-    manifest.write_text(json.dumps(content))
-    return folder
+    return make_slow(fake_repository, tmp_path / "slow")
 
 
 @pytest_asyncio.fixture(scope="session")

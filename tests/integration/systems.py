@@ -1,5 +1,7 @@
 """The same pipeline behind the same five methods, in this process or behind a gateway."""
 
+import json
+import shutil
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -14,14 +16,16 @@ from neuronpipe.api.v1.inference_pb2 import (
     InferStreamRequest,
     InferStreamResponse,
 )
-from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model
+from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Model
+from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.repository import read_repository
-from neuronpipe.core.config import AllSettings
-from neuronpipe.core.model import ModelTable
-from neuronpipe.core.stages import Call
-from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.pipeline import Pipeline
-from neuronpipe.local import local_stages
+from neuronpipe.core.calls import Call
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.gateway.assembly import running_gateway
+from neuronpipe.gateway.doors.native import NativeDoor
+from neuronpipe.local.server import local_stages
+from neuronpipe.local.settings import AllSettings
+from tests.door import Door
 
 
 class System(Protocol):
@@ -41,28 +45,27 @@ class System(Protocol):
 class LocalSystem:
     """The pipeline in this process, without gRPC."""
 
-    def __init__(self, pipeline: Pipeline, catalog: Catalog) -> None:
-        self._pipeline = pipeline
-        self._catalog = catalog
+    def __init__(self, door: Door) -> None:
+        self._door = door
 
     async def infer(self, request: InferRequest, *, timeout_s: float | None = None) -> InferResponse:
-        return await self._pipeline.infer(request, _call(timeout_s))
+        return await self._door.infer(request, _call(timeout_s))
 
     async def infer_batch(self, requests: Iterable[InferRequest], *, timeout_s: float | None = None) -> Sequence[InferOutcome]:
-        return (await self._pipeline.infer_batch(InferBatchRequest(requests=requests), _call(timeout_s))).outcomes
+        return (await self._door.infer_batch(InferBatchRequest(requests=requests), _call(timeout_s))).outcomes
 
     def infer_stream(self, requests: Iterable[InferRequest], *, timeout_s: float | None = None) -> AsyncIterator[InferStreamResponse]:
         async def messages() -> AsyncIterator[InferStreamRequest]:
             for request in requests:
                 yield InferStreamRequest(request=request)
 
-        return self._pipeline.infer_stream(messages(), _call(timeout_s))
+        return self._door.infer_stream(messages(), _call(timeout_s))
 
     async def list_models(self) -> Sequence[Model]:
-        return self._catalog.list_models().models
+        return (await self._door.native.list_models(ListModelsRequest(), Call())).models
 
     async def get_model(self, name: str, version: str = "") -> Model:
-        return self._catalog.get_model(GetModelRequest(name=name, version=version)).model
+        return (await self._door.native.get_model(GetModelRequest(name=name, version=version), Call())).model
 
 
 def _call(timeout_s: float | None) -> Call:
@@ -74,6 +77,18 @@ async def local_system(repository: Path) -> AsyncIterator[System]:
     """A pipeline over local stages."""
     settings = AllSettings(repository=repository)
     bundles = read_repository(repository)
-    async with local_stages(bundles, settings, settings) as stages:
-        models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
-        yield LocalSystem(Pipeline(models, stages, settings), Catalog(bundles))
+    async with (
+        local_stages(bundles, settings, settings) as stages,
+        running_gateway(bundles, stages, settings, settings, Telemetry()) as gateway,
+    ):
+        yield LocalSystem(Door(NativeDoor(gateway.pipeline, gateway.catalog, settings)))
+
+
+def make_slow(repository: Path, folder: Path) -> Path:
+    """A repository in `folder` of one fake model whose every batch takes a second and a half."""
+    shutil.copytree(repository / "classifier", folder / "classifier")
+    manifest = folder / "classifier" / "1" / MANIFEST_FILE
+    content = json.loads(manifest.read_text())
+    content["artifacts"][0]["properties"] = {"device_time_s": "1.5"}
+    manifest.write_text(json.dumps(content))
+    return folder

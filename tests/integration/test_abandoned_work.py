@@ -16,12 +16,16 @@ from demo.processes import ServiceProcess, four_processes
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import DeadlineExceeded
 from tests.integration.requests import classify
+from tests.integration.systems import make_slow
 
 pytestmark = pytest.mark.local_only
 
 
-@pytest_asyncio.fixture(params=["one process", "four processes"])
-async def client(request: pytest.FixtureRequest, slow_repository: Path) -> AsyncIterator[AsyncClient]:
+@pytest_asyncio.fixture(scope="module", params=["one process", "four processes"])
+async def client(
+    request: pytest.FixtureRequest, fake_repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[AsyncClient]:
+    slow_repository = make_slow(fake_repository, tmp_path_factory.mktemp("slow"))
     with contextlib.ExitStack() as stack:
         if request.param == "one process":
             gateway = stack.enter_context(ServiceProcess("all", "--repository", str(slow_repository))).wait_until_ready()

@@ -228,12 +228,6 @@ async def test_stream_answers_every_request_by_its_id(system: System) -> None:
     assert answers["r6"].response.usage.tokens == 9
 
 
-async def test_stream_needs_request_ids(system: System) -> None:
-    answers = [response async for response in system.infer_stream([classify("a")])]
-
-    assert [response.outcome.error.message for response in answers] == ["request_id: is required on a stream"]
-
-
 async def test_deadline_that_cannot_be_met_is_exceeded(system: System) -> None:
     with pytest.raises(DeadlineExceeded):
         await system.infer(answer("Where?", "A long context. " * 5000), timeout_s=0.02)

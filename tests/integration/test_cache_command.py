@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
-from neuronpipe.api.v1.stages_pb2 import TokenizeItem
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.cli import main
-from neuronpipe.core.config import TokenCacheSettings
+from neuronpipe.core.calls import Call
+from neuronpipe.core.items import ModelKey, TokenizeItem
+from neuronpipe.core.packed import pack_input
+from neuronpipe.tokenizer.settings import TokenCacheSettings
 from neuronpipe.tokenizer.stage import running_tokenizer
 from tests.integration.requests import classify
 from tests.redis_server import RedisServer, redis_server
@@ -52,7 +54,7 @@ async def test_a_tokenizer_finds_what_was_stored_ahead(fake_repository: Path, re
     settings = TokenCacheSettings(redis_url=redis.url, redis_timeout_ms=1000, token_cache_redis="always", token_cache_bytes=0)
     async with running_tokenizer(read_repository(fake_repository), settings) as stage, asyncio.timeout(10):
         while True:
-            item = TokenizeItem(model="classifier", version="1", input=classify("a text that is known").input)
+            item = TokenizeItem(Call(), ModelKey("classifier", 1), pack_input(classify("a text that is known").input))
             outcome = (await stage.tokenize(item)).token_cache
             if outcome != CacheOutcome.CACHE_OUTCOME_BYPASS:  # not connected yet
                 break
@@ -81,7 +83,7 @@ def test_an_input_that_would_be_refused_is_named_and_left_out(
     ("lines", "model", "option", "problem"),
     [
         (["a"], "answerer", "--texts", "line 1: the model's task takes more than a text; use --inputs"),
-        (["{}"], "classifier", "--inputs", "line 1: is no input of this model: it is not for the task text_classification"),
+        (["{}"], "classifier", "--inputs", "line 1: is no input of this model: it is not for the task text-classification"),
         (['{"text_classification": {"text": "a"}}', "{"], "classifier", "--inputs", "line 2: is no input of this model"),
     ],
 )
@@ -102,16 +104,17 @@ def test_a_file_that_cannot_be_meant_is_refused(
 
 
 def test_values_are_counted_by_kind_and_deleted_by_kind(redis: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("neuronpipe:tokens:a", "neuronpipe:tokens:b", "neuronpipe:results:a", "neuronpipe-2:tokens:a", "other"):
+    ours = ("neuronpipe:tokens:a", "neuronpipe:tokens:b", "neuronpipe:pixels:a", "neuronpipe:results:a")
+    for name in (*ours, "neuronpipe-2:tokens:a", "other"):
         redis.ask("SET", name, "x" * 1000)
     main(["cache", "stats"])
     counts = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[1:]}
-    assert (counts["tokens"][0], counts["results"][0]) == ("2", "1")
+    assert (counts["tokens"][0], counts["pixels"][0], counts["results"][0]) == ("2", "1", "1")
     assert 2000 < int(counts["tokens"][1].replace(",", "")) < 4000
 
     main(["cache", "clear", "--kind", "tokens"])
     assert capsys.readouterr().out == "2 values deleted\n"
-    assert sorted(redis.stored_keys()) == [b"neuronpipe-2:tokens:a", b"neuronpipe:results:a", b"other"]
+    assert sorted(redis.stored_keys()) == [b"neuronpipe-2:tokens:a", b"neuronpipe:pixels:a", b"neuronpipe:results:a", b"other"]
     main(["cache", "clear"])
     assert sorted(redis.stored_keys()) == [b"neuronpipe-2:tokens:a", b"other"]
 

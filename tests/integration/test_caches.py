@@ -12,11 +12,12 @@ import pytest
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, InferRequest, InferResponse
-from neuronpipe.api.v1.stages_pb2 import EncodedInput, TokenizeItem
 from neuronpipe.bundles.repository import read_repository, write_manifest
 from neuronpipe.client import AsyncClient
-from neuronpipe.core.config import TokenCacheSettings
-from neuronpipe.core.tensors import to_arrays
+from neuronpipe.core.calls import Call
+from neuronpipe.core.items import EncodedInput, ModelKey, TokenizeItem
+from neuronpipe.core.packed import pack_input
+from neuronpipe.tokenizer.settings import TokenCacheSettings
 from neuronpipe.tokenizer.stage import TokenizerStage, running_tokenizer
 from tests.integration.requests import classify
 from tests.redis_server import RedisServer, redis_server
@@ -73,7 +74,7 @@ async def test_two_tokenizer_processes_share_what_either_tokenized(fake_reposito
 
 
 async def _encode(stage: TokenizerStage, text: str) -> EncodedInput:
-    return await stage.tokenize(TokenizeItem(model="classifier", version="1", input=classify(text).input))
+    return await stage.tokenize(TokenizeItem(Call(), ModelKey("classifier", 1), pack_input(classify(text).input)))
 
 
 async def test_a_changed_tokenizer_finds_nothing_of_the_former(fake_repository: Path, redis: RedisServer, tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ async def test_a_changed_tokenizer_finds_nothing_of_the_former(fake_repository: 
             while (found := await _encode(stage, "A TEXT")).token_cache == _BYPASS:
                 await asyncio.sleep(0.01)
         assert found.token_cache == _MISS
-        ids, former_ids = (to_arrays(encoded.sequences[0])["input_ids"].tolist() for encoded in (found, await _encode(former, "A TEXT")))
+        ids, former_ids = (encoded.sequences.arrays[0]["input_ids"].tolist() for encoded in (found, await _encode(former, "A TEXT")))
         assert ids != former_ids
 
 

@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from demo.processes import four_processes
 from neuronpipe.client import Client
 from neuronpipe.core.metrics import Meters
-from neuronpipe.neuron_executor.neuron_metrics import NeuronMetrics
+from neuronpipe.neuron_executor.neuron_metrics import record_snapshot
 from neuronpipe.neuron_executor.neuron_monitor import parse_snapshot
 from neuronpipe.telemetry.prometheus import MetricsPort
 from tests.unit.neuron_executor.fake_monitor import SAMPLE
@@ -54,7 +54,7 @@ def series(fake_repository: Path) -> dict[str, set[str]]:
     snapshot = parse_snapshot(SAMPLE.read_bytes().replace(b'"device_latency":null', b'"device_latency":{"p50":0.001}'), 4242)
     assert snapshot
     meters = Meters()
-    NeuronMetrics(meters).record(snapshot)
+    record_snapshot(meters, snapshot)
     with contextlib.closing(MetricsPort("127.0.0.1:0", meters)) as port:
         _scrape(port.address, found)
     return found

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from demo.model import is_compiled
+from tests.models import link_models
 
 pytestmark = pytest.mark.local_only
 
@@ -19,9 +20,9 @@ SERVICE_LINE = re.compile(r"^  ([a-z-]+) +127\.0\.0\.1:\d+ +pid (\d+)$")
 
 
 @pytest.fixture
-def demo(repository: Path) -> Iterator["subprocess.Popen[str]"]:
+def demo(repository: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     """The demo on a repository that holds MiniLM already."""
-    command = [sys.executable, "-m", "demo", "--repository", str(repository)]
+    command = [sys.executable, "-m", "demo", "--repository", str(link_models(tmp_path / "repository", repository, "minilm"))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         yield process
         process.kill()

@@ -15,10 +15,10 @@ from demo.processes import ServiceProcess, four_processes
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import InvalidInput, Unavailable
-from neuronpipe.core.neuron import DOUBLES_VARIABLE
+from neuronpipe.runtimes.neuron import DOUBLES_VARIABLE
 from tests.integration.requests import answer, classify, embed
 from tests.integration.systems import local_system
-from tests.models import NEURONX_MODELS, make_repository
+from tests.models import NEURONX_MODELS, link_models, make_repository
 from tests.unit.neuron_executor.fake_monitor import write_monitor
 
 pytestmark = pytest.mark.local_only
@@ -41,17 +41,23 @@ def machine(neuron_double: Mapping[str, str], tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def reference_repository(sources: dict[str, Path], tmp_path: Path) -> Path:
-    """The same models for OpenVINO."""
-    embedder = NEURONX_MODELS["embedder"][1](tmp_path / "embedder")
-    return make_repository(tmp_path / "reference", {name: sources.get(name, embedder) for name in NEURONX_MODELS})
+def three_models(neuronx_repository: Path, tmp_path: Path) -> Path:
+    """Those that the requests are for."""
+    return link_models(tmp_path / "three", neuronx_repository, "classifier", "embedder", "answerer")
 
 
 @pytest.fixture
-def processes(neuronx_repository: Path, machine: dict[str, str]) -> Iterator[dict[str, ServiceProcess]]:
+def reference_repository(repository: Path, tmp_path: Path) -> Path:
+    """The same models for OpenVINO."""
+    folder = link_models(tmp_path / "reference", repository, "classifier", "answerer")
+    return make_repository(folder, {"embedder": NEURONX_MODELS["embedder"][1](tmp_path / "embedder")})
+
+
+@pytest.fixture
+def processes(three_models: Path, machine: dict[str, str]) -> Iterator[dict[str, ServiceProcess]]:
     machine["NEURON_DOUBLE_EXECUTION_MS"] = "5"
     with four_processes(
-        neuronx_repository, stage_options={"neuron-executor": ("--cores", "0-1", "--in-flight", "2")}, environment=machine
+        three_models, stage_options={"neuron-executor": ("--cores", "0-1", "--in-flight", "2")}, environment=machine
     ) as processes:
         yield processes
 
@@ -105,18 +111,18 @@ async def test_a_core_that_dies_under_load_costs_no_request(processes: dict[str,
     processes["neuron-executor"].wait_for("core lost")
 
 
-async def test_a_core_that_is_dead_at_the_start_is_left_out(neuronx_repository: Path, machine: dict[str, str]) -> None:
+async def test_a_core_that_is_dead_at_the_start_is_left_out(three_models: Path, machine: dict[str, str]) -> None:
     Path(machine["NEURON_DOUBLE_FOLDER"]).mkdir()
     (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
-    with four_processes(neuronx_repository, stage_options={"neuron-executor": ("--cores", "0-1")}, environment=machine) as processes:
+    with four_processes(three_models, stage_options={"neuron-executor": ("--cores", "0-1")}, environment=machine) as processes:
         async with AsyncClient(processes["gateway"].target, retries=False) as client:
             assert all([(await client.infer(classify(f"text {number}"))).model for number in range(5)])
         assert {line["cores"] for line in processes["neuron-executor"].events() if line["event"] == "model ready"} == {1}
 
 
-async def test_one_process_without_a_core_answers_all_as_unavailable_and_ends(neuronx_repository: Path, machine: dict[str, str]) -> None:
+async def test_one_process_without_a_core_answers_all_as_unavailable_and_ends(three_models: Path, machine: dict[str, str]) -> None:
     machine["NEURON_DOUBLE_EXECUTION_MS"] = "50"
-    options = ("--repository", str(neuronx_repository), "--cores", "1", "--in-flight", "2")
+    options = ("--repository", str(three_models), "--cores", "1", "--in-flight", "2")
     with ServiceProcess("all", *options, environment=machine) as process:
         process.wait_until_ready()
         async with AsyncClient(process.target, retries=False) as client:
@@ -150,15 +156,15 @@ async def test_neuron_monitor_is_read_beside_the_models(one_model: Path, machine
 
 @pytest.mark.parametrize("in_flight", ["1", "2"])
 async def test_an_executor_without_a_core_ends_and_another_takes_its_work(
-    neuronx_repository: Path, machine: dict[str, str], tmp_path: Path, in_flight: str
+    three_models: Path, machine: dict[str, str], tmp_path: Path, in_flight: str
 ) -> None:
     machine["NEURON_DOUBLE_EXECUTION_MS"] = "20"
     # Three models share the core.
-    options = ("--repository", str(neuronx_repository))
+    options = ("--repository", str(three_models))
     executor = ("--cores", "1", "--in-flight", in_flight)
     other = {**machine, "NEURON_DOUBLE_FOLDER": str(tmp_path / "other")}
     with (
-        four_processes(neuronx_repository, stage_options={"neuron-executor": executor}, environment=machine) as processes,
+        four_processes(three_models, stage_options={"neuron-executor": executor}, environment=machine) as processes,
         ServiceProcess("neuron-executor", *options, *executor, environment=other) as second,
     ):
         second.wait_until_ready()

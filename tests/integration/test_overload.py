@@ -21,7 +21,7 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
 from tests.integration.requests import classify
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.alone]
 
 _LOAD_S = float(os.environ.get("NEURONPIPE_SOAK_S") or 4)
 _BATCH_S, _BATCH_SIZE = 0.02, 2

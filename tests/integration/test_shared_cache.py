@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
-from neuronpipe.cache.cache import Cache, Computed
-from neuronpipe.core.config import CachePolicy, RedisSettings
+from neuronpipe.cache.cache import Cache, TimedValue
+from neuronpipe.cache.sealing import ValueCodec
+from neuronpipe.cache.settings import CachePolicy, RedisSettings
 from tests.redis_server import RedisServer, proxy, redis_server
 
 pytestmark = pytest.mark.local_only
@@ -28,10 +29,11 @@ def server() -> Iterator[RedisServer]:
 
 
 @asynccontextmanager
-async def _cache(url: str, policy: CachePolicy = "always", **settings: object) -> AsyncIterator[Cache]:
+async def _cache(url: str, policy: CachePolicy = "always", **settings: object) -> AsyncIterator[Cache[bytes]]:
     """A cache that has no memory of its own, so that Redis is asked every time."""
     # A machine that is busy answers late; where that is not what a test is about, Redis is waited for.
-    cache = Cache("tokens", 0, RedisSettings(**{"redis_url": url, "redis_timeout_ms": 1000} | settings), policy)  # type: ignore[arg-type]
+    redis = RedisSettings(**{"redis_url": url, "redis_timeout_ms": 1000} | settings)  # type: ignore[arg-type]
+    cache = Cache("tokens", 0, redis, policy, ValueCodec(bytes, bytes, len))
     try:
         yield cache
     finally:
@@ -42,11 +44,11 @@ def _value_of(key: bytes) -> bytes:
     return b"the value of " + key
 
 
-async def _get(cache: Cache, key: bytes, seconds: float = 0.01) -> "CacheOutcome.ValueType":
+async def _get(cache: Cache[bytes], key: bytes, seconds: float = 0.01) -> "CacheOutcome.ValueType":
     """Where a key's value came from; whatever happened, it is the right one."""
 
-    async def compute() -> Computed:
-        return Computed(_value_of(key), seconds)
+    async def compute() -> TimedValue[bytes]:
+        return TimedValue(_value_of(key), seconds)
 
     value, outcome = await cache.get(key, 100, compute)
     assert value == _value_of(key)
@@ -60,7 +62,7 @@ async def _wait_for(condition: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def _connected(cache: Cache) -> None:
+async def _connected(cache: Cache[bytes]) -> None:
     """Waits until Redis is asked."""
 
     async def is_asked() -> bool:
@@ -69,7 +71,7 @@ async def _connected(cache: Cache) -> None:
     await _wait_for(is_asked)
 
 
-async def _stored(cache: Cache, key: bytes) -> None:
+async def _stored(cache: Cache[bytes], key: bytes) -> None:
     """Waits until Redis has a key."""
 
     async def is_found() -> bool:

@@ -15,7 +15,7 @@ from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferBatchRequest, InferRequest, InferStreamRequest
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, SentenceEmbeddingInput, TaskInput
-from neuronpipe.core.telemetry import Attributes, Events, Metrics, Spans
+from neuronpipe.core.names import Attributes, Events, Metrics, Spans
 from neuronpipe.rpc.client import open_channel
 from tests.integration.collector import Collector, Received, grpc_collector, http_collector
 from tests.integration.traced import PARENTS, TREE, Answered, ask_sampled
@@ -142,7 +142,7 @@ async def test_the_timings_of_a_response_are_the_durations_of_its_spans(exportin
         assert sum(span.duration_ns for span in spans if span.name == Spans.QUEUE) == timings.predict_queue_ns
         assert _covered_ns([span for span in spans if span.name == Spans.COMPUTE]) == timings.predict_compute_ns
         stages_ns = timings.preprocess_ns + timings.predict_ns + timings.postprocess_ns
-        assert by_name[Spans.INFER].attributes[Attributes.REST_NS] == timings.total_ns - stages_ns
+        assert by_name[Spans.INFER].attributes[Attributes.UNATTRIBUTED_NS] == timings.total_ns - stages_ns
         covered.append(stages_ns / timings.total_ns)
     # The median: a request that lost the CPU between two lines shows that in its rest.
     assert statistics.median(covered) >= 0.95

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from demo.processes import ServiceProcess, four_processes
-from neuronpipe.core.telemetry import Spans
+from neuronpipe.core.names import Spans
 
 pytestmark = pytest.mark.local_only
 

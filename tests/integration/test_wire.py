@@ -48,6 +48,14 @@ async def test_error_carries_its_reason_and_the_field_at_fault(gateway_target: s
     assert [(violation.field, violation.description) for violation in bad_request.field_violations] == [("text", "is empty")]
 
 
+async def test_a_request_of_a_stream_needs_an_id(gateway_target: str) -> None:
+    async with open_channel(gateway_target) as channel:
+        infer_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{INFERENCE_SERVICE}/InferStream")
+        messages = [InferStreamRequest(request=classify("a")).SerializeToString()]
+        answers = [InferStreamResponse.FromString(data) async for data in infer_stream(iter(messages))]
+    assert [answer.outcome.error.message for answer in answers] == ["request_id: is required on a stream"]
+
+
 async def test_broken_message_ends_a_stream_as_the_callers_fault_after_the_answers_to_what_came_before(gateway_target: str) -> None:
     good = [InferStreamRequest(request=classify("a", request_id=str(index))).SerializeToString() for index in range(3)]
     async with open_channel(gateway_target) as channel:

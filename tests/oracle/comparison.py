@@ -1,7 +1,7 @@
 """Keeps count of how our results compare with a reference's, and writes it down.
 
 A test calls `compare` for every case and `check` at its end; a run ends with a table of all comparisons, which are written to
-.cache/oracle/NAME.json too.
+.cache/oracle/NAME.json too. Records travel as properties of the tests' reports, from whichever process ran the test.
 """
 
 import json
@@ -16,15 +16,19 @@ RECORDS = Path(__file__).parents[2] / ".cache" / "oracle"
 # manifests say by how much exactly); 5e-5 leaves room for other CPUs.
 TOLERANCE = 5e-5
 
+# The name of a record among a report's properties.
+PROPERTY = "comparison"
+
 _SHOWN = 5
 
 
 @dataclass
 class Comparison:
-    """One task, or one part of it, against its reference. `name` is the table's row and the record's file."""
+    """One task, or one part of it, against its reference. `name` is the table's row and the record's file, `scope` says which cases."""
 
     name: str
     reference: str
+    scope: str = ""
     cases: int = 0
     largest_difference: float = 0.0
     mismatches: list[str] = field(default_factory=list)
@@ -50,24 +54,31 @@ class Comparison:
         assert not self.mismatches, "\n".join([f"{len(self.mismatches)} of {self.cases} cases differ:", *self.mismatches[:_SHOWN]])
         assert self.cases >= at_least, f"{self.cases} cases compared, expected {at_least}"
 
-    def write(self) -> None:
-        """Writes the record."""
-        RECORDS.mkdir(parents=True, exist_ok=True)
-        record = {
+    def record(self) -> dict[str, Any]:
+        """What is kept of it, as JSON has it."""
+        return {
             "name": self.name,
             "reference": self.reference,
+            "scope": self.scope,
             "cases": self.cases,
             "largest_difference": self.largest_difference,
             "mismatches": self.mismatches,
         }
-        (RECORDS / f"{self.name}.json").write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-
-    def row(self) -> str:
-        """The table's row."""
-        return f"{self.name:34} {self.cases:6} {self.largest_difference:12.2e} {len(self.mismatches):11}  {self.reference}"
 
 
 HEADER = f"{'COMPARISON':34} {'CASES':>6} {'DIFFERENCE':>12} {'MISMATCHES':>11}  REFERENCE"
+
+
+def write(record: Mapping[str, Any]) -> None:
+    """Writes the record of a comparison."""
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    (RECORDS / f"{record['name']}.json").write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def row(record: Mapping[str, Any]) -> str:
+    """The record's row of the table."""
+    numbers = f"{record['cases']:6} {record['largest_difference']:12.2e} {len(record['mismatches']):11}"
+    return f"{record['name']:34} {numbers}  {record['reference']}"
 
 
 def _in_order(ours: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]], tolerance: float) -> list[Mapping[str, Any]]:

@@ -1,25 +1,31 @@
-"""What the oracle suites share: their comparisons, of which the run ends with a table."""
+"""What the oracle suites share: their comparisons, which the run's end shows and writes down, and the sample of their cases."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
-from tests.oracle.comparison import HEADER, Comparison
-
-_COMPARISONS = pytest.StashKey[list[Comparison]]()
+from tests.oracle.comparison import PROPERTY, Comparison
+from tests.sampling import Sample, sample_of
 
 
 @pytest.fixture(scope="session")
-def comparison(pytestconfig: pytest.Config) -> Callable[[str, str], Comparison]:
-    """comparison(name, reference) → a new comparison, which the run's end shows and writes down."""
+def sample(pytestconfig: pytest.Config) -> Sample:
+    """The part of each suite's cases that is compared."""
+    return sample_of(pytestconfig)
+
+
+@pytest.fixture
+def comparison(request: pytest.FixtureRequest, sample: Sample) -> Iterator[Callable[[str, str], Comparison]]:
+    """comparison(name, reference) → a new comparison, which goes with the test's report to where the run's end is shown."""
+    started: list[Comparison] = []
 
     def start(name: str, reference: str) -> Comparison:
-        started = Comparison(name, reference)
-        pytestconfig.stash.setdefault(_COMPARISONS, []).append(started)
-        return started
+        started.append(Comparison(name, reference, sample.describe()))
+        return started[-1]
 
-    return start
+    yield start
+    request.node.user_properties += [(PROPERTY, one.record()) for one in started]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,14 +35,3 @@ def _one_thread_for_the_reference() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    comparisons = config.stash.get(_COMPARISONS, [])
-    if not comparisons:
-        return
-    terminalreporter.section("compared with the reference")
-    terminalreporter.write_line(HEADER)
-    for one in comparisons:
-        one.write()
-        terminalreporter.write_line(one.row())

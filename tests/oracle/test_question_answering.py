@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from tests.oracle.comparison import Comparison
 from tests.oracle.serving import Served, serving
 from tests.oracle.small_models import FAMILIES, make_source
 from tests.oracle.texts import PICKED, generated
-from tests.oracle.transformers4 import ask
+from tests.oracle.transformers4 import Answers, ask
+from tests.sampling import Sample
 
 _MAX_TOKENS = 96
 _QUESTIONS = ("Where is it?", "¿Qué número – 数字 – 🤔?", "What does [SEP] or </i> mean, and to whom?")
@@ -57,23 +59,43 @@ def _cases() -> Iterator[dict[str, Any]]:
         yield {"question": next(questions), "context": context, **options, **({"doc_stride": stride} if stride else {})}
 
 
+def _options_of(case: dict[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in case.items() if name != "context"} | {"is long": case["context"] in _LONG}
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """The sample's cases, and what transformers 4 answers."""
+
+    cases: list[dict[str, Any]]
+    version: str
+    answers: dict[str, Answers]
+
+
+@pytest.fixture(scope="module")
+def reference(answerer_sources: dict[str, Path], sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> _Reference:
+    cases = sample.draw(_cases(), _options_of, at_least=300)
+    models = {family: (source, transformers.AutoTokenizer.from_pretrained(source)) for family, source in answerer_sources.items()}
+    return _Reference(cases, *ask(models, cases, tmp_path_factory.mktemp("transformers4")))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_answers_equal_those_of_transformers(
-    family: str, served: Served, answerer_sources: dict[str, Path], comparison: Callable[[str, str], Comparison], tmp_path: Path
+    family: str, served: Served, reference: _Reference, comparison: Callable[[str, str], Comparison]
 ) -> None:
-    source = answerer_sources[family]
-    cases = list(_cases())
-    version, reference = ask(source, transformers.AutoTokenizer.from_pretrained(source), cases, tmp_path)
-    compared = comparison(f"question_answering-{family}", f"QuestionAnsweringPipeline, transformers {version}; logarithms of scores")
+    cases = reference.cases
+    compared = comparison(
+        f"question_answering-{family}", f"QuestionAnsweringPipeline, transformers {reference.version}; logarithms of scores"
+    )
     outcomes = await served.infer_all(family, [_input(**case) for case in cases])
-    for case, outcome, expected in zip(cases, outcomes, reference, strict=True):
+    for case, outcome, expected in zip(cases, outcomes, reference.answers[family], strict=True):
         assert outcome.HasField("response"), (case, outcome.error.message)
         ours = [
             {"answer": one.text, "start": one.start, "end": one.end, "score": one.score}
             for one in outcome.response.result.question_answering.answers
         ]
         compared.compare_ranked(case, _logarithmic(ours), _logarithmic(expected), tolerance=_TOLERANCE)
-    compared.check(at_least=300)
+    compared.check(at_least=len(cases))
 
 
 def _logarithmic(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:

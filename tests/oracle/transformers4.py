@@ -9,31 +9,39 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 _ROOT = Path(__file__).parents[2]
 _PYTHON = _ROOT / ".venv-transformers4" / "bin" / "python"
 _TIME_LIMIT_S = 280
 
 
-def ask(source: Path, tokenizer: Any, cases: Sequence[Mapping[str, Any]], folder: Path) -> tuple[str, list[list[dict[str, Any]]]]:
-    """The version of transformers, and a list of answers for each case (the pipeline's arguments), by the model in `source`.
+Answers: TypeAlias = list[list[dict[str, Any]]]
 
-    `tokenizer`: the model's; the form in which transformers 5 saves one is not read by 4, so it is described anew. Works in `folder`.
+
+def ask(models: Mapping[str, tuple[Path, Any]], cases: Sequence[Mapping[str, Any]], folder: Path) -> tuple[str, dict[str, Answers]]:
+    """The version of transformers, and by each model a list of answers for each case (the pipeline's arguments).
+
+    A model is its source with its tokenizer; the form in which transformers 5 saves one is not read by 4, so it is described anew. Works in
+    `folder`.
     """
-    names = {
-        **tokenizer.special_tokens_map,
-        "model_max_length": tokenizer.model_max_length,
-        "model_input_names": tokenizer.model_input_names,
-    }
+    described = {name: {"source": str(source), "tokenizer": _describe(tokenizer)} for name, (source, tokenizer) in models.items()}
     job, answers = folder / "job.json", folder / "answers.json"
-    job.write_text(json.dumps({"source": str(source), "tokenizer": names, "cases": list(cases)}), encoding="utf-8")
+    job.write_text(json.dumps({"models": described, "cases": list(cases)}), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT / "services"), str(_ROOT)])}
     subprocess.run(
         [_PYTHON, "-m", "tests.oracle.transformers4", job, answers], check=True, cwd=_ROOT, env=environment, timeout=_TIME_LIMIT_S
     )
     content = json.loads(answers.read_text(encoding="utf-8"))
     return content["version"], content["answers"]
+
+
+def _describe(tokenizer: Any) -> dict[str, Any]:
+    return {
+        **tokenizer.special_tokens_map,
+        "model_max_length": tokenizer.model_max_length,
+        "model_input_names": tokenizer.model_input_names,
+    }
 
 
 def main(job: Path, answers: Path) -> None:
@@ -45,14 +53,14 @@ def main(job: Path, answers: Path) -> None:
 
     torch.set_num_threads(1)
     content = json.loads(job.read_text(encoding="utf-8"))
-    source = Path(content["source"])
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(source / "tokenizer.json"), **content["tokenizer"])
-    model = transformers.AutoModelForQuestionAnswering.from_pretrained(source)
-    pipeline = transformers.pipeline("question-answering", model=model, tokenizer=splitting(tokenizer))
-    found = []
-    for case in content["cases"]:
-        result = pipeline(**case)
-        found.append([result] if isinstance(result, dict) else list(result))
+    found: dict[str, Answers] = {}
+    for name, described in content["models"].items():
+        source = Path(described["source"])
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(source / "tokenizer.json"), **described["tokenizer"])
+        model = transformers.AutoModelForQuestionAnswering.from_pretrained(source)
+        pipeline = transformers.pipeline("question-answering", model=model, tokenizer=splitting(tokenizer))
+        results = [pipeline(**case) for case in content["cases"]]
+        found[name] = [[result] if isinstance(result, dict) else list(result) for result in results]
     answers.write_text(json.dumps({"version": transformers.__version__, "answers": found}), encoding="utf-8")
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec
+from neuronpipe.tasks import TASKS
 
 _OUTPUTS = {
     "text_classification": (OutputSpec(name="logits", axes=(3,)),),
@@ -17,11 +18,29 @@ _OUTPUTS = {
     "image_classification": (OutputSpec(name="logits", axes=(3,)),),
 }
 
+# The facts without a default, and [CLS].
+_FACTS: dict[str, dict[str, Any]] = {
+    "sentence_embedding": {"embedding_dimensions": 4},
+    "sentence_similarity": {"embedding_dimensions": 4},
+    "feature_extraction": {"embedding_dimensions": 4},
+    "question_answering": {"cls_token_id": 1},
+    "fill_mask": {"mask_token": "[M]", "mask_token_id": 3},
+    "zero_shot_classification": {"entailment_id": 2},
+}
 _LABELS = {"text_classification": ("a", "b", "c"), "token_classification": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")}
 
 
 def model_spec(task: str = "text_classification", **changes: Any) -> ModelSpec:
-    """A model of 16 tokens, with pad token 0 and [CLS] 1; labels a, b, c or entities, or vectors of four dimensions."""
+    """A model of 16 tokens, with pad token 0 and [CLS] 1; labels a, b, c or entities, or vectors of four dimensions.
+
+    `changes`: of the spec, or of the facts of its tasks.
+    """
+    kinds = {answered: TASKS[answered].facts for answered in (task, *changes.get("also_answers", ()))}
+    named = {name: changes.pop(name) for kind in kinds.values() for name in kind.model_fields if name in changes}
+    facts = {
+        answered: kind(**_FACTS.get(answered, {}) | {name: value for name, value in named.items() if name in kind.model_fields})
+        for answered, kind in kinds.items()
+    }
     described: dict[str, Any] = {
         "name": "small",
         "version": 1,
@@ -32,9 +51,8 @@ def model_spec(task: str = "text_classification", **changes: Any) -> ModelSpec:
         "max_tokens": 16,
         "vocabulary_size": 1000,
         "pad_token_id": 0,
-        "cls_token_id": 1,
         "labels": _LABELS.get(task, ()),
-        "embedding_dimensions": 4 if _OUTPUTS[task][0].axes[-1] == 4 else 0,
+        "facts": facts,
     }
     return ModelSpec(**described | changes)
 

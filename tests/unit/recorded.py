@@ -1,7 +1,7 @@
 """A telemetry that keeps its spans, for tests."""
 
 from neuronpipe.core.metrics import Counter, Histogram, Meters, Telemetry
-from neuronpipe.core.telemetry import Instrument
+from neuronpipe.core.names import Instrument
 from neuronpipe.core.tracing import Span, Tracer
 
 

@@ -15,20 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from neuronpipe.acceptance.job import FOUND_FILE, JOB_FILE, Job, error_text, output_file, read_arrays, write_arrays
+from neuronpipe.acceptance.handover import FOUND_FILE, REQUEST_FILE, MeasureRequest, error_text, output_file, read_arrays, write_arrays
+from neuronpipe.bundles.buckets import Bucket, parse_bucket
 from neuronpipe.bundles.repository import read_bundle
-from neuronpipe.core.buckets import Bucket, parse_bucket
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.neuron_executor.backends import ONE_IN_FLIGHT, load_backend
-from neuronpipe.neuron_executor.backends.base import Backend, BackendError, LoadRequest
+from neuronpipe.neuron_executor.backends.base import Backend, BackendError, BackendRequest, compute
 from neuronpipe.neuron_executor.neuron_monitor import running_monitor
 
 _IN_FLIGHT = (1, 2)
 _WARM_UP_RUNS = 10
 
 
-class _Found:
+class _Findings:
     """What is known so far, in a file after every step: one that ends this process takes nothing with it."""
 
     def __init__(self, path: Path) -> None:
@@ -49,51 +49,51 @@ class _Found:
 
 
 def measure(folder: Path) -> None:
-    """Does the job of a folder: loads, compares, measures, and only then provokes errors."""
-    job, found = Job(**json.loads((folder / JOB_FILE).read_text())), _Found(folder / FOUND_FILE)
+    """Does what a folder asks for: loads, compares, measures, and only then provokes errors."""
+    request, found = MeasureRequest(**json.loads((folder / REQUEST_FILE).read_text())), _Findings(folder / FOUND_FILE)
     loaded = list[tuple[Backend, ModelSpec]]()
     with found.step("load"):
-        loaded.append(_load(job, found))
+        loaded.append(_load(request, found))
     for backend, spec in loaded:
         try:
-            asyncio.run(_measure(backend, spec, job, found, folder))
+            asyncio.run(_measure(backend, spec, request, found, folder))
         finally:
             backend.close()
 
 
-def _load(job: Job, found: _Found) -> tuple[Backend, ModelSpec]:
-    bundle = read_bundle(Path(job.bundle))
-    artifact = bundle.artifact(job.backend)
+def _load(request: MeasureRequest, found: _Findings) -> tuple[Backend, ModelSpec]:
+    bundle = read_bundle(Path(request.bundle))
+    artifact = bundle.artifact(request.backend)
     began_s = time.monotonic()
-    load = LoadRequest(
+    load = BackendRequest(
         bundle.spec,
         bundle.artifact_files(artifact),
         artifact.properties,
-        cores=job.cores,
+        cores=request.cores,
         threads=0,
-        in_flight=1 if job.backend in ONE_IN_FLIGHT else max(_IN_FLIGHT),
+        in_flight=1 if request.backend in ONE_IN_FLIGHT else max(_IN_FLIGHT),
         buckets=artifact.buckets,
         versions=artifact.versions,
     )
-    backend = load_backend(job.backend, load)
+    backend = load_backend(request.backend, load)
     found.values |= {"load_s": round(time.monotonic() - began_s, 1), "cores": backend.cores}
     return backend, bundle.spec
 
 
-async def _measure(backend: Backend, spec: ModelSpec, job: Job, found: _Found, folder: Path) -> None:
+async def _measure(backend: Backend, spec: ModelSpec, request: MeasureRequest, found: _Findings, folder: Path) -> None:
     with found.step("compare"):
         for core in range(backend.cores):
-            for number in range(job.batches):
+            for number in range(request.batches):
                 outputs = await _compute(backend, core, read_arrays(folder / f"in-{number}.npz"), spec)
                 write_arrays(folder / output_file(core, number), outputs)
     found.values["figures"] = []
     async with running_monitor() as monitor:
-        for shape in map(parse_bucket, job.shapes):
+        for shape in map(parse_bucket, request.shapes):
             for in_flight in [count for count in _IN_FLIGHT if count <= backend.in_flight]:
                 with found.step(f"{shape}, {in_flight} in flight"):
                     if shape.tokens > spec.max_tokens:
                         raise SetupError(f"{shape.tokens} tokens, the model takes {spec.token_limit}")
-                    figures = await _throughput(backend, _full_batch(shape, spec), in_flight, job.seconds)
+                    figures = await _throughput(backend, _full_batch(shape, spec), in_flight, request.seconds)
                     found.values["figures"].append({"shape": str(shape), "in_flight": in_flight, **figures})
         with found.step("memory"):
             snapshot = monitor.snapshot if monitor else None
@@ -125,7 +125,7 @@ async def _compute(backend: Backend, core: int, batch: Mapping[str, Any], spec: 
             )
             for name in spec.inputs
         }
-        parts.append(await backend.run(core, inputs))
+        parts.append(await compute(backend, core, inputs))
     outputs = {output.name: np.concatenate([part[output.name] for part in parts]) for output in spec.outputs}
     return {
         output.name: outputs[output.name][:, :tokens] if output.axes[:1] == ("tokens",) else outputs[output.name] for output in spec.outputs
@@ -144,7 +144,7 @@ def _full_batch(shape: Bucket, spec: ModelSpec) -> dict[str, Any]:
 
 async def _error(backend: Backend, batch: Mapping[str, Any]) -> str:
     try:
-        await backend.run(0, batch)
+        await compute(backend, 0, batch)
     except BackendError as error:
         return error_text(error)
     return "NOT REFUSED"
@@ -158,13 +158,13 @@ async def _throughput(backend: Backend, batch: Mapping[str, Any], in_flight: int
         is_first = True
         while is_first or time.monotonic() < end_s:
             began_s = time.monotonic()
-            await backend.run(core, batch)
+            await compute(backend, core, batch)
             latencies.append(time.monotonic() - began_s)
             is_first = False
 
     for core in range(backend.cores):
         for _ in range(_WARM_UP_RUNS):
-            await backend.run(core, batch)
+            await compute(backend, core, batch)
     began_s = time.monotonic()
     await asyncio.gather(*(call(core, began_s + seconds) for core in range(backend.cores) for _ in range(in_flight)))
     took_s = time.monotonic() - began_s

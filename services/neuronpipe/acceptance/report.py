@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from neuronpipe import __version__
-from neuronpipe.core.neuron import device_count, sdk_words
+from neuronpipe.runtimes.neuron import device_count, sdk_words
 
 _PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "libneuronxla", "transformers", "openvino", "numpy")
 _DOUBLE = "made on the contract double of the Neuron SDK: its times say nothing of Neuron"

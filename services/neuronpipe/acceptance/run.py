@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from neuronpipe.acceptance.job import FOUND_FILE, Job, error_text, output_file, read_arrays, write_arrays
+from neuronpipe.acceptance.handover import FOUND_FILE, REQUEST_FILE, MeasureRequest, error_text, output_file, read_arrays, write_arrays
 from neuronpipe.acceptance.report import describe, describe_machine
+from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.bundles.compiler import Compiled, CompileRequest, compile_with_reference
 from neuronpipe.bundles.compiler.accuracy import largest_difference
 from neuronpipe.bundles.compiler.agreement import agreement
-from neuronpipe.core.buckets import Bucket
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.neuron import DOUBLE_SUFFIX
+from neuronpipe.runtimes.neuron import DOUBLE_SUFFIX
 
 _MEASURE = "neuronpipe.acceptance.measure"
 _LAST_LINES = 8
@@ -106,10 +106,9 @@ def _measure(made: Compiled, one: dict[str, Any], request: AcceptRequest, report
         folder = Path(name)
         for number, batch in enumerate(made.batches):
             write_arrays(folder / f"in-{number}.npz", batch)
-        job = Job(
-            str(made.bundle.folder), one["backend"], request.cores, list(map(str, request.shapes)), request.seconds, len(made.batches)
-        )
-        (folder / "job.json").write_text(json.dumps(dataclasses.asdict(job)))
+        shapes = list(map(str, request.shapes))
+        asked = MeasureRequest(str(made.bundle.folder), one["backend"], request.cores, shapes, request.seconds, len(made.batches))
+        (folder / REQUEST_FILE).write_text(json.dumps(dataclasses.asdict(asked)))
         code, lines = _run(folder, request.environment, report)
         if (folder / FOUND_FILE).exists():
             one |= json.loads((folder / FOUND_FILE).read_text())

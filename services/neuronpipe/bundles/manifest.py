@@ -1,16 +1,33 @@
 """The manifest of a bundle: manifest.json, which names every other file of the bundle with its digest."""
 
 import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from neuronpipe.core.buckets import Bucket
+from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.model import ModelSpec, TaskFacts
+from neuronpipe.tasks import TASKS
 
 MANIFEST_FILE = "manifest.json"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+
+# Before schema version 4 the facts of all tasks were fields of the model: task → the fact's name → the field's.
+_FIELDS_BEFORE_4 = {
+    "text_classification": {"score_function": "score_function"},
+    "image_classification": {"score_function": "score_function"},
+    "rerank": {"score_function": "rerank_function", "prompt": "prompt"},
+    "zero_shot_classification": {"entailment_id": "entailment_id"},
+    "question_answering": {"cls_token_id": "cls_token_id"},
+    "fill_mask": {"mask_token": "mask_token", "mask_token_id": "mask_token_id"},
+    "feature_extraction": {"embedding_dimensions": "embedding_dimensions"},
+    "sentence_embedding": {"embedding_dimensions": "embedding_dimensions", "prompt": "prompt"},
+    "sentence_similarity": {"embedding_dimensions": "embedding_dimensions", "prompt": "prompt"},
+}
 
 
 class _Frozen(BaseModel):
@@ -82,6 +99,16 @@ class Manifest(_Frozen):
     cache_results: bool = Field(False, description="whether a gateway caches this model's results (since schema version 2)")
     files: dict[str, str] = Field(description="sha256 of every file of the bundle but this one")
 
+    @field_validator("model", mode="before")
+    @classmethod
+    def _type_facts(cls, model: Any) -> Any:
+        """Reads the facts of each task as the task declares them."""
+        facts = model.get("facts", {}) if isinstance(model, dict) else None
+        if not isinstance(facts, dict):
+            return model
+        tasks = [task for task in (*facts, *_tasks(model)) if task in TASKS]
+        return {**model, "facts": facts | {task: _typed(task, facts.get(task, {})) for task in tasks}}
+
     @classmethod
     def read(cls, path: Path) -> "Manifest":
         """Reads a manifest. Raises SetupError for one of a newer schema, and for what is no manifest."""
@@ -92,10 +119,39 @@ class Manifest(_Frozen):
                     f"{path}: schema version {versioned.schema_version}, this neuronpipe reads up to {SCHEMA_VERSION}; update it, or "
                     "compile the model again with this one"
                 )
-            return cls.model_validate_json(path.read_bytes())
+            content = json.loads(path.read_bytes())
+            return cls.model_validate(_upgraded(content) if versioned.schema_version < SCHEMA_VERSION else content)
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:3])
             raise SetupError(f"{path}: not a valid manifest: {problems}") from error
+
+
+def _tasks(model: Mapping[str, Any]) -> list[str]:
+    others = model.get("also_answers")
+    return [task for task in (model.get("task"), *(others if isinstance(others, list) else ())) if isinstance(task, str)]
+
+
+def _typed(task: str, facts: Any) -> TaskFacts:
+    kind = TASKS[task].facts
+    try:
+        return kind.model_validate(facts)
+    except ValidationError as error:
+        problems = "; ".join(f"{task}.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ValueError(f"facts.{problems}") from error
+
+
+def _upgraded(content: dict[str, Any]) -> dict[str, Any]:
+    """A manifest of schema version 1, 2 or 3 as one of the newest."""
+    model = content.get("model")
+    if not isinstance(model, dict):
+        return content
+    former = {field for fields in _FIELDS_BEFORE_4.values() for field in fields.values()}
+    facts = {
+        task: {fact: model[field] for fact, field in _FIELDS_BEFORE_4.get(task, {}).items() if model.get(field) is not None}
+        for task in _tasks(model)
+    }
+    kept = {name: value for name, value in model.items() if name not in former}
+    return {**content, "schema_version": SCHEMA_VERSION, "model": {**kept, "facts": facts}}
 
 
 class _SchemaVersion(BaseModel):

@@ -102,6 +102,8 @@ def check_writable(repository: Path, name: str) -> None:
     """Raises SetupError where no bundle of the model can be written: found out by making a folder of its name, and deleting it."""
     if not name.strip() or name.startswith(".") or "/" in name or not name.isprintable():
         raise SetupError(f"name {name!r} cannot be a folder's name; choose one with --name")
+    if "," in name or " " in name:
+        raise SetupError(f"name {name!r} has a comma or a space, which separate names in settings; choose another with --name")
     try:
         existing = next(path for path in (repository / name, repository, *repository.absolute().parents) if path.exists())
         with tempfile.TemporaryDirectory(prefix=".", dir=existing) as probe:

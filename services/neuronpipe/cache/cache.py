@@ -3,16 +3,16 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Generic, Literal
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
+from neuronpipe.cache.economics import LookupEconomics
 from neuronpipe.cache.memory import MemoryCache
-from neuronpipe.cache.sealing import AS_IT_IS, Codec
-from neuronpipe.cache.worth import Worth
-from neuronpipe.core.config import CachePolicy, RedisSettings
+from neuronpipe.cache.sealing import ValueCodec, ValueT
+from neuronpipe.cache.settings import CachePolicy, RedisSettings
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Unavailable
 from neuronpipe.core.metrics import Meters
-from neuronpipe.core.telemetry import Metrics
+from neuronpipe.core.names import Metrics
 
 if TYPE_CHECKING:
     from neuronpipe.cache.lookups import Lookups
@@ -25,23 +25,23 @@ _HIT_MEMORY, _HIT_REDIS, _MISS, _BYPASS = (
     CacheOutcome.CACHE_OUTCOME_BYPASS,
 )
 
-Kind = Literal["tokens", "results"]
+Kind = Literal["tokens", "pixels", "results"]
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class TimedValue(Generic[ValueT]):
     """A value, how long computing it took, and for how much of that it kept the event loop from anything else, in seconds."""
 
-    payload: bytes
+    value: ValueT
     seconds: float
     blocked_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What became of computing a value: neither payload nor error where it says nothing to others."""
+class _Outcome(Generic[ValueT]):
+    """What became of computing a value: neither value nor error where it says nothing to others."""
 
-    payload: bytes | None = None
+    value: ValueT | None = None
     error: NeuronpipeError | None = None
 
 
@@ -50,26 +50,29 @@ def name_of(kind: Kind, key: bytes) -> bytes:
     return kind.encode() + b":" + key
 
 
-class Cache:
-    """Values in memory and, where there is a URL, in Redis. Make it where an event loop runs, and close it there."""
+class Cache(Generic[ValueT]):
+    """Values in memory and, where there is a URL, in Redis. Make it where an event loop runs, and close it there.
 
-    def __init__(self, kind: Kind, memory_bytes: int, redis: RedisSettings, policy: CachePolicy, codec: Codec = AS_IT_IS) -> None:
+    A value is handed to all who ask for it, so it must be one that nobody changes, and never None.
+    """
+
+    def __init__(self, kind: Kind, memory_bytes: int, redis: RedisSettings, policy: CachePolicy, codec: ValueCodec[ValueT]) -> None:
         self._kind: Kind = kind
-        self._memory = MemoryCache(memory_bytes)
-        self._computing: dict[tuple[bytes, bool], asyncio.Future[_Outcome]] = {}
-        self._worth = Worth()
+        self._memory: MemoryCache[ValueT] = MemoryCache(memory_bytes, codec.size_bytes)
+        self._computing: dict[tuple[bytes, bool], asyncio.Future[_Outcome[ValueT]]] = {}
+        self._worth = LookupEconomics()
         self._lookups = _lookups(redis, policy, self._worth, codec) if redis.redis_url and policy != "never" else None
 
     def report(self, meters: Meters) -> None:
         """Has what is held, and whether Redis is asked, among the metrics."""
         meters.gauge(Metrics.CACHE_BYTES, lambda: self._memory.size_bytes, self._kind)
         if lookups := self._lookups:
-            meters.gauge(Metrics.CACHE_REDIS, lambda: lookups.breaker.is_closed, self._kind)
+            meters.gauge(Metrics.CACHE_REDIS, lambda: not lookups.is_away, self._kind)
 
     async def get(
-        self, key: bytes, size: int, compute: Callable[[], Awaitable[Computed]], *, refresh: bool = False, is_bulk: bool = False
-    ) -> tuple[bytes, "CacheOutcome.ValueType"]:
-        """The payload of a key, computed if need be, and where it came from.
+        self, key: bytes, size: int, compute: Callable[[], Awaitable[TimedValue[ValueT]]], *, refresh: bool = False, is_bulk: bool = False
+    ) -> tuple[ValueT, "CacheOutcome.ValueType"]:
+        """The value of a key, computed if need be, and where it came from.
 
         `size` is a measure of the input that the time to compute grows with. `refresh` computes whatever the cache holds, and replaces it.
         Interactive work does not wait for what bulk work computes, which may take its time, nor the other way round.
@@ -79,41 +82,41 @@ class Cache:
         """
         key = name_of(self._kind, key)
         while not refresh:
-            if (payload := self._memory.get(key)) is not None:
-                return payload, _HIT_MEMORY
+            if (value := self._memory.get(key)) is not None:
+                return value, _HIT_MEMORY
             if (computing := self._computing.get((key, is_bulk))) is None:
                 break
             # Shielded, as one who leaves must not take the answer along.
             outcome = await asyncio.shield(computing)
             if outcome.error:
                 raise outcome.error
-            if outcome.payload is not None:
-                return outcome.payload, _HIT_MEMORY
+            if outcome.value is not None:
+                return outcome.value, _HIT_MEMORY
         return await self._find_or_compute((key, is_bulk), size, compute, refresh=refresh)
 
     async def _find_or_compute(
-        self, flight: tuple[bytes, bool], size: int, compute: Callable[[], Awaitable[Computed]], *, refresh: bool
-    ) -> tuple[bytes, "CacheOutcome.ValueType"]:
+        self, flight: tuple[bytes, bool], size: int, compute: Callable[[], Awaitable[TimedValue[ValueT]]], *, refresh: bool
+    ) -> tuple[ValueT, "CacheOutcome.ValueType"]:
         key = flight[0]
-        computing = asyncio.get_running_loop().create_future()
+        computing: asyncio.Future[_Outcome[ValueT]] = asyncio.get_running_loop().create_future()
         # In the place of an older one, whose value is then no longer kept.
         self._computing[flight] = computing
-        known = _Outcome()
+        known: _Outcome[ValueT] = _Outcome()
         try:
-            payload, outcome, was_asked = None, _MISS, False
+            value, outcome, was_asked = None, _MISS, False
             if self._lookups and not refresh:
-                payload, was_asked = await self._lookups.find(key, size)
-                outcome = _HIT_REDIS if payload is not None else _MISS if was_asked else _BYPASS
-            if payload is None:
-                computed = await compute()
-                payload = computed.payload
-                self._worth.computed(size, computed.seconds, computed.blocked_s)
+                value, was_asked = await self._lookups.find(key, size)
+                outcome = _HIT_REDIS if value is not None else _MISS if was_asked else _BYPASS
+            if value is None:
+                timed = await compute()
+                value = timed.value
+                self._worth.computed(size, timed.seconds, timed.blocked_s)
                 if self._lookups and self._computing.get(flight) is computing:
-                    self._lookups.store(key, payload, is_wanted=was_asked or refresh)
+                    self._lookups.store(key, value, is_wanted=was_asked or refresh)
             if self._computing.get(flight) is computing:
-                self._memory.put(key, payload)
-            known = _Outcome(payload)
-            return payload, outcome
+                self._memory.put(key, value)
+            known = _Outcome(value)
+            return value, outcome
         except (InvalidInput, Unavailable) as error:
             known = _Outcome(error=error)
             raise
@@ -128,7 +131,7 @@ class Cache:
             await self._lookups.close()
 
 
-def _lookups(settings: RedisSettings, policy: CachePolicy, worth: Worth, codec: Codec) -> "Lookups":
+def _lookups(settings: RedisSettings, policy: CachePolicy, worth: LookupEconomics, codec: ValueCodec[ValueT]) -> "Lookups[ValueT]":
     # Here, since redis-py takes 0.1 s to import, and most processes do without.
     from neuronpipe.cache.lookups import Lookups
     from neuronpipe.cache.remote import Remote

@@ -5,21 +5,18 @@ import contextlib
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 from neuronpipe.cache.breaker import Breaker
+from neuronpipe.cache.economics import LookupEconomics
 from neuronpipe.cache.remote import Remote, RemoteError
-from neuronpipe.cache.sealing import Codec, seal, unseal
-from neuronpipe.cache.worth import Worth
-from neuronpipe.core.config import CachePolicy
+from neuronpipe.cache.sealing import ValueCodec, ValueT, unseal
+from neuronpipe.cache.settings import CachePolicy
+from neuronpipe.cache.unstored import Unstored
 from neuronpipe.core.logs import log, log_fault, log_warning
 
 # Values in one MGET, and in one pipeline of SETs.
 _MAX_VALUES = 256
-# What waits to be stored; more is dropped, since whoever needs it computes it.
-_MAX_UNSTORED_BYTES = 8 << 20
-# A value larger than this is not worth its place in a shared cache.
-_MAX_VALUE_BYTES = 1 << 20
 # How often, and how many times, a look-up is measured while the cache is used, and how many missing keys the larger measurement asks for.
 _MEASURE_EVERY_S, _MEASUREMENTS, _MEASURED_VALUES = 2.0, 3, 32
 # Nobody's request waits for a probe, which may have to connect.
@@ -33,17 +30,19 @@ _NO_STORING_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class _Wanted:
+class _Wanted(Generic[ValueT]):
     key: bytes
     size: int
-    # The payload, or None; whether Redis was asked.
-    answer: "asyncio.Future[tuple[bytes | None, bool]]"
+    # The value, or None; whether Redis was asked.
+    answer: "asyncio.Future[tuple[ValueT | None, bool]]"
 
 
-class Lookups:
+class Lookups(Generic[ValueT]):
     """One process's use of Redis for one cache. Make it where an event loop runs, and close it there."""
 
-    def __init__(self, remote: Remote, policy: CachePolicy, worth: Worth, codec: Codec, *, ttl_s: int, connections: int) -> None:
+    def __init__(
+        self, remote: Remote, policy: CachePolicy, worth: LookupEconomics, codec: ValueCodec[ValueT], *, ttl_s: int, connections: int
+    ) -> None:
         self._remote = remote
         self._codec = codec
         self._policy = policy
@@ -53,21 +52,25 @@ class Lookups:
         self._max_asking = connections - 3
         self._asking = 0
         self._is_sampling = self._is_closed = False
-        self._unanswered: set[_Wanted] = set()
+        self._unanswered: set[_Wanted[ValueT]] = set()
         self.breaker = Breaker()
-        self._wanted: list[_Wanted] = []
-        self._unstored: dict[bytes, bytes] = {}
-        self._unstored_bytes = 0
+        self._wanted: list[_Wanted[ValueT]] = []
+        self._unstored = Unstored(codec)
         self._store_again_s = 0.0
         self._sample_again_s = 0.0
         self._is_storing = False
         self._is_used, self._has_failed = asyncio.Event(), asyncio.Event()
-        self._is_reported = self._is_reached = False
+        self._is_reported = self._is_reached = self._is_fault_logged = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._start(self._watch())
 
-    async def find(self, key: bytes, size: int) -> tuple[bytes | None, bool]:
-        """The payload of a key, if Redis has it, and whether Redis was asked. Everything wanted in one pass of the loop goes together."""
+    @property
+    def is_away(self) -> bool:
+        """Whether Redis was found not to answer. One that was not asked yet is not away."""
+        return self._is_reported and not self.breaker.is_closed
+
+    async def find(self, key: bytes, size: int) -> tuple[ValueT | None, bool]:
+        """The value of a key, if Redis has it, and whether Redis was asked. Everything wanted in one pass of the loop goes together."""
         self._is_used.set()
         if not self.breaker.is_closed or self._is_closed:
             return None, False
@@ -79,15 +82,12 @@ class Lookups:
         self._unanswered.add(wanted)
         return await wanted.answer
 
-    def store(self, key: bytes, payload: bytes, *, is_wanted: bool) -> None:
-        """Stores a payload some time soon, where it is wanted, or one of those by which the share of hits is known."""
+    def store(self, key: bytes, value: ValueT, *, is_wanted: bool) -> None:
+        """Stores a value some time soon, where it is wanted, or one of those by which the share of hits is known."""
         self._is_used.set()
         if not self.breaker.is_closed or self._is_closed or time.monotonic() < self._store_again_s or not (is_wanted or _is_sample(key)):
             return
-        if len(payload) > _MAX_VALUE_BYTES or self._unstored_bytes + len(payload) > _MAX_UNSTORED_BYTES:
-            return
-        self._unstored_bytes += len(payload) - len(self._unstored.get(key, b""))
-        self._unstored[key] = payload
+        self._unstored.add(key, value)
         if not self._is_storing:
             self._is_storing = True
             self._start(self._store())
@@ -117,7 +117,7 @@ class Lookups:
             self._answer(one, None, was_asked=False)
         self._sample(others)
 
-    def _choose(self, wanted: list[_Wanted]) -> list[_Wanted]:
+    def _choose(self, wanted: list[_Wanted[ValueT]]) -> list[_Wanted[ValueT]]:
         if self._is_closed or not self.breaker.is_closed or self._asking >= self._max_asking:
             return []
         if self._policy == "always":
@@ -125,23 +125,23 @@ class Lookups:
         choices = self._worth.choose([one.size for one in wanted])
         return [one for one, is_chosen in zip(wanted, choices, strict=True) if is_chosen]
 
-    async def _look_up(self, wanted: list[_Wanted]) -> None:
-        payloads: list[bytes | None] = [None] * len(wanted)
+    async def _look_up(self, wanted: list[_Wanted[ValueT]]) -> None:
+        values: list[ValueT | None] = [None] * len(wanted)
         try:
-            payloads = await self._get(wanted)
+            values = await self._get(wanted)
         except RemoteError as error:
             self._fail(error)
         finally:
             self._asking -= 1
-            for one, payload in zip(wanted, payloads, strict=True):
-                self._answer(one, payload, was_asked=True)
+            for one, value in zip(wanted, values, strict=True):
+                self._answer(one, value, was_asked=True)
 
-    def _answer(self, wanted: _Wanted, payload: bytes | None, *, was_asked: bool) -> None:
+    def _answer(self, wanted: _Wanted[ValueT], value: ValueT | None, *, was_asked: bool) -> None:
         self._unanswered.discard(wanted)
         if not wanted.answer.done():  # else nobody waits for it any more
-            wanted.answer.set_result((payload, was_asked))
+            wanted.answer.set_result((value, was_asked))
 
-    def _sample(self, others: list[_Wanted]) -> None:
+    def _sample(self, others: list[_Wanted[ValueT]]) -> None:
         now_s = time.monotonic()
         if self._policy != "auto" or self._is_sampling or now_s < self._sample_again_s or not self.breaker.is_closed or self._is_closed:
             return
@@ -151,7 +151,7 @@ class Lookups:
             self._is_sampling = True
             self._start(self._look_up_in_background(sample))
 
-    async def _look_up_in_background(self, sample: list[_Wanted]) -> None:
+    async def _look_up_in_background(self, sample: list[_Wanted[ValueT]]) -> None:
         try:
             await self._get(sample, is_timed=False)
         except RemoteError as error:
@@ -159,7 +159,7 @@ class Lookups:
         finally:
             self._is_sampling = False
 
-    async def _get(self, wanted: list[_Wanted], *, is_timed: bool = True) -> list[bytes | None]:
+    async def _get(self, wanted: list[_Wanted[ValueT]], *, is_timed: bool = True) -> list[ValueT | None]:
         values = await self._timed_get([one.key for one in wanted]) if is_timed else await self._remote.get([one.key for one in wanted])
         sealed = [None if value is None else unseal(one.key, value) for one, value in zip(wanted, values, strict=True)]
         for one, payload in zip(wanted, sealed, strict=True):
@@ -176,15 +176,12 @@ class Lookups:
     async def _store(self) -> None:
         try:
             while self._unstored:
-                payloads = {key: self._unstored.pop(key) for key in list(self._unstored)[:_MAX_VALUES]}
-                self._unstored_bytes -= sum(map(len, payloads.values()))
-                batch = {key: seal(key, self._codec.pack(payload)) for key, payload in payloads.items()}
-                refused = await self._remote.put(batch, self._ttl_s)
+                refused = await self._remote.put(self._unstored.next_sealed(_MAX_VALUES), self._ttl_s)
                 if refused:
                     if self._store_again_s == 0.0:
                         log_warning("Redis refuses to store: it is full, or read-only", values=refused)
                     self._store_again_s = time.monotonic() + _NO_STORING_S
-                    self._forget_unstored()
+                    self._unstored.clear()
                 elif self._store_again_s:
                     self._store_again_s = 0.0
                     log("Redis stores again")
@@ -200,22 +197,31 @@ class Lookups:
             await self._is_used.wait()
             self._is_used.clear()
             try:
-                if not self.breaker.is_closed:
-                    await self._remote.get([b"-"], limit_s=_PROBE_LIMIT_S)
-                    await self._remote.get([b"-%d" % index for index in range(_MEASURED_VALUES)])
-                    self.breaker.close()
-                    if not self._is_reached:
-                        self._is_reached = True
-                        log("Redis reached")
-                for _ in range(_MEASUREMENTS):
-                    await self._timed_get([b"-"])
-                    await self._timed_get([b"-%d" % index for index in range(_MEASURED_VALUES)])
+                await self._measure()
             except RemoteError as error:
                 self._fail(error)
+                continue
+            except Exception as fault:  # of ours or of the library; whoever watches no more never finds Redis again
+                if not self._is_fault_logged:
+                    self._is_fault_logged = True
+                    log_fault("measuring Redis failed; it is tried again", fault)
+                self._fail(RemoteError(type(fault).__name__))
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._has_failed.wait(), _MEASURE_EVERY_S)
             self._has_failed.clear()
+
+    async def _measure(self) -> None:
+        if not self.breaker.is_closed:
+            await self._remote.get([b"-"], limit_s=_PROBE_LIMIT_S)
+            await self._remote.get([b"-%d" % index for index in range(_MEASURED_VALUES)])
+            self.breaker.close()
+            if not self._is_reached:
+                self._is_reached = True
+                log("Redis reached")
+        for _ in range(_MEASUREMENTS):
+            await self._timed_get([b"-"])
+            await self._timed_get([b"-%d" % index for index in range(_MEASURED_VALUES)])
 
     def _fail(self, error: RemoteError) -> None:
         # One line when it is lost, however often it comes and goes before it is well again.
@@ -223,11 +229,7 @@ class Lookups:
             self._is_reported, self._is_reached = True, False
             log_warning("no answer from Redis; requests go on without it", reason=str(error))
         self._has_failed.set()
-        self._forget_unstored()
-
-    def _forget_unstored(self) -> None:
         self._unstored.clear()
-        self._unstored_bytes = 0
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

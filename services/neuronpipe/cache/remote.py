@@ -61,10 +61,9 @@ class Remote:
     async def get(self, keys: Sequence[bytes], limit_s: float | None = None) -> list[bytes | None]:
         """The values of keys, in order; None for one that is missing. `limit_s`: other than that of all calls."""
         named = [self._prefix + key for key in keys]
-        if isinstance(self._client, RedisCluster):
-            values = await self._within_limit(self._client.mget_nonatomic(named), limit_s)
-        else:
-            values = await self._within_limit(self._client.mget(named), limit_s)
+        client = self._client
+        asked = client.mget_nonatomic(named) if isinstance(client, RedisCluster) else client.mget(named)
+        values = await self._within_limit(asked, limit_s)
         if not isinstance(values, list) or len(values) != len(keys):
             raise RemoteError("not an answer to the question")
         return [value if isinstance(value, bytes) else None for value in values]

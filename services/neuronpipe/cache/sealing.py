@@ -7,6 +7,9 @@ where its digest, over key and payload, is right.
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Generic, TypeVar
+
+ValueT = TypeVar("ValueT")
 
 # The meaning of all that follows it, payloads included: another number, and no older value is read.
 FORMAT = b"\x01"
@@ -16,14 +19,12 @@ _HEAD_BYTES = len(FORMAT) + _DIGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Codec:
-    """How payloads are made small for Redis, and whole again."""
+class ValueCodec(Generic[ValueT]):
+    """How values become payloads, small ones, and values again; `size_bytes` is what a value takes in memory."""
 
-    pack: Callable[[bytes], bytes]
-    unpack: Callable[[bytes], bytes]
-
-
-AS_IT_IS = Codec(lambda payload: payload, lambda payload: payload)
+    pack: Callable[[ValueT], bytes]
+    unpack: Callable[[bytes], ValueT]
+    size_bytes: Callable[[ValueT], int]
 
 
 def seal(key: bytes, payload: bytes) -> bytes:

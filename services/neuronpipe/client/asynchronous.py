@@ -6,8 +6,6 @@ from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
 import grpc
-import numpy as np
-from numpy.typing import NDArray
 
 from neuronpipe.api.v1.inference_pb2 import (
     InferBatchRequest,
@@ -16,35 +14,12 @@ from neuronpipe.api.v1.inference_pb2 import (
     InferResponse,
     InferStreamRequest,
     InferStreamResponse,
-    Priority,
 )
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Model
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
-from neuronpipe.api.v1.tasks_pb2 import (
-    Aggregation,
-    Answer,
-    Entity,
-    FeatureExtractionInput,
-    FeaturePooling,
-    FeatureType,
-    FilledMask,
-    FillMaskInput,
-    ImageClassificationInput,
-    LabelScore,
-    QuestionAnsweringInput,
-    RankedText,
-    RerankInput,
-    ScoreFunction,
-    SentenceEmbeddingInput,
-    SentenceSimilarityInput,
-    TaskInput,
-    TextClassificationInput,
-    TokenClassificationInput,
-    Truncation,
-    ZeroShotClassificationInput,
-)
-from neuronpipe.client.features import to_array
+from neuronpipe.client.task_call import TaskCall, ValueT
+from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.rpc.client import error_of, open_channel
 
 ResponseT = TypeVar("ResponseT")
@@ -69,8 +44,8 @@ _RETRIES = {
 }
 
 
-class AsyncClient:
-    """Calls a gateway. Methods raise the errors of neuronpipe.core.errors.
+class AsyncClient(TaskMethods):
+    """Calls a gateway. Methods raise NeuronpipeError; its classes can be imported from neuronpipe.client.
 
     The client's `timeout_s`, in seconds and finite, is the deadline of every call but infer_stream's, retries included; None for no
     deadline. A method's `timeout_s` replaces it for one call; None leaves the client's. A deadline of 0 or less has passed already:
@@ -84,187 +59,14 @@ class AsyncClient:
 
     def __init__(self, target: str, *, timeout_s: float | None = 30.0, retries: bool = True, is_bulk: bool = False) -> None:
         """`target`: a gRPC target such as "host:50050" or "dns:///gateway:50050"; calls go round all of its addresses."""
+        super().__init__(is_bulk=is_bulk)
         self._timeout_s = timeout_s
-        self._priority = Priority.PRIORITY_BULK if is_bulk else Priority.PRIORITY_INTERACTIVE
         self._channel = open_channel(target, _RETRIES if retries else None)
         self._inference = InferenceServiceStub(self._channel)
         self._models = ModelServiceStub(self._channel)
 
-    async def classify(
-        self,
-        model: str,
-        text: str,
-        text_pair: str = "",
-        *,
-        top_k: int = 1,
-        function: "ScoreFunction.ValueType" = ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
-        version: str = "",
-    ) -> Sequence[LabelScore]:
-        """The `top_k` labels of a text or a pair, best first."""
-        input = TextClassificationInput(text=text, text_pair=text_pair, top_k=top_k, function=function, truncation=truncation)
-        response = await self._infer(model, version, TaskInput(text_classification=input))
-        return response.result.text_classification.labels
-
-    async def embed(
-        self,
-        model: str,
-        text: str,
-        *,
-        normalize: bool = True,
-        dimensions: int = 0,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
-        version: str = "",
-    ) -> NDArray[np.float32]:
-        """The vector of a text: float32 [dimensions, or the model's width]."""
-        input = SentenceEmbeddingInput(text=text, skip_normalize=not normalize, dimensions=dimensions, truncation=truncation)
-        response = await self._infer(model, version, TaskInput(sentence_embedding=input))
-        return np.array(response.result.sentence_embedding.embedding, np.float32)
-
-    async def answer(
-        self,
-        model: str,
-        question: str,
-        context: str,
-        *,
-        top_k: int = 1,
-        max_answer_tokens: int = 0,
-        window_stride_tokens: int = 0,
-        allow_no_answer: bool = False,
-        version: str = "",
-    ) -> Sequence[Answer]:
-        """The `top_k` passages of the context that answer the question, best first."""
-        input = QuestionAnsweringInput(
-            question=question,
-            context=context,
-            top_k=top_k,
-            max_answer_tokens=max_answer_tokens,
-            window_stride_tokens=window_stride_tokens,
-            allow_no_answer=allow_no_answer,
-        )
-        response = await self._infer(model, version, TaskInput(question_answering=input))
-        return response.result.question_answering.answers
-
-    async def find_entities(
-        self,
-        model: str,
-        text: str,
-        *,
-        aggregation: "Aggregation.ValueType" = Aggregation.AGGREGATION_SIMPLE,
-        ignore_labels: Sequence[str] = (),
-        keep_all_labels: bool = False,
-        window_stride_tokens: int = 0,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
-        version: str = "",
-    ) -> Sequence[Entity]:
-        """The named things of a text, in its order; with AGGREGATION_NONE a label for each token."""
-        input = TokenClassificationInput(
-            text=text,
-            aggregation=aggregation,
-            ignore_labels=ignore_labels,
-            keep_all_labels=keep_all_labels,
-            window_stride_tokens=window_stride_tokens,
-            truncation=truncation,
-        )
-        response = await self._infer(model, version, TaskInput(token_classification=input))
-        return response.result.token_classification.entities
-
-    async def fill_masks(
-        self,
-        model: str,
-        text: str,
-        *,
-        top_k: int = 0,
-        targets: Sequence[str] = (),
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
-        version: str = "",
-    ) -> Sequence[FilledMask]:
-        """The `top_k` tokens (default 5) that fit in place of each mask, best first. get_model gives the model's `mask_token`."""
-        input = FillMaskInput(text=text, top_k=top_k, targets=targets, truncation=truncation)
-        response = await self._infer(model, version, TaskInput(fill_mask=input))
-        return response.result.fill_mask.masks
-
-    async def extract_features(
-        self,
-        model: str,
-        text: str,
-        text_pair: str = "",
-        *,
-        pooling: "FeaturePooling.ValueType" = FeaturePooling.FEATURE_POOLING_NONE,
-        type: "FeatureType.ValueType" = FeatureType.FEATURE_TYPE_FLOAT32,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
-        version: str = "",
-    ) -> NDArray[np.float32]:
-        """The token vectors of a text or a pair: float32 [tokens, width], or pooled [width]. They travel as `type`."""
-        input = FeatureExtractionInput(text=text, text_pair=text_pair, pooling=pooling, type=type, truncation=truncation)
-        return to_array((await self._infer(model, version, TaskInput(feature_extraction=input))).result.feature_extraction)
-
-    async def compare(
-        self,
-        model: str,
-        source: str,
-        texts: Iterable[str],
-        *,
-        dimensions: int = 0,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
-        version: str = "",
-    ) -> Sequence[float]:
-        """How alike the source and each of the texts are, -1 to 1, in the order of the texts."""
-        input = SentenceSimilarityInput(source=source, texts=texts, dimensions=dimensions, truncation=truncation)
-        return (await self._infer(model, version, TaskInput(sentence_similarity=input))).result.sentence_similarity.scores
-
-    async def rerank(
-        self,
-        model: str,
-        query: str,
-        texts: Iterable[str],
-        *,
-        top_n: int = 0,
-        function: "ScoreFunction.ValueType" = ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
-        version: str = "",
-    ) -> Sequence[RankedText]:
-        """The `top_n` texts (0: all) that answer the query, best first, each with its place among `texts`."""
-        input = RerankInput(query=query, texts=texts, top_n=top_n, function=function, truncation=truncation)
-        return (await self._infer(model, version, TaskInput(rerank=input))).result.rerank.texts
-
-    async def classify_zero_shot(
-        self,
-        model: str,
-        text: str,
-        candidate_labels: Iterable[str],
-        *,
-        hypothesis_template: str = "",
-        multi_label: bool = False,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
-        version: str = "",
-    ) -> Sequence[LabelScore]:
-        """All candidate labels of a text, best first."""
-        input = ZeroShotClassificationInput(
-            text=text,
-            candidate_labels=candidate_labels,
-            hypothesis_template=hypothesis_template,
-            multi_label=multi_label,
-            truncation=truncation,
-        )
-        return (await self._infer(model, version, TaskInput(zero_shot_classification=input))).result.zero_shot_classification.labels
-
-    async def classify_image(
-        self,
-        model: str,
-        image: bytes,
-        *,
-        top_k: int = 0,
-        function: "ScoreFunction.ValueType" = ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
-        version: str = "",
-    ) -> Sequence[LabelScore]:
-        """The `top_k` labels (0: five, or all) of an image, which is the bytes of a JPEG, PNG or WebP file; best first."""
-        input = ImageClassificationInput(image=image, top_k=top_k, function=function)
-        response = await self._infer(model, version, TaskInput(image_classification=input))
-        return response.result.image_classification.labels
-
-    async def _infer(self, model: str, version: str, input: TaskInput) -> InferResponse:
-        return await self.infer(InferRequest(model=model, version=version, input=input, priority=self._priority))
+    async def _call(self, call: TaskCall[ValueT]) -> ValueT:
+        return call.read((await self.infer(call.request)).result)
 
     async def infer(self, request: InferRequest, *, timeout_s: float | None = None) -> InferResponse:
         """Runs one input of any task; the response also has the stage timings and the usage."""
@@ -279,6 +81,8 @@ class AsyncClient:
         self, requests: AsyncIterable[InferRequest] | Iterable[InferRequest], *, timeout_s: float | None = None
     ) -> AsyncGenerator[InferStreamResponse, None]:
         """Runs inputs as they are yielded; answers come as they are ready, named by their request_id.
+
+        A request without a request_id gets its place among the requests as one: "0" is the first.
 
         `timeout_s` is the deadline of the whole stream; None for no deadline, whatever the client's. What `requests` raises ends the
         call and is raised here.
@@ -332,9 +136,13 @@ async def _result(call: Awaitable[ResponseT]) -> ResponseT:
 async def _send(requests: AsyncIterable[InferRequest] | Iterable[InferRequest], call: _StreamCall) -> None:
     """Sends the requests until there are no more or the call ends. Raises what reading them raises, with the call cancelled."""
     try:
+        number = 0
         async for request in _each(requests):
+            message = InferStreamRequest(request=request)
+            message.request.request_id = request.request_id or str(number)
+            number += 1
             try:
-                await call.write(InferStreamRequest(request=request))
+                await call.write(message)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the call has ended; whoever reads it is told why
                 return
     except Exception:

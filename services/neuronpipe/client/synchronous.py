@@ -8,13 +8,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, InferResponse, InferStreamResponse
 from neuronpipe.api.v1.models_pb2 import Model
-from neuronpipe.api.v1.tasks_pb2 import Answer, Entity, FilledMask, LabelScore, RankedText
 from neuronpipe.client.asynchronous import AsyncClient
+from neuronpipe.client.task_call import TaskCall, ValueT
+from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.errors import Cancelled
 
 ResultT = TypeVar("ResultT")
@@ -22,7 +20,7 @@ ResultT = TypeVar("ResultT")
 _CUT_OFF = "the client was closed during the call"
 
 
-class Client:
+class Client(TaskMethods):
     """As AsyncClient, blocking. Safe to share between threads.
 
     A call that `close` cuts off raises Cancelled; a call made after it raises RuntimeError.
@@ -30,11 +28,12 @@ class Client:
 
     def __init__(self, target: str, *, timeout_s: float | None = 30.0, retries: bool = True, is_bulk: bool = False) -> None:
         """See AsyncClient."""
+        super().__init__(is_bulk=is_bulk)
         # Reentrant: the garbage collector may end a stream, which takes the lock, in a thread that has it.
         self._lock = threading.RLock()
         self._is_closed = False
         is_made: concurrent.futures.Future[None] = concurrent.futures.Future()
-        hold = partial(self._hold, partial(AsyncClient, target, timeout_s=timeout_s, retries=retries, is_bulk=is_bulk), is_made)
+        hold = partial(self._hold, partial(AsyncClient, target, timeout_s=timeout_s, retries=retries), is_made)
         self._thread = threading.Thread(target=lambda: asyncio.run(hold()), name="neuronpipe-client", daemon=True)
         self._thread.start()
         try:
@@ -43,45 +42,8 @@ class Client:
             self._thread.join()
             raise
 
-    def classify(self, model: str, text: str, text_pair: str = "", **options: Any) -> Sequence[LabelScore]:
-        """See AsyncClient.classify."""
-        return self._wait(self._client.classify(model, text, text_pair, **options))
-
-    def embed(self, model: str, text: str, **options: Any) -> NDArray[np.float32]:
-        """See AsyncClient.embed."""
-        return self._wait(self._client.embed(model, text, **options))
-
-    def answer(self, model: str, question: str, context: str, **options: Any) -> Sequence[Answer]:
-        """See AsyncClient.answer."""
-        return self._wait(self._client.answer(model, question, context, **options))
-
-    def find_entities(self, model: str, text: str, **options: Any) -> Sequence[Entity]:
-        """See AsyncClient.find_entities."""
-        return self._wait(self._client.find_entities(model, text, **options))
-
-    def fill_masks(self, model: str, text: str, **options: Any) -> Sequence[FilledMask]:
-        """See AsyncClient.fill_masks."""
-        return self._wait(self._client.fill_masks(model, text, **options))
-
-    def extract_features(self, model: str, text: str, text_pair: str = "", **options: Any) -> NDArray[np.float32]:
-        """See AsyncClient.extract_features."""
-        return self._wait(self._client.extract_features(model, text, text_pair, **options))
-
-    def compare(self, model: str, source: str, texts: Iterable[str], **options: Any) -> Sequence[float]:
-        """See AsyncClient.compare."""
-        return self._wait(self._client.compare(model, source, texts, **options))
-
-    def rerank(self, model: str, query: str, texts: Iterable[str], **options: Any) -> Sequence[RankedText]:
-        """See AsyncClient.rerank."""
-        return self._wait(self._client.rerank(model, query, texts, **options))
-
-    def classify_zero_shot(self, model: str, text: str, candidate_labels: Iterable[str], **options: Any) -> Sequence[LabelScore]:
-        """See AsyncClient.classify_zero_shot."""
-        return self._wait(self._client.classify_zero_shot(model, text, candidate_labels, **options))
-
-    def classify_image(self, model: str, image: bytes, **options: Any) -> Sequence[LabelScore]:
-        """See AsyncClient.classify_image."""
-        return self._wait(self._client.classify_image(model, image, **options))
+    def _call(self, call: TaskCall[ValueT]) -> ValueT:
+        return call.read(self.infer(call.request).result)
 
     def infer(self, request: InferRequest, *, timeout_s: float | None = None) -> InferResponse:
         """See AsyncClient.infer."""

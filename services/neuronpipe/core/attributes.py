@@ -1,8 +1,8 @@
-"""What spans and metrics say of the messages between the stages."""
+"""What spans and metrics say of what the stages return."""
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome, Priority
-from neuronpipe.api.v1.stages_pb2 import EncodedInput, Prediction
-from neuronpipe.core.telemetry import Attributes
+from neuronpipe.core.items import EncodedInput, Prediction
+from neuronpipe.core.names import Attributes
 from neuronpipe.core.tracing import AttributeValue
 
 _PREFIX = "CACHE_OUTCOME_"

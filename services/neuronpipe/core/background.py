@@ -1,14 +1,16 @@
 """Tasks that run beside a block of code and end with it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 
 @asynccontextmanager
-async def beside(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs coroutines beside the block. One that crashes cancels the block, and its error is raised in the block's place.
+async def run_beside(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], None]]:
+    """Runs coroutines beside the block, which gets a function that starts more of them.
+
+    One that crashes cancels the block, and its error is raised in the block's place.
 
     The block's own error passes as it is; a bare TaskGroup would wrap it in an ExceptionGroup.
     """
@@ -16,7 +18,7 @@ async def beside(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]
             try:
-                yield
+                yield lambda coroutine: tasks.append(group.create_task(coroutine))
             finally:
                 for task in tasks:
                     task.cancel()

@@ -11,7 +11,7 @@ from functools import partial
 from time import time_ns
 from typing import Any, Protocol, TypeAlias
 
-from neuronpipe.core.telemetry import Instrument
+from neuronpipe.core.names import Instrument
 from neuronpipe.core.tracing import SpanContext, Tracer
 
 Labels: TypeAlias = tuple[str, ...]
@@ -104,6 +104,10 @@ class Meters:
     def gauge(self, instrument: Instrument, read: Gauge, *labels: str) -> None:
         """A number that is read when it is asked for."""
         self._series(instrument, labels)[labels] = read
+
+    def remove_gauge(self, instrument: Instrument, *labels: str) -> None:
+        """What it read is no more."""
+        self._series(instrument, labels).pop(labels, None)
 
     def show(self, instrument: Instrument, values: Mapping[Labels, float]) -> None:
         """All of an instrument's gauges from now on, by the values of its labels; at once, or an exporter would see some of them."""

@@ -1,15 +1,14 @@
 """What every service knows of a model, and the table in which each looks its models up."""
 
 from collections.abc import Iterator, Mapping
-from typing import Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
 
 from neuronpipe.core.errors import InvalidInput, ModelNotFound
 from neuronpipe.core.tensors import Arrays
 
 EntryT = TypeVar("EntryT")
-ScoreFunctionName = Literal["softmax", "sigmoid", "none"]
 Resampling = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
 
 # Longer words of a request are not repeated in its error, which must fit into gRPC's trailers (8 KiB).
@@ -59,8 +58,31 @@ class ImageSpec(BaseModel):
         return max(3, -(-height // 16) * -(-width // 16))  # 3 is the least that a model can have
 
 
+class TaskFacts(BaseModel):
+    """What one task knows of a model, besides what every model has. A task that knows something declares a subclass.
+
+    `encoded`: the facts that encodings of the task's inputs depend on; `told`: those that ModelService tells, fields of its message Model.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    encoded: ClassVar[tuple[str, ...]] = ()
+    told: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def of(cls, model: "ModelSpec") -> Self:
+        """The model's facts of this class. Raises LookupError for a model that has none."""
+        for facts in model.facts.values():
+            if isinstance(facts, cls):
+                return facts
+        raise LookupError(f"model {model.name!r} has no {cls.__name__}")
+
+
 class ModelSpec(BaseModel):
-    """A model as tasks, scheduler and gateway see it. Part of the bundle's manifest."""
+    """A model as tasks, scheduler and gateway see it. Part of the bundle's manifest.
+
+    `labels` and `tokens` are no task's own: they say what the numbers of the model's outputs stand for.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -75,17 +97,8 @@ class ModelSpec(BaseModel):
     largest_bucket: str = Field("", description="the bucket that sets max_tokens, as in 8x128; empty where the model itself does")
     vocabulary_size: int = Field(0, ge=0, description="token ids are below; 0 for a model of images")
     pad_token_id: int = Field(0, ge=0)
-    cls_token_id: int | None = None
     labels: tuple[str, ...] = ()
-    score_function: ScoreFunctionName | None = None
-    rerank_function: ScoreFunctionName | None = Field(
-        None, description="how sentence-transformers makes scores of this cross-encoder's logits"
-    )
-    entailment_id: int = Field(-1, description="the label that says that a text entails another; -1: none does")
-    embedding_dimensions: int = 0
-    prompt: str = Field("", description="text that sentence-transformers puts before every input of this model")
-    mask_token: str = Field("", description="what stands for a word to fill in (since schema version 3)")
-    mask_token_id: int | None = None
+    facts: Mapping[str, SerializeAsAny[TaskFacts]] = Field({}, description="what each task knows of the model, by its name")
     tokens: tuple[str, ...] = Field((), exclude=True, repr=False, description="each token as text; a file of the bundle has them")
 
     @property
@@ -100,6 +113,11 @@ class ModelSpec(BaseModel):
         """max_tokens in the words of an error."""
         return f"{self.max_tokens} (its largest bucket is {self.largest_bucket})" if self.largest_bucket else str(self.max_tokens)
 
+    @property
+    def told_facts(self) -> dict[str, Any]:
+        """The facts that ModelService tells callers, by the field of its message Model."""
+        return {name: getattr(facts, name) for facts in self.facts.values() for name in facts.told}
+
     def tokens_of(self, sequence: Arrays) -> int:
         """How many tokens a sequence has, or what an image counts as."""
         return self.image.tokens if self.image else len(sequence["input_ids"])
@@ -107,7 +125,8 @@ class ModelSpec(BaseModel):
 
 def encoding_traits(spec: ModelSpec) -> tuple[object, ...]:
     """All of a model that its inputs' encodings depend on, its tokenizer and the input's task apart."""
-    return spec.max_tokens, "token_type_ids" in spec.inputs, spec.cls_token_id, spec.prompt, spec.mask_token_id, spec.image
+    traits = sorted((task, *(getattr(facts, name) for name in facts.encoded)) for task, facts in spec.facts.items() if facts.encoded)
+    return spec.max_tokens, "token_type_ids" in spec.inputs, spec.image, *traits
 
 
 class ModelTable(Generic[EntryT]):

@@ -40,13 +40,7 @@ CODES: dict[type[NeuronpipeError], int] = {
 # Shown where a server has to guess how long to wait: a status without RetryInfo comes from something other than our services.
 _DEFAULT_RETRY_AFTER_S = 1.0
 
-_BY_CODE: dict[int, Callable[[str], NeuronpipeError]] = {
-    code_pb2.NOT_FOUND: ModelNotFound,
-    code_pb2.FAILED_PRECONDITION: WrongTask,
-    code_pb2.DEADLINE_EXCEEDED: DeadlineExceeded,
-    code_pb2.CANCELLED: Cancelled,
-    code_pb2.UNAVAILABLE: Unavailable,
-}
+_BY_CODE: dict[int, Callable[[str], NeuronpipeError]] = {code: kind for kind, code in CODES.items()}
 
 
 def to_status(error: NeuronpipeError) -> Status:

@@ -1,7 +1,7 @@
 """Arrays as messages and back: the one converter between NumPy and the wire."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from neuronpipe.core.errors import InvalidInput
 # Of whatever dtype the name stands for; docstrings say which.
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
+# Of the sequences of one input, in order.
+ArraySets = Sequence[Arrays]
 
 # The wire is little-endian whatever the machine is.
 _DTYPES: dict["DataType.ValueType", np.dtype[np.generic]] = {

@@ -10,14 +10,14 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from google.rpc.code_pb2 import Code
 
 from neuronpipe.core.errors import Cancelled, DeadlineExceeded, InvalidInput, ModelNotFound, NeuronpipeError, Overloaded, WrongTask
+from neuronpipe.core.names import Attributes, Events
 from neuronpipe.core.status import CODES
-from neuronpipe.core.telemetry import Attributes, Events
 
 AttributeValue: TypeAlias = str | int | float | bool
 Sink: TypeAlias = Callable[["Span"], None]
@@ -143,24 +143,27 @@ class Tracer:
         """Whether anything can be sampled."""
         return bool(self._sinks)
 
-    def begin(self, traceparent: str, tracestate: str) -> tuple[SpanContext | None, SpanContext | None]:
-        """The context of a request's first span, None unless it is sampled, and of the caller's span that is its parent."""
+    def begin(self, parent: SpanContext | None) -> SpanContext | None:
+        """The context of a request's first span, None unless it is sampled. `parent`: the caller's span."""
         if not self._sinks:
-            return None, None
-        parent = SpanContext.parse(traceparent, tracestate) if traceparent else None
+            return None
         if parent and self._honours_parent:
-            return (parent.child() if parent.is_sampled else None), parent
+            return parent.child() if parent.is_sampled else None
         trace_id = parent.trace_id if parent else _new_id(128)
         if trace_id & ((1 << _RATIO_BITS) - 1) >= self._limit:
-            return None, parent
-        return SpanContext(trace_id, _new_id(64), True, parent.tracestate if parent else ""), parent
-
-    def joined(self, traceparent: str, tracestate: str) -> SpanContext | None:
-        """The context that came with an item, None unless it is sampled: stages leave the decision to the gateway."""
-        if not self._sinks or not traceparent:
             return None
-        context = SpanContext.parse(traceparent, tracestate)
-        return context if context and context.is_sampled else None
+        return SpanContext(trace_id, _new_id(64), True, parent.tracestate if parent else "")
+
+    def unsampled(self, parent: SpanContext | None) -> SpanContext | None:
+        """The trace of a request that is not sampled, as others get it: they record nothing either, whatever the caller decided.
+
+        A process that takes no part in tracing hands it on as it came.
+        """
+        return replace(parent, is_sampled=False) if parent and parent.is_sampled and self._sinks else parent
+
+    def joined(self, trace: SpanContext | None) -> SpanContext | None:
+        """The context that came with an item, None unless it is sampled: stages leave the decision to the gateway."""
+        return trace if trace and trace.is_sampled and self._sinks else None
 
     def record(self, span: Span) -> None:
         """Takes a span that has ended."""

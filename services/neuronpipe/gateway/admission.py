@@ -1,4 +1,4 @@
-"""The gate that every request passes, alone, in a batch or on a stream: so many requests and so many tokens at once, and no more."""
+"""Admission control: so many requests and so many tokens at once, for every request, alone, in a batch or on a stream."""
 
 import math
 import time
@@ -9,7 +9,7 @@ from neuronpipe.core.errors import Overloaded
 
 # Bulk requests leave this share of the gate to interactive ones, so that it is seldom necessary to end one that is under way.
 _INTERACTIVE_SHARE = 0.25
-# What a refused caller is told to wait, in seconds: a place is seldom free sooner, and who knows of later.
+# The least and the most that a refused caller is told to wait, in seconds. There is seldom room sooner; later nobody can foresee.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 10.0
 # The time over which the drain rate is an average, in seconds.
 _RATE_WINDOW_S = 2.0
@@ -19,7 +19,7 @@ _MAX_TOKENS_PER_BYTE = 1.0
 _ESTIMATE_WEIGHT = 0.05
 
 
-class Place:
+class Admission:
     """A request inside the gate."""
 
     __slots__ = ("_gate", "_is_estimate", "input_bytes", "is_shed", "shed", "tokens")
@@ -33,7 +33,7 @@ class Place:
         self._is_estimate = is_estimate
 
     def count(self, tokens: int) -> None:
-        """Corrects the estimate, if it was one, once the request's tokens are known."""
+        """Corrects the estimate, if it was one, once the request's tokens are known. Raises Overloaded where it let in too much."""
         if self._is_estimate:
             self._gate.correct(self, tokens)
 
@@ -45,7 +45,7 @@ class Gate:
         self._limits = (max_requests, max_tokens)
         self._requests = 0
         self._tokens = 0
-        self._bulk: dict[Place, None] = {}  # in the order in which they came
+        self._bulk: dict[Admission, None] = {}  # in the order in which they came
         self._drained = (_Rate(), _Rate())
         self._tokens_per_byte = _TOKENS_PER_BYTE
 
@@ -55,42 +55,37 @@ class Gate:
         return self._requests, self._tokens
 
     @contextmanager
-    def admit(self, input_bytes: int, known_tokens: int | None = None, *, is_bulk: bool, shed: Callable[[], None]) -> Iterator[Place]:
-        """A place in the gate for a request of so many bytes. Raises Overloaded where it is full.
+    def admit(self, input_bytes: int, known_tokens: int | None = None, *, is_bulk: bool, shed: Callable[[], None]) -> Iterator[Admission]:
+        """Admits a request of so many bytes for as long as the block runs. Raises Overloaded where there is no room.
 
-        `known_tokens`: what it counts as from first to last; else that is estimated until it is counted.
-
-        The newest bulk requests are shed to make room for an interactive one: `shed` is called, and the place's `is_shed` set.
+        `known_tokens`: what the request costs, where that is known before it is tokenized; else it is estimated from the bytes.
+        `shed`: called where a bulk request must end, to make room for an interactive one. The newest go first; `is_shed` is set then.
         """
         tokens = max(1, round(input_bytes * self._tokens_per_byte)) if known_tokens is None else known_tokens
-        place = Place(self, input_bytes, tokens, shed, is_estimate=known_tokens is None)
-        excess = self._excess(place.tokens, is_bulk=is_bulk)
-        if excess and not is_bulk and not self._excess(place.tokens, is_bulk=False, besides=self._bulk):
-            while excess:
-                self._shed(next(reversed(self._bulk)))
-                excess = self._excess(place.tokens, is_bulk=False)
-        if excess:
-            raise self.overloaded(excess)
+        admission = Admission(self, input_bytes, tokens, shed, is_estimate=known_tokens is None)
+        self._make_room(1, tokens, is_bulk=is_bulk)
         self._requests += 1
-        self._tokens += place.tokens
+        self._tokens += tokens
         if is_bulk:
-            self._bulk[place] = None
+            self._bulk[admission] = None
         try:
-            yield place
+            yield admission
         finally:
-            if not place.is_shed:
-                self._leave(place)
-                for drained, amount in zip(self._drained, (1, place.tokens), strict=True):
+            if not admission.is_shed:
+                self._leave(admission)
+                for drained, amount in zip(self._drained, (1, admission.tokens), strict=True):
                     drained.add(amount)
 
-    def correct(self, place: Place, tokens: int) -> None:
-        """Puts a request's real number of tokens in the place of the estimate."""
+    def correct(self, admission: Admission, tokens: int) -> None:
+        """Puts a request's real number of tokens in the place of the estimate. Raises Overloaded where there is no room for the rest."""
         # A long context in many overlapping windows says nothing about others.
-        tokens_per_byte = min(_MAX_TOKENS_PER_BYTE, tokens / max(1, place.input_bytes))
+        tokens_per_byte = min(_MAX_TOKENS_PER_BYTE, tokens / max(1, admission.input_bytes))
         self._tokens_per_byte += _ESTIMATE_WEIGHT * (tokens_per_byte - self._tokens_per_byte)
-        if not place.is_shed:
-            self._tokens += tokens - place.tokens
-        place.tokens = tokens
+        if not admission.is_shed:
+            if tokens > admission.tokens:
+                self._make_room(0, tokens - admission.tokens, is_bulk=admission in self._bulk)
+            self._tokens += tokens - admission.tokens
+        admission.tokens = tokens
 
     def overloaded(self, excess: tuple[int, int] = (1, 1)) -> Overloaded:
         """The error of a request that comes, or stays, in vain: wait until what is too much has drained."""
@@ -100,28 +95,41 @@ class Gate:
             min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, wait_s)),
         )
 
-    def _excess(self, tokens: int, *, is_bulk: bool, besides: Collection[Place] = ()) -> tuple[int, int] | None:
-        """How many requests and tokens would be too much with one more request of so many tokens; None where it fits.
+    def _make_room(self, requests: int, tokens: int, *, is_bulk: bool) -> None:
+        """Sheds bulk requests as far as so many requests and tokens more need their room. Raises Overloaded where there is none."""
+        excess = self._excess(requests, tokens, is_bulk=is_bulk)
+        if excess and not is_bulk and not self._excess(requests, tokens, is_bulk=False, besides=self._bulk):
+            while excess:
+                self._shed(next(reversed(self._bulk)))
+                excess = self._excess(requests, tokens, is_bulk=False)
+        if excess:
+            raise self.overloaded(excess)
+
+    def _excess(
+        self, more_requests: int, more_tokens: int, *, is_bulk: bool, besides: Collection[Admission] = ()
+    ) -> tuple[int, int] | None:
+        """How many requests and tokens would be too much with so many more; None where they fit.
 
         `besides`: requests inside that are not counted. A request larger than the gate is let into an empty one, or it never could be.
         """
-        requests = self._requests - len(besides)
-        if not requests:
+        requests = self._requests - len(besides) + more_requests
+        if requests <= 1:
             return None
-        other_tokens = self._tokens - sum(place.tokens for place in besides)
+        tokens = self._tokens - sum(admission.tokens for admission in besides) + more_tokens
         share = 1 - _INTERACTIVE_SHARE if is_bulk else 1
-        excess = requests + 1 - int(self._limits[0] * share), other_tokens + tokens - int(self._limits[1] * share)
+        # One that is inside already has its place, and only its tokens are in question.
+        excess = requests - int(self._limits[0] * share) if more_requests else 0, tokens - int(self._limits[1] * share)
         return (max(0, excess[0]), max(0, excess[1])) if max(excess) > 0 else None
 
-    def _shed(self, place: Place) -> None:
-        self._leave(place)
-        place.is_shed = True
-        place.shed()
+    def _shed(self, admission: Admission) -> None:
+        self._leave(admission)
+        admission.is_shed = True
+        admission.shed()
 
-    def _leave(self, place: Place) -> None:
-        self._bulk.pop(place, None)
+    def _leave(self, admission: Admission) -> None:
+        self._bulk.pop(admission, None)
         self._requests -= 1
-        self._tokens -= place.tokens
+        self._tokens -= admission.tokens
 
 
 class _Rate:

@@ -1,98 +1,110 @@
 """Results that were computed before, for the models whose results are cached."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from neuronpipe import __version__
-from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, InferRequest, InferResponse, Usage
-from neuronpipe.api.v1.tasks_pb2 import TaskInput
+from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome
+from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.repository import Bundle
-from neuronpipe.cache.cache import Cache, Computed
-from neuronpipe.core.config import ResultCacheSettings
-from neuronpipe.core.errors import DeadlineExceeded, SetupError
+from neuronpipe.cache.cache import Cache, TimedValue
+from neuronpipe.cache.sealing import ValueCodec
+from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.stages import Call
+from neuronpipe.core.packed import Packed
+from neuronpipe.forward.v1 import inference_pb2 as wire
+from neuronpipe.gateway.inference import InferenceRequest, Usage
+from neuronpipe.gateway.settings import ResultCacheSettings
 
 _KEY_BYTES = 16
 _EVERY_MODEL = "*"
+# Three objects' headers beside the bytes (measured with sys.getsizeof on CPython 3.11).
+_OVERHEAD_BYTES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownResult:
+    """A result as it is kept."""
+
+    result: Packed[TaskResult]
+    tokens: int
+    truncated_tokens: int
+
+
+def _pack(known: _KnownResult) -> bytes:
+    message = wire.InferResponse(result=known.result.data)
+    message.usage.tokens, message.usage.truncated_tokens = known.tokens, known.truncated_tokens
+    return message.SerializeToString()
+
+
+def _unpack(payload: bytes) -> _KnownResult:
+    message = wire.InferResponse.FromString(payload)
+    return _KnownResult(Packed(TaskResult, data=message.result), message.usage.tokens, message.usage.truncated_tokens)
+
+
+_CODEC = ValueCodec(_pack, _unpack, lambda known: known.result.size_bytes + _OVERHEAD_BYTES)
 
 
 class ResultCache:
-    """The results of some models. `digests` are those of their bundles, by model and version: a bundle computes what it computes."""
+    """The results of some models."""
 
-    def __init__(self, cache: Cache, digests: dict[tuple[str, int], str]) -> None:
+    def __init__(self, cache: Cache[_KnownResult]) -> None:
         self._cache = cache
-        self._digests = digests
-
-    def keeps(self, model: ModelSpec) -> bool:
-        """Whether this model's results are cached."""
-        return (model.name, model.version) in self._digests
 
     async def get(
-        self, request: InferRequest, model: ModelSpec, call: Call, compute: Callable[[], Awaitable[InferResponse]]
-    ) -> InferResponse:
-        """The response to a request for a model that is kept: computed by `compute`, once for all who ask at a time, or known already.
+        self, request: InferenceRequest, digest: str, compute: Callable[[], Awaitable[tuple[Packed[TaskResult], Usage]]]
+    ) -> tuple[Packed[TaskResult], Usage]:
+        """The result of a request: computed by `compute`, once for all who ask at a time, or known already.
 
-        Raises what `compute` raises, and DeadlineExceeded.
+        `digest`: of the model's bundle, which computes what it computes. Raises what `compute` raises.
         """
         if request.cache_control == CacheControl.CACHE_CONTROL_BYPASS:
-            computed = await compute()
-            computed.usage.result_cache = CacheOutcome.CACHE_OUTCOME_BYPASS
-            return computed
-        own: list[InferResponse] = []
+            result, usage = await compute()
+            return result, replace(usage, result_cache=CacheOutcome.CACHE_OUTCOME_BYPASS)
+        own: list[tuple[Packed[TaskResult], Usage]] = []
 
-        async def keep() -> Computed:
+        async def keep() -> TimedValue[_KnownResult]:
             began_s = time.perf_counter()
-            response = await compute()
-            own.append(response)
-            kept = InferResponse(
-                result=response.result,
-                usage=Usage(tokens=response.usage.tokens, truncated_tokens=response.usage.truncated_tokens),
-            )
-            return Computed(kept.SerializeToString(), time.perf_counter() - began_s)
+            result, usage = await compute()
+            own.append((result, usage))
+            # As bytes, which is what a door sends: the message would be kept beside them.
+            kept = Packed(TaskResult, data=result.data)
+            return TimedValue(_KnownResult(kept, usage.tokens, usage.truncated_tokens), time.perf_counter() - began_s)
 
         is_refresh = request.cache_control == CacheControl.CACHE_CONTROL_REFRESH
-        try:
-            async with asyncio.timeout(None if call.deadline_s is None else call.deadline_s - time.monotonic()):
-                payload, outcome = await self._cache.get(
-                    self._key(model, request.input), request.input.ByteSize(), keep, refresh=is_refresh, is_bulk=call.is_bulk
-                )
-        except TimeoutError as error:
-            raise DeadlineExceeded("the deadline passed before the result was ready") from error
+        key, size_bytes = _key(digest, request.input.data), request.input.size_bytes
+        known, outcome = await self._cache.get(key, size_bytes, keep, refresh=is_refresh, is_bulk=request.call.is_bulk)
         if own:
-            own[0].usage.result_cache = outcome
-            return own[0]
-        response = InferResponse.FromString(payload)
-        response.model, response.version, response.request_id = model.name, str(model.version), call.request_id
-        response.usage.result_cache = outcome
-        return response
-
-    def _key(self, model: ModelSpec, input: TaskInput) -> bytes:
-        # A release may compute otherwise.
-        digest = f"{__version__} {self._digests[model.name, model.version]}".encode()
-        return blake2b(digest + input.SerializeToString(deterministic=True), digest_size=_KEY_BYTES).digest()
+            result, usage = own[0]
+            return result, replace(usage, result_cache=outcome)
+        # A value of its own, as whoever parses it keeps the message in it.
+        result = Packed(TaskResult, data=known.result.data)
+        return result, Usage(tokens=known.tokens, truncated_tokens=known.truncated_tokens, result_cache=outcome)
 
 
-@asynccontextmanager
-async def running_result_cache(
-    bundles: list[Bundle], settings: ResultCacheSettings, telemetry: Telemetry
-) -> AsyncIterator[ResultCache | None]:
-    """The cache for the models that ask for it, by setting or by manifest; None where none does. Raises SetupError for an unknown one."""
+def _key(digest: str, input: bytes) -> bytes:
+    # A release may compute otherwise. Equal inputs that were serialized differently have keys of their own, which costs a miss.
+    return blake2b(f"{__version__} {digest}".encode() + input, digest_size=_KEY_BYTES).digest()
+
+
+def kept_results(bundles: list[Bundle], settings: ResultCacheSettings) -> Callable[[Bundle], bool]:
+    """Tells whether a model's results are cached, by setting or by its manifest. Raises SetupError for an unknown one in the setting."""
     asked = {name.strip() for name in settings.result_cache_models.split(",")} - {""}
     known = {bundle.spec.name for bundle in bundles}
     if unknown := asked - known - {_EVERY_MODEL}:
         raise SetupError(f"result_cache_models: {', '.join(sorted(unknown))} is not served; served are: {', '.join(sorted(known))}")
-    kept = [bundle for bundle in bundles if _EVERY_MODEL in asked or bundle.spec.name in asked or bundle.manifest.cache_results]
-    if not kept:
-        yield None
-        return
-    cache = Cache("results", settings.result_cache_bytes, settings, settings.result_cache_redis)
+    return lambda bundle: _EVERY_MODEL in asked or bundle.spec.name in asked or bundle.manifest.cache_results
+
+
+@asynccontextmanager
+async def running_result_cache(settings: ResultCacheSettings, telemetry: Telemetry) -> AsyncIterator[ResultCache]:
+    """The cache of a gateway's results."""
+    cache = Cache("results", settings.result_cache_bytes, settings, settings.result_cache_redis, _CODEC)
     cache.report(telemetry.meters)
     try:
-        yield ResultCache(cache, {bundle.key: bundle.digest for bundle in kept})
+        yield ResultCache(cache)
     finally:
         await cache.close()

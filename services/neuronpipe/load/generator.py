@@ -51,13 +51,9 @@ class Generator:
         self._stop_pacing = threading.Event()
         self._calls: set[asyncio.Task[None]] = set()
         self._fault: BaseException | None = None
-        self._in_flight = 0
+        # Requests that were sent and are not answered yet.
+        self.in_flight = 0
         self.recorder = Recorder(self._measured_s)
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that were sent and are not answered yet."""
-        return self._in_flight
 
     async def run(self) -> float:
         """Returns the share of one CPU core that this process used while it was measured."""
@@ -121,7 +117,7 @@ class Generator:
         sent_s = time.monotonic()
         # A caller counts from when it wanted to send. A deadline that has passed by now ends the call at once.
         timeout_s = None if self._share.deadline_s is None else due_s + self._share.deadline_s - sent_s
-        self._in_flight += 1
+        self.in_flight += 1
         try:
             response = await self._client.infer(next(self._requests), timeout_s=timeout_s)
         except NeuronpipeError as error:
@@ -132,7 +128,7 @@ class Generator:
         else:
             self.recorder.add_answer(due_s, sent_s, time.monotonic(), response)
         finally:
-            self._in_flight -= 1
+            self.in_flight -= 1
 
     def _start(self, call: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(call)

@@ -24,7 +24,7 @@ from neuronpipe.load.report import progress_line
 from neuronpipe.load.request import LoadRequest
 from neuronpipe.load.samples import ROW, Tick
 from neuronpipe.load.texts import builtin_texts, read_texts
-from neuronpipe.load.worker import Job, Message, Order, Ready, Report, work
+from neuronpipe.load.worker import Assignment, Message, Order, Ready, Report, work
 
 Tell: TypeAlias = Callable[[str], None]
 
@@ -34,7 +34,7 @@ _STOP_LIMIT_S = 5.0
 # From the message to the first request; ample for it to arrive.
 _BEGIN_IN_S = 0.05
 _POLL_S = 0.1
-# Over all processes. More than any gateway of ours takes (rpc/calls.py), few enough to hold in memory.
+# Over all processes. More than any gateway of ours takes (process/in_flight.py), few enough to hold in memory.
 _MAX_IN_FLIGHT = 10_000
 # An answer that the deadline ended is on its way that long at most.
 _DEADLINE_SLACK_S = 1.0
@@ -58,8 +58,10 @@ def run_load(request: LoadRequest, tell: Tell = lambda line: None) -> LoadResult
     if model.mask_token:  # at the beginning, where truncation leaves it
         texts = [f"{model.mask_token} {text}" for text in texts]
     make_requests(request, model.task, texts[:1])
-    jobs = [Job(request, model.task, _turned(texts, index, request.processes), share) for index, share in enumerate(shares(request))]
-    with _started(jobs) as workers, _interrupts() as is_interrupted:
+    assignments = [
+        Assignment(request, model.task, _turned(texts, index, request.processes), share) for index, share in enumerate(shares(request))
+    ]
+    with _started(assignments) as workers, _interrupts() as is_interrupted:
         measured_from_s = _begin(workers) + request.warm_up_s
         reports, broken_off_s = _gather(workers, is_interrupted, request, tell)
     measured_s = request.duration_s
@@ -115,15 +117,17 @@ def _find_model(request: LoadRequest) -> Model:
 
 
 @contextlib.contextmanager
-def _started(jobs: Sequence[Job]) -> Iterator[list[_Worker]]:
+def _started(assignments: Sequence[Assignment]) -> Iterator[list[_Worker]]:
     """The generator processes, connected and waiting to begin; ended with the block."""
     context = multiprocessing.get_context("spawn")
     workers: list[_Worker] = []
     try:
-        for number, job in enumerate(jobs, 1):
+        for number, assignment in enumerate(assignments, 1):
             their_orders, orders = context.Pipe(duplex=False)
             messages, their_messages = context.Pipe(duplex=False)
-            process = context.Process(target=work, args=(their_orders, their_messages, job), name=f"load generator {number}", daemon=True)
+            process = context.Process(
+                target=work, args=(their_orders, their_messages, assignment), name=f"load generator {number}", daemon=True
+            )
             with _sigint_blocked():
                 process.start()
             their_orders.close()

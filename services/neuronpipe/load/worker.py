@@ -19,7 +19,7 @@ _CONNECT_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
-class Job:
+class Assignment:
     """What a process is started with."""
 
     request: LoadRequest
@@ -48,11 +48,11 @@ Orders: TypeAlias = "Connection[None, Order]"
 Messages: TypeAlias = "Connection[Message, None]"
 
 
-def work(orders: Orders, messages: Messages, job: Job) -> None:
+def work(orders: Orders, messages: Messages, assignment: Assignment) -> None:
     """The whole life of a generator process."""
     # Without a parent there is nobody left to work for, nor to tell.
     with contextlib.suppress(EOFError, ConnectionError), asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_work(orders, messages, job))
+        runner.run(_work(orders, messages, assignment))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -64,18 +64,18 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return factory
 
 
-async def _work(orders: Orders, messages: Messages, job: Job) -> None:
-    requests = make_requests(job.request, job.task, job.texts)
-    async with AsyncClient(job.request.target, timeout_s=None, retries=False) as client:
+async def _work(orders: Orders, messages: Messages, assignment: Assignment) -> None:
+    requests = make_requests(assignment.request, assignment.task, assignment.texts)
+    async with AsyncClient(assignment.request.target, timeout_s=None, retries=False) as client:
         # Connects. Where the gateway has left since it was asked for the model, the requests will tell.
         with contextlib.suppress(NeuronpipeError, TimeoutError):
             async with asyncio.timeout(_CONNECT_LIMIT_S):
-                await client.get_model(job.request.model, job.request.version)
+                await client.get_model(assignment.request.model, assignment.request.version)
         messages.send(Ready())
         begin_s = await asyncio.to_thread(orders.recv)
         if begin_s is None:
             return
-        generator = Generator(client, requests, job.share, begin_s)
+        generator = Generator(client, requests, assignment.share, begin_s)
         has_ended = asyncio.Event()
         with _breaking_off(orders, generator):
             ticking = asyncio.create_task(_tick(messages, generator, begin_s, has_ended))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from neuronpipe.core.background import beside
+from neuronpipe.core.background import run_beside
 from neuronpipe.core.logs import log, log_warning
 
 COMMAND = ("neuron-monitor",)
@@ -120,7 +120,7 @@ async def running_monitor(
     monitor = NeuronMonitor(record)
     log("neuron-monitor started")
     try:
-        async with beside(_follow(monitor, process)):
+        async with run_beside(_follow(monitor, process)):
             yield monitor
     finally:
         await _end(process)

@@ -1,22 +1,24 @@
 """The neuron-executor as a process of its own."""
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from neuronpipe.bundles.repository import read_repository
-from neuronpipe.core.config import NeuronExecutorSettings
 from neuronpipe.core.metrics import Telemetry
+from neuronpipe.neuron_executor.settings import NeuronExecutorSettings
 from neuronpipe.neuron_executor.stage import running_executor
-from neuronpipe.rpc.items import EXECUTE, stage_method
-from neuronpipe.rpc.server import Method, SetServing, serve
+from neuronpipe.rpc.items import EXECUTE
+from neuronpipe.rpc.stage_server import OpenedStage, serve_stage
 
 
 async def run(settings: NeuronExecutorSettings, telemetry: Telemetry) -> None:
-    """Serves until SIGTERM, or until a model has no core left."""
+    """Serves until SIGTERM, or until a device has no core left."""
 
     @asynccontextmanager
-    async def assemble(set_serving: SetServing) -> AsyncIterator[Mapping[str, Method]]:
-        async with running_executor(read_repository(settings.repository), settings, telemetry) as stage:
-            yield stage_method(EXECUTE, stage.execute, telemetry, leaves_unavailable=True)
+    async def open_stage() -> AsyncIterator[OpenedStage]:
+        bundles = await asyncio.to_thread(read_repository, settings.repository)
+        async with running_executor(bundles, settings, telemetry) as stage:
+            yield stage.execute, stage.models
 
-    await serve("neuron-executor", settings, [EXECUTE.service], assemble, traces=telemetry.traces)
+    await serve_stage(EXECUTE, settings, telemetry, open_stage, leaves_unavailable=True)

@@ -1,26 +1,20 @@
 """The prediction stage: loads every bundle's model onto its back end, warms it up, and runs sequences through the schedulers."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
-from neuronpipe.api.v1.stages_pb2 import ExecuteItem, Prediction
 from neuronpipe.bundles.repository import Bundle
-from neuronpipe.core.config import EngineSettings
-from neuronpipe.core.logs import log
+from neuronpipe.bundles.served import ServedModels, running_models
+from neuronpipe.core.items import ExecuteItem, Prediction
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.core.model import ModelTable
-from neuronpipe.core.stages import Call
-from neuronpipe.core.tensors import to_arrays, to_tensor_set
-from neuronpipe.neuron_executor.backends import load_backend
-from neuronpipe.neuron_executor.backends.base import Backend, LoadRequest
-from neuronpipe.neuron_executor.choosing import Limits
-from neuronpipe.neuron_executor.neuron_metrics import NeuronMetrics
+from neuronpipe.core.packed import TensorSets
+from neuronpipe.neuron_executor.devices import running_devices
+from neuronpipe.neuron_executor.executor_model import ExecutorModel
+from neuronpipe.neuron_executor.neuron_metrics import record_snapshot
 from neuronpipe.neuron_executor.neuron_monitor import running_monitor
-from neuronpipe.neuron_executor.records import ModelRecords
-from neuronpipe.neuron_executor.scheduler import Computed, Scheduler, running_scheduler
-from neuronpipe.neuron_executor.warm_up import warm_up
+from neuronpipe.neuron_executor.settings import EngineSettings
 
 _NEURON = "neuronx"
 
@@ -28,39 +22,36 @@ _NEURON = "neuronx"
 class NeuronExecutorStage:
     """Runs sequences. The instance's `execute` is the stage function; made by `running_executor`."""
 
-    def __init__(self, models: dict[tuple[str, int], tuple[Scheduler, ModelRecords]], telemetry: Telemetry) -> None:
-        self._models = ModelTable(models)
+    def __init__(self, models: ServedModels[ExecutorModel], telemetry: Telemetry) -> None:
+        self.models = models
         self._tracer = telemetry.tracer
 
     async def execute(self, item: ExecuteItem) -> Prediction:
         """Runs the sequences of one input."""
         arrived_ns = time.monotonic_ns()
-        scheduler, records = self._models.find(item.model, item.version)
-        call = Call.of_item(item.context)
-        trace = self._tracer.joined(call.traceparent, call.tracestate)
+        with self.models.table.find(item.model.name, str(item.model.version)).use() as model:
+            return await self._run(item, model, arrived_ns)
+
+    async def _run(self, item: ExecuteItem, model: ExecutorModel, arrived_ns: int) -> Prediction:
+        call, trace = item.call, self._tracer.joined(item.call.trace)
         try:
-            sequences = [to_arrays(sequence) for sequence in item.sequences]
-            computed = await scheduler.run(sequences, call.deadline_s, is_bulk=call.is_bulk, trace=trace)
+            computed = await model.run(item.sequences.arrays, call.deadline_s, is_bulk=call.is_bulk, trace=trace)
         except BaseException as error:
-            records.dropped(trace, arrived_ns, error)
+            model.observer.dropped(trace, arrived_ns, error)
             raise
         finished_ns = max(one.finished_ns for one in computed)
         gaps = _gaps([(one.started_ns, one.finished_ns) for one in computed], arrived_ns)
         if trace:
-            records.waited(trace, gaps)
+            model.observer.waited(trace, gaps)
         queue_ns = sum(ended_ns - began_ns for began_ns, ended_ns in gaps)
-        return _prediction(computed, queue_ns, finished_ns - arrived_ns - queue_ns)
-
-
-def _prediction(computed: list[Computed], queue_ns: int, compute_ns: int) -> Prediction:
-    return Prediction(
-        outputs=[to_tensor_set(one.outputs) for one in computed],
-        compute_ns=compute_ns,
-        queue_ns=queue_ns,
-        batch_size=max(one.batch_size for one in computed),
-        bucket_tokens=max(one.bucket_tokens for one in computed),
-        padded_tokens=sum(one.bucket_tokens for one in computed),
-    )
+        return Prediction(
+            outputs=TensorSets(arrays=[one.outputs for one in computed]),
+            queue_ns=queue_ns,
+            compute_ns=finished_ns - arrived_ns - queue_ns,
+            batch_size=max(one.batch_size for one in computed),
+            bucket_tokens=max(one.bucket_tokens for one in computed),
+            padded_tokens=sum(one.bucket_tokens for one in computed),
+        )
 
 
 def _gaps(intervals: list[tuple[int, int]], arrived_ns: int) -> list[tuple[int, int]]:
@@ -80,40 +71,8 @@ async def running_executor(
 ) -> AsyncIterator[NeuronExecutorStage]:
     """The stage with every model loaded and warmed up. Raises SetupError for a bundle that cannot run here, CoresLost where it must end."""
     telemetry = telemetry or Telemetry()
-    limits = Limits(settings.max_batch_size, settings.max_batch_tokens, settings.max_queue_sequences)
-    async with AsyncExitStack() as stack:
-        models = {}
-        for bundle in bundles:
-            began_ns = time.monotonic_ns()
-            backend = await asyncio.to_thread(_load, bundle, settings)
-            stack.push_async_callback(asyncio.to_thread, backend.close)
-            warmth = await warm_up(backend, bundle)
-            log("model ready", model=bundle.spec.name, version=bundle.spec.version, cores=backend.cores - len(warmth.lost))
-            records = ModelRecords(telemetry, bundle.spec, bundle.artifact(settings.backend).backend, backend.cores)
-            records.ready(time.monotonic_ns() - began_ns)
-            scheduler = await stack.enter_async_context(
-                running_scheduler(backend, bundle.spec, limits, warmth.batch_time, warmth.lone_batch_time, records, warmth.lost)
-            )
-            models[bundle.key] = (scheduler, records)
+    async with running_devices(settings, telemetry) as devices, AsyncExitStack() as stack:
+        models = await stack.enter_async_context(running_models(ServedModels(devices.open_model), bundles))
         if any(bundle.artifact(settings.backend).backend == _NEURON for bundle in bundles):
-            await stack.enter_async_context(running_monitor(record=NeuronMetrics(telemetry.meters).record))
+            await stack.enter_async_context(running_monitor(record=partial(record_snapshot, telemetry.meters)))
         yield NeuronExecutorStage(models, telemetry)
-
-
-def _load(bundle: Bundle, settings: EngineSettings) -> Backend:
-    artifact = bundle.artifact(settings.backend)
-    files = bundle.artifact_files(artifact)
-    return load_backend(
-        artifact.backend,
-        LoadRequest(
-            bundle.spec,
-            files,
-            artifact.properties,
-            cores=settings.core_count,
-            cores_per_replica=settings.cores_per_replica,
-            threads=settings.threads,
-            in_flight=settings.in_flight,
-            buckets=artifact.buckets,
-            versions=artifact.versions,
-        ),
-    )

@@ -1,85 +1,70 @@
 """Runs a model on every core, so that the first request finds everything allocated, and learns how long batches take."""
 
 import time
-from dataclasses import dataclass
 
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.logs import log_fault
-from neuronpipe.core.model import ModelSpec
-from neuronpipe.neuron_executor.backends.base import Backend, BackendError, CoreLost
-from neuronpipe.neuron_executor.batch_time import BatchTime
-from neuronpipe.neuron_executor.batching import pad, shortest_sequence
-
-# Where there are no buckets: as apart as costs little, to tell what a batch costs from what a token costs.
-_LENGTHS = (3, 64)
-# Of images, which all have one length, that many rows.
-_IMAGES = (1, 2)
+from neuronpipe.inputs.kind import input_kind
+from neuronpipe.neuron_executor.backends.base import Backend, BackendError, CoreLost, compute
+from neuronpipe.neuron_executor.batching.batch_time import BatchTime, BatchTimes
+from neuronpipe.neuron_executor.scheduler import DeviceScheduler
 
 
-@dataclass(frozen=True, slots=True)
-class Warmth:
-    """How long a batch takes beside others, and alone, which is the same thing where there is one core; and the cores that are lost."""
+async def warm_up(backend: Backend, bundle: Bundle, device: DeviceScheduler) -> BatchTimes:
+    """Runs every bucket on every core, or two batches that differ, between those of the device's other models.
 
-    batch_time: BatchTime
-    lone_batch_time: BatchTime
-    lost: frozenset[int]
-
-
-async def warm_up(backend: Backend, bundle: Bundle) -> Warmth:
-    """Runs every bucket on every core, or a short and a long sequence. Raises SetupError where one cannot run, or no core is left."""
-    cores = _Cores(backend, bundle)
+    Raises SetupError where one cannot run, or no core is left.
+    """
+    warming = _WarmUp(backend, bundle, device)
     batch_time = BatchTime()
     lone_batch_time = BatchTime() if backend.cores > 1 and backend.buckets is None else batch_time
     try:
-        for rows, tokens in _shapes(backend, bundle.spec):
+        for rows, tokens in warming.shapes():
             for core in range(backend.cores):
-                await cores.run_on(core, rows, tokens)
+                await warming.run_on(core, rows, tokens)
             for is_alone, estimate in ((False, batch_time), (True, lone_batch_time)):
                 if is_alone:
-                    await cores.time(rows, tokens, is_alone=True)
+                    await warming.time(rows, tokens, is_alone=True)
                 # The quicker one: all services of a machine may start at once.
-                estimate.anchor(rows * tokens, min([await cores.time(rows, tokens, is_alone=is_alone) for _ in range(2)]))
+                estimate.anchor(rows * tokens, min([await warming.time(rows, tokens, is_alone=is_alone) for _ in range(2)]))
     except BackendError as error:
         raise SetupError(f"{bundle.folder}: the back end cannot run a warm-up batch: {error}") from error
-    return Warmth(batch_time, lone_batch_time, frozenset(cores.lost))
+    return BatchTimes(batch_time, lone_batch_time)
 
 
-def _shapes(backend: Backend, spec: ModelSpec) -> list[tuple[int, int]]:
-    """Rows and tokens of each batch."""
-    if backend.buckets:
-        return [(bucket.batch, bucket.tokens) for bucket in backend.buckets.buckets]
-    if spec.image:
-        return [(rows, backend.round_tokens(spec.image.tokens)) for rows in _IMAGES]
-    return [(1, backend.round_tokens(min(length, spec.max_tokens))) for length in _LENGTHS]
+class _WarmUp:
+    """One model's. Raises BackendError; CoreLost with the last core only."""
 
+    def __init__(self, backend: Backend, bundle: Bundle, device: DeviceScheduler) -> None:
+        self._backend, self._name, self._device = backend, bundle.spec.name, device
+        self._kind = input_kind(bundle.spec)
 
-class _Cores:
-    """The cores of a model that is warmed up. Raises BackendError; CoreLost with the last one only."""
+    def shapes(self) -> list[tuple[int, int]]:
+        """Rows and padded tokens of each batch."""
+        if self._backend.buckets:
+            return [(bucket.batch, bucket.tokens) for bucket in self._backend.buckets.buckets]
+        return [(rows, self._backend.round_tokens(tokens)) for rows, tokens in self._kind.warm_up_shapes()]
 
-    def __init__(self, backend: Backend, bundle: Bundle) -> None:
-        self._backend, self._spec = backend, bundle.spec
-        self.lost: set[int] = set()
-
-    async def run_on(self, core: int, rows: int, tokens: int, *, is_alone: bool = False) -> bool:
-        """Runs the shortest sequences. Returns whether the core is not lost."""
-        if core in self.lost:
-            return False
-        inputs = pad([shortest_sequence(self._spec)] * rows, tokens, self._spec)
+    async def run_on(self, core: int, rows: int, tokens: int, *, is_alone: bool = False) -> float | None:
+        """Runs the shortest sequences. Returns the seconds that they took; None where the core is lost."""
+        left = [one for one in range(self._backend.cores) if not self._device.cores.is_lost(one)]
+        if core not in left:
+            return None
+        inputs = self._kind.pad([self._kind.shortest()] * rows, tokens)
         try:
-            await self._backend.run(core, inputs, is_alone=is_alone)
+            async with self._device.reserved(left if is_alone else [core]):
+                began_s = time.monotonic()
+                await compute(self._backend, core, inputs, is_alone=is_alone)
+                return time.monotonic() - began_s
         except CoreLost as fault:
-            self.lost.add(core)
-            cores_left = self._backend.cores - len(self.lost)
-            log_fault("core lost", fault, model=self._spec.name, core=core, cores_left=cores_left)
-            if not cores_left:
+            self._device.lose(core, self._name, fault)
+            if not self._device.cores.left:
                 raise
-        return core not in self.lost
+            return None
 
     async def time(self, rows: int, tokens: int, *, is_alone: bool) -> float:
         """The seconds that a batch takes on the first core that is not lost."""
-        while True:
-            core = next(core for core in range(self._backend.cores) if core not in self.lost)
-            began_s = time.monotonic()
-            if await self.run_on(core, rows, tokens, is_alone=is_alone):
-                return time.monotonic() - began_s
+        for core in range(self._backend.cores):
+            if (seconds := await self.run_on(core, rows, tokens, is_alone=is_alone)) is not None:
+                return seconds
+        raise CoreLost("no core is left")

@@ -1,25 +1,24 @@
 """The postprocessor as a process of its own."""
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from neuronpipe.bundles.repository import read_repository
-from neuronpipe.core.config import PostprocessorSettings
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.postprocessor.stage import PostprocessorStage
-from neuronpipe.rpc.items import POSTPROCESS, stage_method
-from neuronpipe.rpc.server import Method, SetServing, serve
+from neuronpipe.postprocessor.settings import PostprocessorSettings
+from neuronpipe.postprocessor.stage import running_postprocessor
+from neuronpipe.rpc.items import POSTPROCESS
+from neuronpipe.rpc.stage_server import OpenedStage, serve_stage
 
 
 async def run(settings: PostprocessorSettings, telemetry: Telemetry) -> None:
     """Serves until SIGTERM."""
 
     @asynccontextmanager
-    async def assemble(set_serving: SetServing) -> AsyncIterator[Mapping[str, Method]]:
-        stage = PostprocessorStage(read_repository(settings.repository))
-        try:
-            yield stage_method(POSTPROCESS, stage.postprocess, telemetry)
-        finally:
-            stage.close()
+    async def open_stage() -> AsyncIterator[OpenedStage]:
+        bundles = await asyncio.to_thread(read_repository, settings.repository)
+        async with running_postprocessor(bundles) as stage:
+            yield stage.postprocess, stage.models
 
-    await serve("postprocessor", settings, [POSTPROCESS.service], assemble, traces=telemetry.traces)
+    await serve_stage(POSTPROCESS, settings, telemetry, open_stage)

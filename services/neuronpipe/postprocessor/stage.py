@@ -1,35 +1,64 @@
-"""The post-process stage: unpacks the model's outputs and lets the task decode them."""
+"""The post-process stage: lets the task decode the model's outputs."""
 
-from neuronpipe.api.v1.stages_pb2 import PostprocessItem
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
+
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.repository import Bundle
-from neuronpipe.core.model import ModelTable
-from neuronpipe.core.stages import Call
-from neuronpipe.core.tensors import to_arrays
-from neuronpipe.core.worker import Worker
+from neuronpipe.bundles.served import ServedModels, running_models
+from neuronpipe.core.items import PostprocessItem
+from neuronpipe.core.lanes import Lane, Lanes, is_on_event_loop
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.packed import Packed, pack_result
 from neuronpipe.tasks import TASKS
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingModel:
+    """One model as the stage serves it, and where its outputs are decoded."""
+
+    spec: ModelSpec
+    lane: Lane
+
+    def decode(self, item: PostprocessItem) -> Packed[TaskResult]:
+        """Decodes the outputs of one input, on its lane."""
+        item.call.check_deadline()
+        task = TASKS[item.input.task or self.spec.task]
+        input = getattr(item.input.message, task.name)
+        decoded = task.decode(input, self.spec, item.annotations.arrays, item.outputs.arrays)
+        result = pack_result(TaskResult(**{task.name: decoded}))
+        if not is_on_event_loop():
+            # Of large work the result may be large, and every way to a caller begins with serializing it: here, and not on the event loop.
+            _ = result.data
+        return result
 
 
 class PostprocessorStage:
     """Decodes outputs. The instance's `postprocess` is the stage function."""
 
-    def __init__(self, bundles: list[Bundle]) -> None:
-        """Raises SetupError for a file that is missing or was changed."""
-        self._models = ModelTable({bundle.key: bundle.decoding_spec() for bundle in bundles})
-        self._worker = Worker("postprocess")
+    def __init__(self, models: ServedModels[DecodingModel]) -> None:
+        self.models = models
 
-    async def postprocess(self, item: PostprocessItem) -> TaskResult:
+    async def postprocess(self, item: PostprocessItem) -> Packed[TaskResult]:
         """Decodes the outputs of one input."""
-        return await self._worker.run(item.ByteSize(), self._decode, item, Call.of_item(item.context))
+        with self.models.table.find(item.model.name, str(item.model.version)).use() as model:
+            return await model.lane.run(item.size_bytes, model.decode, item)
 
-    def _decode(self, item: PostprocessItem, call: Call) -> TaskResult:
-        call.check_deadline()
-        model = self._models.find(item.model, item.version)
-        task = TASKS[item.input.WhichOneof("task") or model.task]
-        annotations = [to_arrays(annotation) for annotation in item.annotations]
-        outputs = [to_arrays(output) for output in item.outputs]
-        return TaskResult(**{task.name: task.decode(getattr(item.input, task.name), model, annotations, outputs)})
 
-    def close(self) -> None:
-        """Waits for the item being decoded and ends the thread."""
-        self._worker.close()
+@asynccontextmanager
+async def running_postprocessor(bundles: list[Bundle]) -> AsyncIterator[PostprocessorStage]:
+    """The stage with all that decoding takes loaded. Raises SetupError for a file that is missing or was changed."""
+    async with AsyncExitStack() as stack:
+        lanes = stack.enter_context(closing(Lanes("postprocess")))
+
+        @asynccontextmanager
+        async def open_model(bundle: Bundle) -> AsyncIterator[DecodingModel]:
+            spec, lane = await asyncio.to_thread(bundle.decoding_spec), lanes.lane(bundle.spec.name)
+            try:
+                yield DecodingModel(spec, lane)
+            finally:
+                await lane.close()
+
+        yield PostprocessorStage(await stack.enter_async_context(running_models(ServedModels(open_model), bundles)))

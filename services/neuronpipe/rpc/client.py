@@ -30,7 +30,7 @@ def open_channel(target: str, service_config: ServiceConfig | None = None) -> gr
             ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2_000),
             ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-            # Finds a peer that vanished without a word; servers allow it (rpc/server.py).
+            # Finds a peer that vanished without a word; servers allow it (rpc/door.py).
             ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
             ("grpc.keepalive_timeout_ms", 5_000),
             ("grpc.keepalive_permit_without_calls", 1),

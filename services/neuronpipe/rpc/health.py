@@ -1,32 +1,35 @@
-"""A service's health."""
+"""gRPC's health service, over the health of the process."""
 
-import asyncio
-from typing import Any
+from collections.abc import AsyncIterator
 
 import grpc
-from grpc_health.v1 import health, health_pb2
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from neuronpipe.process.door import Handler
+from neuronpipe.process.health import HealthBoard
+from neuronpipe.rpc.rpcs import Context, by_path
+
+HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 
-class StoppableHealth(health.aio.HealthServicer):  # type: ignore[misc]
-    """gRPC's health service, whose watches can be ended: they would hold up the server's stop for the whole of its grace."""
+def health_handlers(board: HealthBoard) -> dict[str, Handler]:
+    """The handlers of gRPC's health service (grpc/doc/health-checking.md)."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._watches: set[asyncio.Task[None]] = set()
+    async def check(request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
+        status = _status(board.is_serving(request.service))
+        if status == HealthCheckResponse.SERVICE_UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND)
+        return HealthCheckResponse(status=status)
 
-    async def Watch(  # noqa: N802 (the name of the rpc)
-        self, request: health_pb2.HealthCheckRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> None:
-        """As in the base, until the caller leaves or the server stops."""
-        watch = asyncio.create_task(super().Watch(request, context))
-        self._watches.add(watch)
-        try:
-            await asyncio.wait([watch])
-        finally:
-            watch.cancel()
-            self._watches.discard(watch)
+    async def watch(request: HealthCheckRequest, context: Context) -> AsyncIterator[HealthCheckResponse]:
+        async for is_serving in board.watch(request.service):
+            yield HealthCheckResponse(status=_status(is_serving))
 
-    def stop_watches(self) -> None:
-        """Ends every watch."""
-        for watch in self._watches:
-            watch.cancel()
+    return by_path(HEALTH_SERVICE, Check=check, Watch=watch)
+
+
+def _status(is_serving: bool | None) -> "HealthCheckResponse.ServingStatus":
+    if is_serving is None:
+        return HealthCheckResponse.SERVICE_UNKNOWN
+    return HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING

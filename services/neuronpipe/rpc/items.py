@@ -1,130 +1,156 @@
 """The stages' side of a stage's stream: items in, outcomes out, in the order in which they are ready (stages.proto)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
-
-from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from google.protobuf.message_factory import GetMessageClass
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
 
 from neuronpipe.api.v1 import stages_pb2
+from neuronpipe.core.calls import Call, told_error
 from neuronpipe.core.errors import NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.core.stages import internal_error
 from neuronpipe.core.status import to_status
-from neuronpipe.rpc.item_records import ItemRecords
+from neuronpipe.core.streams import AnnouncedModels
+from neuronpipe.forward.v1 import stages_pb2 as wire
+from neuronpipe.rpc.codecs import Codec, ExecuteCodec, PostprocessCodec, TokenizeCodec, write_announcement
+from neuronpipe.rpc.item_observer import ItemObserver
+from neuronpipe.rpc.rpcs import Rpc, message_classes
 
-# The messages of three stages alike, which protobuf's types cannot say.
+# The messages, items and values of three stages alike, which types cannot say.
 _Message: TypeAlias = Any
-_Stage: TypeAlias = Callable[[Any], Awaitable[_Message]]
+StageFunction: TypeAlias = Callable[[Any], Awaitable[Any]]
+# A stage's rpc: (messages, context) -> messages.
+StageMethod: TypeAlias = Callable[[AsyncIterator[_Message], object], AsyncIterator[_Message]]
 
 # A message is answered after this long though nothing is ready: the gateway lets new items wait until then.
 _ANSWER_AFTER_S = 0.001
-# Backstop behind the admission of the gateways: items of one stream being worked on.
+# Backstop behind the admission of the gateways: items of one stream whose outcomes have not been sent.
 _MAX_ITEMS = 16_384
+# A message of outcomes: so that a long one does not hold up those behind it.
+_MAX_RESPONSE_BYTES = 1 << 20
+# Outcomes that wait to be sent; above, no more items are read.
+_MAX_UNSENT_BYTES = 16 << 20
+# What an outcome counts as besides its value.
+_OUTCOME_BYTES = 128
+# From here on tensors become bytes in a thread: that takes half a millisecond or more.
+LARGE_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRpc(Rpc):
+    """The rpc of a stage, by its service's name, and what makes its messages, those of package neuronpipe.forward.v1."""
+
+    service_name: str
+    codec: Codec[Any, Any]
+    request_class: type[_Message]
+    response_class: type[_Message]
+
+
+def _stage_rpc(service_name: str, service: str, codec: Codec[Any, Any]) -> StageRpc:
+    (method,) = stages_pb2.DESCRIPTOR.services_by_name[service].methods
+    request, response = message_classes(method, wire.DESCRIPTOR)
+    return StageRpc.of(method, wire.DESCRIPTOR, service_name=service_name, codec=codec, request_class=request, response_class=response)
+
+
+TOKENIZE = _stage_rpc("tokenizer", "TokenizerService", TokenizeCodec())
+EXECUTE = _stage_rpc("neuron-executor", "NeuronExecutorService", ExecuteCodec())
+POSTPROCESS = _stage_rpc("postprocessor", "PostprocessorService", PostprocessCodec())
 
 
 @dataclass(frozen=True, slots=True)
-class StageRpc:
-    """The rpc of a stage and its messages, found by the names that all of them follow."""
+class _Served:
+    """What all streams of a stage have in common."""
 
-    method: MethodDescriptor
-    # The field of an outcome that holds the value.
-    value_field: str
-
-    @property
-    def service(self) -> ServiceDescriptor:
-        """The gRPC service of the stage."""
-        service: ServiceDescriptor = self.method.containing_service
-        return service
-
-    @property
-    def path(self) -> str:
-        """The rpc as HTTP/2 names it."""
-        return f"/{self.service.full_name}/{self.method.name}"
-
-    @property
-    def request_class(self) -> type[_Message]:
-        """Makes a message of items."""
-        return GetMessageClass(self.method.input_type)
-
-    @property
-    def response_class(self) -> type[_Message]:
-        """Makes a message of outcomes."""
-        return GetMessageClass(self.method.output_type)
-
-    @property
-    def outcome_class(self) -> type[_Message]:
-        """Makes an outcome."""
-        outcome = self.method.output_type.fields_by_name["outcomes"].message_type
-        assert outcome  # noqa: S101 (it is a list of messages)
-        return GetMessageClass(outcome)
-
-
-def _stage_rpc(service: str, method: str, value_field: str) -> StageRpc:
-    return StageRpc(stages_pb2.DESCRIPTOR.services_by_name[service].methods_by_name[method], value_field)
-
-
-TOKENIZE = _stage_rpc("TokenizerService", "Tokenize", "encoded")
-EXECUTE = _stage_rpc("NeuronExecutorService", "Execute", "prediction")
-POSTPROCESS = _stage_rpc("PostprocessorService", "Postprocess", "result")
+    rpc: StageRpc
+    stage: StageFunction
+    observer: ItemObserver
+    models: AnnouncedModels | None
+    max_message_bytes: int
+    leaves_unavailable: bool
 
 
 def stage_method(
-    rpc: StageRpc, stage: _Stage, telemetry: Telemetry | None = None, *, leaves_unavailable: bool = False
-) -> Mapping[str, Callable[[AsyncIterator[_Message], object], AsyncIterator[_Message]]]:
-    """The stage function as the method of its gRPC service, by its name.
+    rpc: StageRpc,
+    stage: StageFunction,
+    telemetry: Telemetry | None = None,
+    *,
+    models: AnnouncedModels | None = None,
+    max_message_bytes: int = 0,
+    leaves_unavailable: bool = False,
+) -> StageMethod:
+    """The stage function as the method of its gRPC service.
 
-    `leaves_unavailable`: the stage raises Unavailable only where its process is about to end. Then such items have no outcome: the gateway
-    sends them to another process when the stream ends, or tells their callers where there is none.
+    `models`: those that gateways send items for; without, nothing is announced, and they send all. `max_message_bytes`: the largest
+    message that the server takes. `leaves_unavailable`: the stage raises Unavailable only where its process is about to end. Then such
+    items have no outcome: the gateway sends them to another process when the stream ends, or tells their callers where there is none.
     """
-    records = ItemRecords(rpc.path.removeprefix("/"), telemetry or Telemetry())
-    return {rpc.method.name: lambda requests, context: _Stream(rpc, stage, records, leaves_unavailable).answer(requests)}
+    observer = ItemObserver(rpc.path.removeprefix("/"), telemetry or Telemetry())
+    served = _Served(rpc, stage, observer, models, max_message_bytes, leaves_unavailable)
+    return lambda requests, context: _ItemStream(served).answer(requests)
 
 
-class _Stream:
+class _Finished(NamedTuple):
+    """What became of an item: the stage's value or an error."""
+
+    item_id: int
+    outcome: Any
+    size_bytes: int
+
+
+class _ItemStream:
     """One gateway's stream."""
 
-    def __init__(self, rpc: StageRpc, stage: _Stage, records: ItemRecords, leaves_unavailable: bool) -> None:
-        self._stage = stage
-        self._leaves_unavailable = leaves_unavailable
-        self._records = records
-        self._value_field = rpc.value_field
-        self._outcome_class = rpc.outcome_class
-        self._response_class = rpc.response_class
+    def __init__(self, served: _Served) -> None:
+        self._served = served
+        self._codec = served.rpc.codec
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._ready: list[_Message] = []
+        # Outcomes that wait for a message, and how many wait or are being sent.
+        self._finished: deque[_Finished] = deque()
+        self._unsent = 0
+        self._unsent_bytes = 0
+        self._has_sent = asyncio.Event()
         self._is_due = asyncio.Event()
         self._answer_at: asyncio.TimerHandle | None = None
+        self._announces = served.models is not None
 
     async def answer(self, requests: AsyncIterator[_Message]) -> AsyncIterator[_Message]:
         """Sends outcomes until the gateway ends the stream, or what reading it raises does; then what was read is still answered."""
-        yield self._response_class()
-        reading = asyncio.create_task(self._read(requests))
-        reading.add_done_callback(lambda task: self._is_due.set())
+        unwatch = self._served.models.watch(self._announce) if self._served.models else None
+        reading: asyncio.Task[None] | None = None
         is_draining = False
         try:
-            while self._ready or self._running or not reading.done():
+            yield self._new_response()
+            reading = asyncio.create_task(self._read(requests))
+            reading.add_done_callback(lambda task: self._is_due.set())
+            while self._finished or self._running or not reading.done():
                 await self._is_due.wait()
                 self._is_due.clear()
-                begins_draining = reading.done() and bool(self._running) and not is_draining
+                is_news = self._announces or bool(self._answer_at or self._finished)
+                response = self._new_response()
+                sent = self._write_finished(response)
+                if reading.done() and not is_draining and (left := [*self._running, *(one.item_id for one in self._finished)]):
+                    is_news = is_draining = True
+                    response.draining.item_ids.extend(left)
                 if self._answer_at:
                     self._answer_at.cancel()
                     self._answer_at = None
-                elif not self._ready and not begins_draining:
+                if not is_news:
                     continue
-                response, self._ready = self._response_class(outcomes=self._ready), []
-                if begins_draining:
-                    is_draining = True
-                    response.draining.item_ids.extend(self._running)
                 yield response
+                self._unsent -= len(sent)
+                self._unsent_bytes -= sum(one.size_bytes for one in sent)
+                self._has_sent.set()
+                if self._finished:
+                    self._is_due.set()
             await reading
         finally:
-            reading.cancel()
-            for task in self._running.values():
+            if unwatch:
+                unwatch()
+            tasks = [*([reading] if reading else ()), *self._running.values()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reading, *self._running.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, requests: AsyncIterator[_Message]) -> None:
         loop = asyncio.get_running_loop()
@@ -132,29 +158,71 @@ class _Stream:
             for item_id in request.abandoned_item_ids:
                 if task := self._running.pop(item_id, None):
                     task.cancel()
-            for item in request.items:
-                if len(self._running) >= _MAX_ITEMS:
-                    self._finish(item, error=to_status(Overloaded(f"{_MAX_ITEMS} items in one stream, the limit", retry_after_s=1)))
-                else:
-                    self._running[item.context.item_id] = asyncio.create_task(self._run(item))
+            for message in request.items:
+                self._begin(message)
             if request.items and not self._answer_at:
                 self._answer_at = loop.call_later(_ANSWER_AFTER_S, self._is_due.set)
+            while self._unsent_bytes > _MAX_UNSENT_BYTES:  # the gateway takes outcomes in more slowly than it sends items
+                self._has_sent.clear()
+                await self._has_sent.wait()
 
-    async def _run(self, item: _Message) -> None:
+    def _begin(self, message: _Message) -> None:
+        item_id = message.context.item_id
         try:
-            with self._records.one_more(item) as record:
-                value = record.value = await self._stage(item)
-            self._finish(item, **{self._value_field: value})
-        except NeuronpipeError as error:
-            if self._leaves_unavailable and isinstance(error, Unavailable):
+            if len(self._running) + self._unsent >= _MAX_ITEMS:
+                raise Overloaded(f"{_MAX_ITEMS} items in one stream, the limit", retry_after_s=1)
+            self._running[item_id] = asyncio.create_task(self._run(item_id, self._codec.read_item(message)))
+        except Exception as error:
+            self._finish(item_id, told_error(error, Call(message.context.request_id)))
+
+    async def _run(self, item_id: int, item: Any) -> None:
+        try:
+            with self._served.observer.observe(item) as observation:
+                if observation.trace is not item.call.trace:
+                    item = replace(item, call=replace(item.call, trace=observation.trace))
+                value = observation.value = await self._served.stage(item)
+                if item.size_bytes >= LARGE_BYTES or value.size_bytes >= LARGE_BYTES:
+                    size_bytes = await asyncio.to_thread(self._codec.pack, value)
+                else:
+                    size_bytes = self._codec.pack(value)
+            self._finish(item_id, value, size_bytes)
+        except Exception as error:
+            if self._served.leaves_unavailable and isinstance(error, Unavailable):
                 self._is_due.set()  # the stream may end, for want of anything to wait for
             else:
-                self._finish(item, error=to_status(error))
-        except Exception as fault:
-            self._finish(item, error=to_status(internal_error(fault, item.context.request_id, item.context.traceparent)))
+                self._finish(item_id, told_error(error, item.call))
         finally:
-            self._running.pop(item.context.item_id, None)
+            self._running.pop(item_id, None)
 
-    def _finish(self, item: _Message, **outcome: _Message) -> None:
-        self._ready.append(self._outcome_class(item_id=item.context.item_id, **outcome))
+    def _finish(self, item_id: int, outcome: object, size_bytes: int = 0) -> None:
+        self._finished.append(_Finished(item_id, outcome, size_bytes + _OUTCOME_BYTES))
+        self._unsent += 1
+        self._unsent_bytes += size_bytes + _OUTCOME_BYTES
         self._is_due.set()
+
+    def _announce(self) -> None:
+        self._announces = True
+        self._is_due.set()
+
+    def _new_response(self) -> _Message:
+        """An empty message, or one with an announcement where it is due."""
+        response = self._served.rpc.response_class()
+        if self._announces and self._served.models:
+            write_announcement(self._served.models.keys, self._served.max_message_bytes, response.announcement)
+        self._announces = False
+        return response
+
+    def _write_finished(self, response: _Message) -> list[_Finished]:
+        """Fills a message with outcomes, at least one if any is there, and returns them."""
+        sent: list[_Finished] = []
+        size_bytes = 0
+        while self._finished and (not sent or size_bytes + self._finished[0].size_bytes <= _MAX_RESPONSE_BYTES):
+            one = self._finished.popleft()
+            message = response.outcomes.add(item_id=one.item_id)
+            if isinstance(one.outcome, NeuronpipeError):
+                message.error.CopyFrom(to_status(one.outcome))
+            else:
+                self._codec.write_value(one.outcome, message)
+            sent.append(one)
+            size_bytes += one.size_bytes
+        return sent

@@ -3,14 +3,13 @@
 The token vectors equal those of transformers' FeatureExtractionPipeline, special tokens included.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
+from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionInput, FeatureExtractionResult, FeaturePooling, FeatureType
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.core.model import ModelSpec, TaskFacts
+from neuronpipe.core.tensors import Array, ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
 
 # Of what travels between the stages, whatever the caller wants of it: half of the largest message that a service takes by default.
@@ -19,6 +18,14 @@ _MAX_BYTES = 32 << 20
 _POOLINGS, _TYPES = frozenset(FeaturePooling.values()), frozenset(FeatureType.values())
 _LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
 _LARGEST_INT8 = 127
+
+
+class FeatureFacts(TaskFacts):
+    """Of a model that makes a vector of each token."""
+
+    told = ("embedding_dimensions",)
+
+    embedding_dimensions: int = Field(ge=1)
 
 
 def check(input: FeatureExtractionInput, model: ModelSpec) -> None:
@@ -42,15 +49,13 @@ def encode(input: FeatureExtractionInput, tokenizer: TextTokenizer, model: Model
     """One sequence of the text, or of the pair."""
     encoded = encode_text(tokenizer, model, input.text, input.text_pair or None, input.truncation)
     tokens = len(encoded.sequences[0]["input_ids"])
-    size_bytes = tokens * model.embedding_dimensions * np.dtype(np.float32).itemsize
+    size_bytes = tokens * FeatureFacts.of(model).embedding_dimensions * np.dtype(np.float32).itemsize
     if size_bytes > _MAX_BYTES:
         raise InvalidInput("text", f"{tokens} tokens have vectors of {size_bytes} bytes together, the limit is {_MAX_BYTES}")
     return encoded
 
 
-def decode(
-    input: FeatureExtractionInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
-) -> FeatureExtractionResult:
+def decode(input: FeatureExtractionInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> FeatureExtractionResult:
     """The vectors from `last_hidden_state`, float32 [tokens, embedding_dimensions]."""
     vectors = outputs[0]["last_hidden_state"]
     if input.pooling == FeaturePooling.FEATURE_POOLING_CLS:
@@ -81,4 +86,4 @@ def _halved(vectors: Array) -> Array:
     return vectors.astype("<f2")
 
 
-TASK = Task("feature_extraction", check, traits, encode, decode)
+TASK = Task("feature_extraction", check, traits, encode, decode, ("pooling", "type"), FeatureFacts)

@@ -10,15 +10,13 @@ Each mask is a sequence of its own, of which the model's input `mask_position` n
 and every input has the shape of the others (docs/decisions/0013).
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from neuronpipe.api.v1.tasks_pb2 import FilledMask, FillMaskInput, FillMaskResult, TokenScore
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.tasks.base import Encoded, LocatedText, Task, TextTokenizer, check_text, check_truncation, locate_text, or_default, sequence
+from neuronpipe.core.model import ModelSpec, TaskFacts
+from neuronpipe.core.tensors import Array, Arrays, ArraySets
+from neuronpipe.tasks.base import Encoded, LocatedText, Task, TextTokenizer, check_text, check_truncation, cut_located, or_default, sequence
 
 # The pipeline's.
 _DEFAULT_TOP_K = 5
@@ -30,6 +28,16 @@ _MAX_MASKS = 16
 
 # Values of which one maximum is taken first. About the square root of a vocabulary's size.
 _BLOCK = 128
+
+
+class FillMaskFacts(TaskFacts):
+    """Of a model that fills masks."""
+
+    encoded = ("mask_token_id",)
+    told = ("mask_token",)
+
+    mask_token: str
+    mask_token_id: int
 
 
 def check(input: FillMaskInput, model: ModelSpec) -> None:
@@ -53,13 +61,13 @@ def encode(input: FillMaskInput, tokenizer: TextTokenizer, model: ModelSpec) -> 
     Annotated with `place` int32 [2], where the mask starts and ends in the text, in code points, and `target_ids` int32 [targets].
     """
     targets = np.array(_target_ids(input, tokenizer), np.int32)
-    (whole,) = tokenizer.locate(input.text)
+    whole = tokenizer.locate(input.text)
     wanted = len(_masks(whole, model))
     if not wanted:
-        raise InvalidInput("text", f"holds no mask; this model's is {model.mask_token}")
+        raise InvalidInput("text", f"holds no mask; this model's is {FillMaskFacts.of(model).mask_token}")
     if wanted > _MAX_MASKS:
         raise InvalidInput("text", f"{wanted} masks, the limit is {_MAX_MASKS}")
-    part, dropped = locate_text(tokenizer, model, input.text, whole, input.truncation)
+    part = cut_located(whole, model, input.truncation)
     masks = _masks(part, model)
     if len(masks) < wanted:
         raise InvalidInput("truncation", f"drops {wanted - len(masks)} of the text's {wanted} masks")
@@ -67,11 +75,11 @@ def encode(input: FillMaskInput, tokenizer: TextTokenizer, model: ModelSpec) -> 
     return Encoded(
         [{**read, "mask_position": _one_at(mask, len(part.token_ids))} for mask in masks],
         [{"place": np.array([part.char_start[mask], part.char_end[mask]], np.int32), "target_ids": targets} for mask in masks],
-        dropped,
+        part.truncated_tokens,
     )
 
 
-def decode(input: FillMaskInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]) -> FillMaskResult:
+def decode(input: FillMaskInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> FillMaskResult:
     """The best tokens of each mask from `logits`, float32 [vocabulary]. The model's `tokens` must be there (Bundle.decoding_spec)."""
     return FillMaskResult(
         masks=[_filled(input, model, annotation, output["logits"]) for annotation, output in zip(annotations, outputs, strict=True)]
@@ -90,7 +98,7 @@ def _target_ids(input: FillMaskInput, tokenizer: TextTokenizer) -> list[int]:
 
 
 def _masks(text: LocatedText, model: ModelSpec) -> list[int]:
-    masks: list[int] = np.flatnonzero(text.token_ids == model.mask_token_id).tolist()
+    masks: list[int] = np.flatnonzero(text.token_ids == FillMaskFacts.of(model).mask_token_id).tolist()
     return masks
 
 
@@ -134,4 +142,5 @@ def _largest(values: Array, count: int) -> Array:
     return largest
 
 
-TASK = Task("fill_mask", check, traits, encode, decode)
+# The targets are annotations by now.
+TASK = Task("fill_mask", check, traits, encode, decode, ("top_k",), FillMaskFacts)

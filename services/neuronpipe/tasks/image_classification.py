@@ -4,15 +4,14 @@ Equal to transformers' ImageClassificationPipeline with `top_k` and `function_to
 the first image of an animation, more labels than there are for all of them, and files of any format and size; here these are refused.
 """
 
-from collections.abc import Sequence
 from hashlib import blake2b
 
 from neuronpipe.api.v1.tasks_pb2 import ImageClassificationInput, ImageClassificationResult
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.tensors import Arrays
+from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import Encoded, ImageReader, Task
-from neuronpipe.tasks.scores import best_labels, check_labels
+from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels
 
 # The pipeline's.
 _TOP_K = 5
@@ -35,17 +34,10 @@ def encode(input: ImageClassificationInput, read_image: ImageReader, model: Mode
     return Encoded([{"pixels": read_image(input.image)}])
 
 
-def decode(
-    input: ImageClassificationInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
-) -> ImageClassificationResult:
+def decode(input: ImageClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> ImageClassificationResult:
     """The best labels from `logits`, float32 [labels]."""
     top_k = input.top_k or min(_TOP_K, len(model.labels))
     return ImageClassificationResult(labels=best_labels(outputs[0]["logits"], model, input.function, top_k))
 
 
-def options(input: ImageClassificationInput) -> ImageClassificationInput:
-    """All but the image."""
-    return ImageClassificationInput(top_k=input.top_k, function=input.function)
-
-
-TASK = Task("image_classification", check, traits, encode, decode, options)
+TASK = Task("image_classification", check, traits, encode, decode, ("top_k", "function"), ClassifierFacts)

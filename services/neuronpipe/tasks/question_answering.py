@@ -6,15 +6,16 @@ spans of probability zero, with which that pipeline fills up a long list of answ
 text (see tasks/base.py): that pipeline ends the question at the text "[SEP]".
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import Answer, QuestionAnsweringInput, QuestionAnsweringResult
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.core.model import ModelSpec, TaskFacts
+from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, Window, check_text, check_windows, sequence
 from neuronpipe.tasks.scores import softmax
 
@@ -25,6 +26,14 @@ _DEFAULT_ANSWER_TOKENS = 15
 
 _MAX_TOP_K = 100
 _MAX_ANSWER_TOKENS = 512
+
+
+class QuestionAnsweringFacts(TaskFacts):
+    """Of a model that finds answers."""
+
+    encoded = ("cls_token_id",)
+
+    cls_token_id: int | None = Field(None, description='the token that stands for "no answer"')
 
 
 def check(input: QuestionAnsweringInput, model: ModelSpec) -> None:
@@ -47,16 +56,14 @@ def encode(input: QuestionAnsweringInput, tokenizer: TextTokenizer, model: Model
     window_tokens = min(model.max_tokens, _MAX_WINDOW_TOKENS)
     room = _room_tokens(input, tokenizer, window_tokens)
     overlap_tokens = _overlap_tokens(input, room, window_tokens)
-    check_windows("context", input.context, tokenizer, room, overlap_tokens)
+    check_windows("context", input.context, tokenizer, window_tokens=window_tokens, room_tokens=room, overlap_tokens=overlap_tokens)
     windows = tokenizer.encode_windows(input.question, input.context, max_tokens=window_tokens, overlap_tokens=overlap_tokens)
     if not any((window.char_start >= 0).any() for window in windows):
         raise InvalidInput("context", "has no tokens")
     return Encoded([sequence(window, model) for window in windows], [_annotations(window, model) for window in windows])
 
 
-def decode(
-    input: QuestionAnsweringInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
-) -> QuestionAnsweringResult:
+def decode(input: QuestionAnsweringInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> QuestionAnsweringResult:
     """The best answers from `start_logits` and `end_logits`, float32 [tokens] each."""
     top_k = input.top_k or 1
     answers: dict[str, Answer] = {}
@@ -101,7 +108,7 @@ def _overlap_tokens(input: QuestionAnsweringInput, room: int, window_tokens: int
 def _annotations(window: Window, model: ModelSpec) -> Arrays:
     # The first token of the window ([CLS]) stands for "no answer" and takes part in the probabilities, as an empty passage.
     char_start, char_end = window.char_start.copy(), window.char_end.copy()
-    if char_start[0] < 0 and window.token_ids[0] == model.cls_token_id:
+    if char_start[0] < 0 and window.token_ids[0] == QuestionAnsweringFacts.of(model).cls_token_id:
         char_start[0] = char_end[0] = 0
     return {"char_start": char_start, "char_end": char_end}
 
@@ -134,4 +141,5 @@ def _best_spans(start: Array, end: Array, max_tokens: int, *, count: int) -> Ite
             yield _Span(first, first + more, float(flat[index]))
 
 
-TASK = Task("question_answering", check, traits, encode, decode)
+# Answers are parts of the context, so decode reads all of the input.
+TASK = Task("question_answering", check, traits, encode, decode, None, QuestionAnsweringFacts)

@@ -4,17 +4,25 @@ Equal to sentence-transformers' `CrossEncoder.rank` with `top_k` and `activation
 sigmoid gives 1.0 to several of them they go by their logits, which it no longer knows.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
+from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import RankedText, RerankInput, RerankResult, ScoreFunction
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.tensors import Arrays
+from neuronpipe.core.model import ModelSpec, TaskFacts
+from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
 from neuronpipe.tasks.many_texts import check_pairs, check_texts, join
-from neuronpipe.tasks.scores import check_function, scores_of
+from neuronpipe.tasks.scores import ScoreFunctionName, check_function, scores_of
+
+
+class RerankFacts(TaskFacts):
+    """Of a cross-encoder."""
+
+    encoded = ("prompt",)
+
+    score_function: ScoreFunctionName = Field("sigmoid", description="how sentence-transformers makes scores of its logits")
+    prompt: str = Field("", description="text that sentence-transformers puts before every query")
 
 
 def check(input: RerankInput, model: ModelSpec) -> None:
@@ -37,19 +45,19 @@ def traits(input: RerankInput) -> tuple[str | int, ...]:
 
 def encode(input: RerankInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence of the query, behind the model's prompt if it has one, and each text."""
+    query = RerankFacts.of(model).prompt + input.query
     return join(
-        encode_text(tokenizer, model, model.prompt + input.query, text, input.truncation, f"query and texts[{index}]")
-        for index, text in enumerate(input.texts)
+        encode_text(tokenizer, model, query, text, input.truncation, f"query and texts[{index}]") for index, text in enumerate(input.texts)
     )
 
 
-def decode(input: RerankInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]) -> RerankResult:
+def decode(input: RerankInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> RerankResult:
     """The best texts from `logits`, float32 [1], of each sequence."""
     logits = np.concatenate([output["logits"] for output in outputs])
-    scores = scores_of(logits, input.function, model.rerank_function or "sigmoid").tolist()
+    scores = scores_of(logits, input.function, RerankFacts.of(model).score_function).tolist()
     # Equal texts stay in the order of the request.
     order = np.argsort(-logits, kind="stable")[: input.top_n or len(logits)]
     return RerankResult(texts=[RankedText(index=index, score=scores[index]) for index in order.tolist()])
 
 
-TASK = Task("rerank", check, traits, encode, decode)
+TASK = Task("rerank", check, traits, encode, decode, ("top_n", "function"), RerankFacts)

@@ -1,11 +1,15 @@
 """How logits become scores, and scores the best labels."""
 
+from typing import Literal
+
 import numpy as np
 
 from neuronpipe.api.v1.tasks_pb2 import LabelScore, ScoreFunction
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.model import ModelSpec, ScoreFunctionName
+from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array
+
+ScoreFunctionName = Literal["softmax", "sigmoid", "none"]
 
 _NAMES: dict["ScoreFunction.ValueType", ScoreFunctionName] = {
     ScoreFunction.SCORE_FUNCTION_SOFTMAX: "softmax",
@@ -13,6 +17,12 @@ _NAMES: dict["ScoreFunction.ValueType", ScoreFunctionName] = {
     ScoreFunction.SCORE_FUNCTION_NONE: "none",
 }
 _NUMBERS = frozenset(ScoreFunction.values())
+
+
+class ClassifierFacts(TaskFacts):
+    """Of a classifier of whole inputs."""
+
+    score_function: ScoreFunctionName = "softmax"
 
 
 def check_function(function: "ScoreFunction.ValueType") -> None:
@@ -30,7 +40,7 @@ def check_labels(model: ModelSpec, function: "ScoreFunction.ValueType", top_k: i
 
 def best_labels(logits: Array, model: ModelSpec, function: "ScoreFunction.ValueType", top_k: int) -> list[LabelScore]:
     """The `top_k` labels from `logits`, float32 [labels], best first."""
-    scores = scores_of(logits, function, model.score_function or "softmax")
+    scores = scores_of(logits, function, ClassifierFacts.of(model).score_function)
     # Not all are sorted: a classifier of images has 1,000 labels, of which that takes 0.1 ms.
     least = np.partition(scores, -top_k)[-top_k]
     candidates = np.flatnonzero(scores >= least)

@@ -3,18 +3,27 @@
 Equal to sentence-transformers' `encode(text, normalize_embeddings=True, truncate_dim=dimensions)`.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
+from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, SentenceEmbeddingResult
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.tensors import Arrays
+from neuronpipe.core.model import ModelSpec, TaskFacts
+from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
 
 # As torch.nn.functional.normalize: the smallest length that a vector is divided by.
 SMALLEST_NORM = 1e-12
+
+
+class EmbeddingFacts(TaskFacts):
+    """Of a model that makes one vector of a text."""
+
+    encoded = ("prompt",)
+    told = ("embedding_dimensions",)
+
+    embedding_dimensions: int = Field(ge=1)
+    prompt: str = Field("", description="text that sentence-transformers puts before every input of this model")
 
 
 def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
@@ -31,14 +40,12 @@ def traits(input: SentenceEmbeddingInput) -> tuple[str | int, ...]:
 
 def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence of the text, behind the model's prompt if it has one."""
-    return encode_text(tokenizer, model, model.prompt + input.text, None, input.truncation)
+    return encode_text(tokenizer, model, EmbeddingFacts.of(model).prompt + input.text, None, input.truncation)
 
 
-def decode(
-    input: SentenceEmbeddingInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
-) -> SentenceEmbeddingResult:
+def decode(input: SentenceEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> SentenceEmbeddingResult:
     """The vector from `sentence_embedding`, float32 [embedding_dimensions]."""
-    embedding = outputs[0]["sentence_embedding"][: input.dimensions or model.embedding_dimensions]
+    embedding = outputs[0]["sentence_embedding"][: input.dimensions or None]
     if not input.skip_normalize:
         embedding = embedding / max(float(np.linalg.norm(embedding)), SMALLEST_NORM)
     return SentenceEmbeddingResult(embedding=embedding.tolist())
@@ -46,8 +53,9 @@ def decode(
 
 def check_dimensions(dimensions: int, model: ModelSpec) -> None:
     """Refuses more than the model's vectors have."""
-    if dimensions > model.embedding_dimensions:
-        raise InvalidInput("dimensions", f"{dimensions}, the model has {model.embedding_dimensions}")
+    limit = EmbeddingFacts.of(model).embedding_dimensions
+    if dimensions > limit:
+        raise InvalidInput("dimensions", f"{dimensions}, the model has {limit}")
 
 
-TASK = Task("sentence_embedding", check, traits, encode, decode)
+TASK = Task("sentence_embedding", check, traits, encode, decode, ("dimensions", "skip_normalize"), EmbeddingFacts)

@@ -3,16 +3,14 @@
 Equal to sentence-transformers' `util.cos_sim(model.encode(source), model.encode(texts))`, with encode's `truncate_dim`.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from neuronpipe.api.v1.tasks_pb2 import SentenceSimilarityInput, SentenceSimilarityResult
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.tensors import Arrays
+from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
 from neuronpipe.tasks.many_texts import check_texts, join
-from neuronpipe.tasks.sentence_embedding import SMALLEST_NORM, check_dimensions
+from neuronpipe.tasks.sentence_embedding import SMALLEST_NORM, EmbeddingFacts, check_dimensions
 
 
 def check(input: SentenceSimilarityInput, model: ModelSpec) -> None:
@@ -31,16 +29,15 @@ def traits(input: SentenceSimilarityInput) -> tuple[str | int, ...]:
 def encode(input: SentenceSimilarityInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence of the source, then one of each text, all behind the model's prompt if it has one."""
     named = [("source", input.source), *((f"texts[{index}]", text) for index, text in enumerate(input.texts))]
-    return join(encode_text(tokenizer, model, model.prompt + text, None, input.truncation, name) for name, text in named)
+    prompt = EmbeddingFacts.of(model).prompt
+    return join(encode_text(tokenizer, model, prompt + text, None, input.truncation, name) for name, text in named)
 
 
-def decode(
-    input: SentenceSimilarityInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
-) -> SentenceSimilarityResult:
+def decode(input: SentenceSimilarityInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> SentenceSimilarityResult:
     """The cosines from `sentence_embedding`, float32 [embedding_dimensions], of each sequence."""
-    vectors = np.stack([output["sentence_embedding"][: input.dimensions or model.embedding_dimensions] for output in outputs])
+    vectors = np.stack([output["sentence_embedding"][: input.dimensions or None] for output in outputs])
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(SMALLEST_NORM))
     return SentenceSimilarityResult(scores=(vectors[1:] @ vectors[0]).tolist())
 
 
-TASK = Task("sentence_similarity", check, traits, encode, decode)
+TASK = Task("sentence_similarity", check, traits, encode, decode, ("dimensions",), EmbeddingFacts)

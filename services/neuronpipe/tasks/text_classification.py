@@ -3,13 +3,11 @@
 Equal to transformers' TextClassificationPipeline with `top_k` and `function_to_apply`.
 """
 
-from collections.abc import Sequence
-
 from neuronpipe.api.v1.tasks_pb2 import TextClassificationInput, TextClassificationResult
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.tensors import Arrays
+from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
-from neuronpipe.tasks.scores import best_labels, check_labels
+from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels
 
 
 def check(input: TextClassificationInput, model: ModelSpec) -> None:
@@ -31,11 +29,9 @@ def encode(input: TextClassificationInput, tokenizer: TextTokenizer, model: Mode
     return encode_text(tokenizer, model, input.text, input.text_pair or None, input.truncation)
 
 
-def decode(
-    input: TextClassificationInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
-) -> TextClassificationResult:
+def decode(input: TextClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> TextClassificationResult:
     """The best labels from `logits`, float32 [labels]."""
     return TextClassificationResult(labels=best_labels(outputs[0]["logits"], model, input.function, input.top_k or 1))
 
 
-TASK = Task("text_classification", check, traits, encode, decode)
+TASK = Task("text_classification", check, traits, encode, decode, ("top_k", "function"), ClassifierFacts)

@@ -15,7 +15,7 @@ import numpy as np
 from neuronpipe.api.v1.tasks_pb2 import Aggregation, Entity, TokenClassificationInput, TokenClassificationResult, Truncation
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import (
     Encoded,
     LocatedText,
@@ -24,7 +24,7 @@ from neuronpipe.tasks.base import (
     check_text,
     check_truncation,
     check_windows,
-    locate_text,
+    cut_located,
     or_default,
     sequence,
 )
@@ -56,19 +56,16 @@ def traits(input: TokenClassificationInput) -> tuple[str | int, ...]:
 def encode(input: TokenClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence, or one a window, annotated with `char_start`, `char_end` and `continues_word`, int32 [tokens], as in LocatedText."""
     if input.window_stride_tokens:
-        parts, dropped = _windows(input, tokenizer, model), 0
+        parts = _windows(input, tokenizer, model)
     else:
-        (whole,) = tokenizer.locate(input.text)
-        part, dropped = locate_text(tokenizer, model, input.text, whole, input.truncation, ", or window_stride_tokens to read all of it")
-        parts = [part]
+        whole = tokenizer.locate(input.text)
+        parts = [cut_located(whole, model, input.truncation, ", or window_stride_tokens to read all of it")]
     if not any((part.char_start >= 0).any() for part in parts):
         raise InvalidInput("text", "has no tokens")
-    return Encoded([sequence(part, model) for part in parts], [_annotations(part) for part in parts], dropped)
+    return Encoded([sequence(part, model) for part in parts], [_annotations(part) for part in parts], parts[0].truncated_tokens)
 
 
-def decode(
-    input: TokenClassificationInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
-) -> TokenClassificationResult:
+def decode(input: TokenClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> TokenClassificationResult:
     """The entities from `logits`, float32 [tokens, labels]."""
     ignored = frozenset() if input.keep_all_labels else frozenset(input.ignore_labels) or _DEFAULT_IGNORED
     found = [
@@ -88,8 +85,8 @@ def _windows(input: TokenClassificationInput, tokenizer: TextTokenizer, model: M
     room, overlap_tokens = model.max_tokens - tokenizer.special_tokens(pair=False), input.window_stride_tokens
     if overlap_tokens >= room:
         raise InvalidInput("window_stride_tokens", f"{overlap_tokens}, a window has room for {room} tokens of the text")
-    check_windows("text", input.text, tokenizer, room, overlap_tokens)
-    return tokenizer.locate(input.text, max_tokens=model.max_tokens, overlap_tokens=overlap_tokens)
+    check_windows("text", input.text, tokenizer, window_tokens=model.max_tokens, room_tokens=room, overlap_tokens=overlap_tokens)
+    return tokenizer.locate_windows(input.text, max_tokens=model.max_tokens, overlap_tokens=overlap_tokens)
 
 
 def _annotations(part: LocatedText) -> Arrays:
@@ -183,4 +180,5 @@ def _without_overlaps(found: list[_Found]) -> Iterator[_Found]:
         yield kept
 
 
-TASK = Task("token_classification", check, traits, encode, decode)
+# Entities are parts of the text, so decode reads all of the input.
+TASK = Task("token_classification", check, traits, encode, decode, None)

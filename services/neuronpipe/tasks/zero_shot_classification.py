@@ -6,14 +6,13 @@ of the request, for which that pipeline has no rule. Where it takes the last lab
 refused when it is compiled.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
+from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import LabelScore, Truncation, ZeroShotClassificationInput, ZeroShotClassificationResult
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.tensors import Arrays
+from neuronpipe.core.model import ModelSpec, TaskFacts
+from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default, sequence, side_of
 from neuronpipe.tasks.many_texts import check_pairs, check_texts, join
 from neuronpipe.tasks.scores import softmax
@@ -21,6 +20,12 @@ from neuronpipe.tasks.scores import softmax
 # The pipeline's own default.
 _DEFAULT_TEMPLATE = "This example is {}."
 _PLACE = "{}"
+
+
+class ZeroShotFacts(TaskFacts):
+    """Of a model of natural language inference."""
+
+    entailment_id: int = Field(ge=0, description="the label that says that a text entails another")
 
 
 def check(input: ZeroShotClassificationInput, model: ModelSpec) -> None:
@@ -44,11 +49,11 @@ def encode(input: ZeroShotClassificationInput, tokenizer: TextTokenizer, model: 
 
 
 def decode(
-    input: ZeroShotClassificationInput, model: ModelSpec, annotations: Sequence[Arrays], outputs: Sequence[Arrays]
+    input: ZeroShotClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> ZeroShotClassificationResult:
     """All labels, best first, from `logits`, float32 [labels], of each sequence."""
     logits = np.stack([output["logits"] for output in outputs])
-    entailment = model.entailment_id
+    entailment = ZeroShotFacts.of(model).entailment_id
     if input.multi_label or len(logits) == 1:
         contradiction = -1 if entailment == 0 else 0
         scores = softmax(logits[:, [contradiction, entailment]])[:, 1]
@@ -76,16 +81,14 @@ def _hypotheses(input: ZeroShotClassificationInput) -> list[str]:
 def _encode_pair(input: ZeroShotClassificationInput, tokenizer: TextTokenizer, model: ModelSpec, index: int, hypothesis: str) -> Encoded:
     if or_default(input.truncation) == Truncation.TRUNCATION_ERROR:
         return encode_text(tokenizer, model, input.text, hypothesis, input.truncation, f"text and candidate_labels[{index}]")
-    encoded = tokenizer.encode(input.text, hypothesis)
+    encoded = tokenizer.encode_truncated(
+        input.text, hypothesis, max_tokens=model.max_tokens, side=side_of(input.truncation), only_first=True
+    )
     if len(encoded.token_ids) > model.max_tokens:
         tokens = tokenizer.count(hypothesis) + tokenizer.special_tokens(pair=True)
-        if tokens >= model.max_tokens:
-            problem = f"its hypothesis has {tokens} tokens with the special ones, the model takes {model.token_limit} with the text"
-            raise InvalidInput(f"candidate_labels[{index}]", problem)
-        encoded = tokenizer.encode_truncated(
-            input.text, hypothesis, max_tokens=model.max_tokens, side=side_of(input.truncation), only_first=True
-        )
+        problem = f"its hypothesis has {tokens} tokens with the special ones, the model takes {model.token_limit} with the text"
+        raise InvalidInput(f"candidate_labels[{index}]", problem)
     return Encoded([sequence(encoded, model)], truncated_tokens=encoded.truncated_tokens)
 
 
-TASK = Task("zero_shot_classification", check, traits, encode, decode)
+TASK = Task("zero_shot_classification", check, traits, encode, decode, ("candidate_labels", "multi_label"), ZeroShotFacts)

@@ -11,7 +11,7 @@ from prometheus_client.samples import Exemplar
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Family, Histogram, Meters
-from neuronpipe.core.telemetry import Instrument
+from neuronpipe.core.names import Instrument
 
 
 def prometheus_name(instrument: Instrument) -> str:
@@ -32,7 +32,6 @@ class MeterCollector(Collector):
         self._meters = meters
 
     def collect(self) -> Iterable[Metric]:
-        """See Collector."""
         return map(_metric, self._meters.families())
 
 

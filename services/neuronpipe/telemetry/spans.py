@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanContext as SdkContext
 from opentelemetry.trace import SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from neuronpipe.core.metrics import Counter, Meters
-from neuronpipe.core.telemetry import Metrics
+from neuronpipe.core.names import Metrics
 from neuronpipe.core.tracing import Clock, Span, SpanContext
 from neuronpipe.telemetry.environment import Protocol
 
@@ -81,7 +81,6 @@ class _Counting(SpanExporter):
         self.taken = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """See SpanExporter."""
         self.taken += len(spans)
         result = SpanExportResult.FAILURE
         try:
@@ -91,7 +90,6 @@ class _Counting(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """See SpanExporter."""
         self._exporter.shutdown()
 
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from neuronpipe import __version__
-from neuronpipe.core.config import ServerSettings
 from neuronpipe.core.logs import log
 from neuronpipe.core.metrics import Meters, Telemetry
 from neuronpipe.core.tracing import Clock, Span, Tracer
+from neuronpipe.process.settings import ServerSettings
 from neuronpipe.telemetry.environment import Environment, read_environment
 from neuronpipe.telemetry.store import TraceStore
 

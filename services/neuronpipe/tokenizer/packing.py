@@ -1,40 +1,63 @@
 """Encoded inputs as they lie in Redis: the message on the wire, its arrays in 16 bits where their numbers allow it.
 
-Arrays are int32 [tokens] with numbers from -1 (no position) on; most vocabularies end below 65,535.
+Token ids and places are int32 [tokens] with numbers from -1 (no position) on; most vocabularies end below 65,535.
 """
+
+from collections.abc import Iterable
 
 import numpy as np
 
-from neuronpipe.api.v1.stages_pb2 import EncodedInput
-from neuronpipe.api.v1.tensors_pb2 import DataType
-from neuronpipe.cache.sealing import Codec
+from neuronpipe.api.v1 import stages_pb2
+from neuronpipe.api.v1.tensors_pb2 import DataType, TensorSet
+from neuronpipe.cache.sealing import ValueCodec
+from neuronpipe.core.items import EncodedInput
+from neuronpipe.core.packed import TensorSets
+from neuronpipe.core.tensors import to_arrays, to_tensor_set
 
 # On the wire of the stages a tensor always has a type; without one it is packed.
 _PACKED, _WHOLE = DataType.DATA_TYPE_UNSPECIFIED, DataType.DATA_TYPE_INT32
 _LEAST, _MOST = -1, 65_534
+# What an encoded input, each of its sets, and each of its arrays takes in memory besides the arrays' numbers (measured with tracemalloc on
+# CPython 3.11 and NumPy 2, 2026-11-22: 312, 184 and 163 bytes).
+_VALUE_BYTES, _SET_BYTES, _ARRAY_BYTES = 320, 184, 164
 
 
-def pack(payload: bytes) -> bytes:
-    """A serialized EncodedInput, smaller."""
-    encoded = EncodedInput.FromString(payload)
-    for tensors in (*encoded.sequences, *encoded.annotations):
+def pack(encoded: EncodedInput) -> bytes:
+    """An encoded input as bytes, without where it came from."""
+    message = stages_pb2.EncodedInput(
+        sequences=map(to_tensor_set, encoded.sequences.arrays),
+        annotations=map(to_tensor_set, encoded.annotations.arrays),
+        tokens=encoded.tokens,
+        truncated_tokens=encoded.truncated_tokens,
+    )
+    for tensors in (*message.sequences, *message.annotations):
         for tensor in tensors.tensors:
             numbers = np.frombuffer(tensor.data if tensor.data_type == _WHOLE else b"", "<i4")
             if numbers.size and numbers.min() >= _LEAST and numbers.max() <= _MOST:
                 tensor.data_type = _PACKED
                 tensor.data = (numbers - _LEAST).astype("<u2").tobytes()
-    return encoded.SerializeToString()
+    return message.SerializeToString()
 
 
-def unpack(packed: bytes) -> bytes:
-    """The serialized EncodedInput again."""
-    encoded = EncodedInput.FromString(packed)
-    for tensors in (*encoded.sequences, *encoded.annotations):
+def unpack(packed: bytes) -> EncodedInput:
+    """The encoded input again; its arrays are read-only."""
+    message = stages_pb2.EncodedInput.FromString(packed)
+    for tensors in (*message.sequences, *message.annotations):
         for tensor in tensors.tensors:
             if tensor.data_type == _PACKED:
                 tensor.data_type = _WHOLE
                 tensor.data = (np.frombuffer(tensor.data, "<u2").astype("<i4") + _LEAST).tobytes()
-    return encoded.SerializeToString()
+    return EncodedInput(_arrays(message.sequences), _arrays(message.annotations), message.tokens, message.truncated_tokens)
 
 
-PACKING = Codec(pack, unpack)
+def size_bytes(encoded: EncodedInput) -> int:
+    """What an encoded input takes in memory."""
+    sets = (*encoded.sequences.arrays, *encoded.annotations.arrays)
+    return _VALUE_BYTES + sum(_SET_BYTES + sum(_ARRAY_BYTES + array.nbytes for array in arrays.values()) for arrays in sets)
+
+
+def _arrays(sets: Iterable[TensorSet]) -> TensorSets:
+    return TensorSets(arrays=[to_arrays(tensors) for tensors in sets])
+
+
+PACKING: ValueCodec[EncodedInput] = ValueCodec(pack, unpack, size_bytes)

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
-from neuronpipe.api.v1.stages_pb2 import TokenizeItem
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput
 from neuronpipe.bundles.repository import Bundle, read_bundle, write_manifest
-from neuronpipe.core.config import CachePolicy, TokenCacheSettings
+from neuronpipe.cache.settings import CachePolicy
+from neuronpipe.core.calls import Call
+from neuronpipe.core.items import ModelKey, TokenizeItem
+from neuronpipe.core.packed import pack_input
+from neuronpipe.tokenizer.settings import TokenCacheSettings
 from neuronpipe.tokenizer.stage import TokenizerStage, running_tokenizer
 from tests.bench.cache.texts import texts
 from tests.bench.systems import MODEL
@@ -130,4 +133,4 @@ async def _run(stage: TokenizerStage, sent: Sequence[str], batch: int, way: str 
 
 
 def _item(text: str) -> TokenizeItem:
-    return TokenizeItem(model=MODEL, version="1", input=TaskInput(text_classification=TextClassificationInput(text=text)))
+    return TokenizeItem(Call(), ModelKey(MODEL, 1), pack_input(TaskInput(text_classification=TextClassificationInput(text=text))))

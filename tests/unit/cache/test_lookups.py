@@ -1,16 +1,20 @@
 """cache/lookups.py: what is asked of Redis, and when. Redis is played by hand: it answers when it is let."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+import pytest
+
+from neuronpipe.cache.economics import LookupEconomics
 from neuronpipe.cache.lookups import Lookups
 from neuronpipe.cache.remote import Remote, RemoteError
-from neuronpipe.cache.sealing import AS_IT_IS, seal
-from neuronpipe.cache.worth import Worth
-from neuronpipe.core.config import CachePolicy
+from neuronpipe.cache.sealing import ValueCodec, seal
+from neuronpipe.cache.settings import CachePolicy
 
 _CONNECTIONS = 8
+_BYTES: ValueCodec[bytes] = ValueCodec(bytes, bytes, len)
 
 
 class _Redis(Remote):
@@ -22,9 +26,16 @@ class _Redis(Remote):
         self.answers = asyncio.Event()
         self.answers.set()
         self.fails = False
+        self.measured = 0
+        # What the next measurement raises.
+        self.fault: Exception | None = None
 
     async def get(self, keys: Sequence[bytes], limit_s: float | None = None) -> list[bytes | None]:
         if keys[0].startswith(b"-"):
+            self.measured += 1
+            fault, self.fault = self.fault, None
+            if fault:
+                raise fault
             return [None] * len(keys)
         self.asked.append(list(keys))
         await self.answers.wait()
@@ -41,8 +52,8 @@ class _Redis(Remote):
 
 
 @asynccontextmanager
-async def _lookups(redis: _Redis, policy: CachePolicy = "always", worth: Worth | None = None) -> AsyncIterator[Lookups]:
-    lookups = Lookups(redis, policy, worth or Worth(), AS_IT_IS, ttl_s=60, connections=_CONNECTIONS)
+async def _lookups(redis: _Redis, policy: CachePolicy = "always", worth: LookupEconomics | None = None) -> AsyncIterator[Lookups[bytes]]:
+    lookups = Lookups(redis, policy, worth or LookupEconomics(), _BYTES, ttl_s=60, connections=_CONNECTIONS)
     try:
         await lookups.find(b"first", 1)
         await _settle()
@@ -57,9 +68,9 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-def _unworthy() -> Worth:
+def _unworthy() -> LookupEconomics:
     """Estimates by which no look-up is worth it, though it could be."""
-    worth = Worth()
+    worth = LookupEconomics()
     worth.computed(100, 100e-6, 0)
     for _ in range(500):
         worth.found(100, is_hit=False)
@@ -140,7 +151,7 @@ async def test_hits_of_samples_make_look_ups_worth_it_again() -> None:
 
 async def test_what_is_stored_without_being_looked_up_before_connects() -> None:
     redis = _Redis()
-    lookups = Lookups(redis, "always", Worth(), AS_IT_IS, ttl_s=60, connections=_CONNECTIONS)
+    lookups = Lookups(redis, "always", LookupEconomics(), _BYTES, ttl_s=60, connections=_CONNECTIONS)
     lookups.store(b"key", b"value", is_wanted=True)
     await _settle()
     lookups.store(b"key", b"value", is_wanted=True)
@@ -166,3 +177,67 @@ async def test_too_much_to_store_is_dropped() -> None:
         lookups.store(b"too large by itself", bytes((1 << 20) + 1), is_wanted=True)
         await _settle()
     assert len(redis.values) == 8
+
+
+async def test_a_fault_while_measuring_does_not_end_the_use_of_redis(caplog: pytest.LogCaptureFixture) -> None:
+    redis = _Redis()
+    redis.fault = ZeroDivisionError("unexpected")
+    lookups = Lookups(redis, "always", LookupEconomics(), _BYTES, ttl_s=60, connections=_CONNECTIONS)
+    with caplog.at_level(logging.ERROR, "neuronpipe"):
+        async with asyncio.timeout(10):
+            while not lookups.breaker.is_closed:
+                await lookups.find(b"key", 1)
+                await asyncio.sleep(0.01)
+        redis.values[b"key"] = seal(b"key", b"value")
+        assert await lookups.find(b"key", 1) == (b"value", True)
+    await lookups.close()
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+
+
+async def test_faults_while_measuring_are_logged_once_with_pauses_between_them(caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(_Redis):
+        async def get(self, keys: Sequence[bytes], limit_s: float | None = None) -> list[bytes | None]:
+            self.measured += 1
+            raise ZeroDivisionError
+
+    redis = Faulty()
+    lookups = Lookups(redis, "always", LookupEconomics(), _BYTES, ttl_s=60, connections=_CONNECTIONS)
+    with caplog.at_level(logging.ERROR, "neuronpipe"):
+        async with asyncio.timeout(10):
+            while redis.measured < 2:
+                assert await lookups.find(b"key", 1) == (None, False)
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)  # the next one is due after 0.2 s
+        assert redis.measured == 2
+    await lookups.close()
+    assert len(caplog.records) == 1
+
+
+async def test_what_is_packed_in_one_pass_of_the_event_loop_is_limited() -> None:
+    class Counting(_Redis):
+        async def put(self, values: Mapping[bytes, bytes], ttl_s: int) -> int:
+            stored.append(len(values))
+            await asyncio.sleep(0)
+            return await super().put(values, ttl_s)
+
+    stored: list[int] = []
+    async with _lookups(Counting()) as lookups:
+        for number in range(8):
+            lookups.store(b"%d" % number, bytes(100_000), is_wanted=True)
+        for number in range(300):
+            lookups.store(b"small %d" % number, b"value", is_wanted=True)
+        await _settle()
+    # 256 KiB or 256 values at a time.
+    assert stored == [3, 3, 256, 46]
+
+
+async def test_a_redis_that_was_not_asked_yet_is_not_away() -> None:
+    redis = _Redis()
+    lookups = Lookups(redis, "always", LookupEconomics(), _BYTES, ttl_s=60, connections=_CONNECTIONS)
+    found = [lookups.is_away]
+    redis.fails = True
+    redis.fault = RemoteError("refused")
+    await lookups.find(b"first", 1)
+    await _settle()
+    assert [*found, lookups.is_away] == [False, True]
+    await lookups.close()

@@ -16,10 +16,16 @@ from neuronpipe.api.v1.inference_pb2 import (
     InferStreamResponse,
 )
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
+from neuronpipe.api.v1.models_pb2 import GetModelRequest, GetModelResponse, ListModelsRequest, ListModelsResponse, Model
+from neuronpipe.api.v1.models_pb2_grpc import ModelServiceServicer, add_ModelServiceServicer_to_server
+from neuronpipe.api.v1.tasks_pb2 import TaskResult
 
 
-class FakeGateway(InferenceServiceServicer):
-    """Infer and InferBatch hold their calls until `answering` is set. `has_begun`: an Infer came; `has_ended`: a stream ended."""
+class FakeGateway(InferenceServiceServicer, ModelServiceServicer):
+    """Infer, which answers with `result`, and InferBatch hold their calls until `answering` is set.
+
+    `has_begun`: an Infer came; `has_ended`: a stream ended.
+    """
 
     def __init__(self) -> None:
         self.target = ""
@@ -27,12 +33,20 @@ class FakeGateway(InferenceServiceServicer):
         self.has_begun = threading.Event()
         self.has_ended = threading.Event()
         self.requests: list[InferRequest] = []
+        self.result = TaskResult()
+        self.models: list[Model] = []
 
     def Infer(self, request: InferRequest, context: grpc.ServicerContext) -> InferResponse:
         self.requests.append(request)
         self.has_begun.set()
         self.answering.wait(30)
-        return InferResponse(model=request.model)
+        return InferResponse(model=request.model, result=self.result)
+
+    def ListModels(self, request: ListModelsRequest, context: grpc.ServicerContext) -> ListModelsResponse:
+        return ListModelsResponse(models=self.models)
+
+    def GetModel(self, request: GetModelRequest, context: grpc.ServicerContext) -> GetModelResponse:
+        return GetModelResponse(model=self.models[0])
 
     def InferBatch(self, request: InferBatchRequest, context: grpc.ServicerContext) -> InferBatchResponse:
         self.answering.wait(30)
@@ -51,6 +65,7 @@ def fake_gateway() -> Iterator[FakeGateway]:
     with ThreadPoolExecutor(8) as threads:
         server = grpc.server(threads)
         add_InferenceServiceServicer_to_server(gateway, server)
+        add_ModelServiceServicer_to_server(gateway, server)
         gateway.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         server.start()
         try:

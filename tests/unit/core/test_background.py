@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from neuronpipe.core.background import beside
+from neuronpipe.core.background import run_beside
 
 
 async def test_coroutines_end_with_the_block() -> None:
@@ -16,7 +16,7 @@ async def test_coroutines_end_with_the_block() -> None:
         finally:
             ended.set()
 
-    async with beside(endless()):
+    async with run_beside(endless()):
         await asyncio.sleep(0)
         assert not ended.is_set()
 
@@ -27,7 +27,7 @@ async def test_error_of_the_block_passes_as_it_is() -> None:
     error = ValueError("of the block")
 
     with pytest.raises(ValueError, match="of the block") as caught:
-        async with beside(asyncio.Event().wait()):  # type: ignore[arg-type]
+        async with run_beside(asyncio.Event().wait()):  # type: ignore[arg-type]
             raise error
 
     assert caught.value is error
@@ -38,7 +38,7 @@ async def test_error_of_a_coroutine_cancels_the_block_and_takes_its_place() -> N
         raise ValueError("of the coroutine")
 
     with pytest.raises(ValueError, match="of the coroutine"):
-        async with beside(crash()):
+        async with run_beside(crash()):
             await asyncio.Event().wait()
 
 
@@ -51,5 +51,5 @@ async def test_error_of_a_task_that_a_coroutine_started_comes_out_as_it_is() -> 
             group.create_task(crash())
 
     with pytest.raises(ValueError, match="of the task"):
-        async with beside(start()):
+        async with run_beside(start()):
             await asyncio.Event().wait()

@@ -3,7 +3,7 @@
 import pytest
 
 from neuronpipe.core.metrics import Counter, Histogram, Meters
-from neuronpipe.core.telemetry import Attributes, Instrument
+from neuronpipe.core.names import Attributes, Instrument
 from neuronpipe.core.tracing import SpanContext
 
 _DURATION = Instrument("test.duration", "histogram", "s", "a duration", (Attributes.MODEL,), (10, 20))

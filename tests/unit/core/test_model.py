@@ -1,9 +1,10 @@
-"""core/model.py: how a request's words find a model."""
+"""core/model.py: how a request's words find a model, and what a model carries for its tasks."""
 
 import pytest
 
 from neuronpipe.core.errors import InvalidInput, ModelNotFound
-from neuronpipe.core.model import ModelTable
+from neuronpipe.core.model import ModelTable, TaskFacts, encoding_traits
+from tests.unit.model_specs import model_spec
 
 _TABLE = ModelTable({("b", 2): "b2", ("a", 10): "a10", ("b", 1): "b1", ("a", 9): "a9"})
 
@@ -52,3 +53,40 @@ def test_a_name_of_thousands_of_characters_is_refused_without_repeating_it() -> 
     with pytest.raises((InvalidInput, ModelNotFound)) as caught:
         _TABLE.find("x" * 5000, "")
     assert len(caught.value.message) < 500
+
+
+class _Facts(TaskFacts):
+    encoded = ("seen",)
+    told = ("seen",)
+
+    seen: int
+    unseen: int = 0
+
+
+class _OtherFacts(TaskFacts):
+    other: int = 0
+
+
+def test_a_task_gets_its_own_facts() -> None:
+    model = model_spec(facts={"a": _OtherFacts(), "b": _Facts(seen=3)})
+    assert _Facts.of(model) == _Facts(seen=3)
+
+
+def test_a_model_without_a_tasks_facts_is_named() -> None:
+    with pytest.raises(LookupError, match="model 'small' has no _Facts"):
+        _Facts.of(model_spec())
+
+
+def test_facts_of_a_task_that_nobody_declared_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"facts\.a\.seen"):
+        model_spec(facts={"a": {"seen": 3}})
+
+
+def test_encodings_depend_on_the_facts_that_a_task_says_and_on_no_others() -> None:
+    one, same, other = (model_spec(facts={"a": _Facts(seen=seen, unseen=unseen)}) for seen, unseen in ((1, 1), (1, 2), (2, 1)))
+    assert encoding_traits(one) == encoding_traits(same) == encoding_traits(model_spec(facts={"b": _OtherFacts(), **one.facts}))
+    assert encoding_traits(one) != encoding_traits(other)
+
+
+def test_what_callers_are_told_is_what_the_tasks_say() -> None:
+    assert model_spec(facts={"a": _Facts(seen=3), "b": _OtherFacts()}).told_facts == {"seen": 3}

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError, Overloaded
-from neuronpipe.core.telemetry import Attributes, Events
+from neuronpipe.core.names import Attributes, Events
 from neuronpipe.core.tracing import Clock, Span, SpanContext, Tracer, status_name
 from tests.unit.every_error import EVERY_ERROR
 
@@ -65,18 +65,16 @@ def test_a_child_stays_in_the_trace_with_an_id_of_its_own() -> None:
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 def test_the_callers_decision_goes_before_the_ratio(ratio: float) -> None:
-    context, parent = _tracer(ratio).begin(_SAMPLED, "")
+    context = _tracer(ratio).begin(SpanContext.parse(_SAMPLED))
     assert context is not None
-    assert parent is not None
     assert context.traceparent.startswith(f"00-{_TRACE}-")
-    assert parent.traceparent == _SAMPLED
-    assert _tracer(ratio).begin(_UNSAMPLED, "")[0] is None
+    assert _tracer(ratio).begin(SpanContext.parse(_UNSAMPLED)) is None
 
 
 @pytest.mark.parametrize(("ratio", "is_sampled"), [(0.0, False), (1.0, True)])
 def test_a_sampler_that_ignores_parents_stays_in_their_trace(ratio: float, is_sampled: bool) -> None:
     for traceparent in (_SAMPLED, _UNSAMPLED):
-        context, _ = _tracer(ratio, honours_parent=False).begin(traceparent, "")
+        context = _tracer(ratio, honours_parent=False).begin(SpanContext.parse(traceparent))
         assert (context is not None) is is_sampled
         assert context is None or f"{context.trace_id:032x}" == _TRACE
 
@@ -85,21 +83,29 @@ def test_a_sampler_that_ignores_parents_stays_in_their_trace(ratio: float, is_sa
 def test_requests_without_a_caller_are_sampled_at_the_ratio(ratio: float) -> None:
     random.seed(6)
     tracer, count = _tracer(ratio), 20_000
-    sampled = sum(tracer.begin("", "")[0] is not None for _ in range(count))
+    sampled = sum(tracer.begin(None) is not None for _ in range(count))
     # Five standard deviations of a binomial distribution.
     assert sampled == pytest.approx(count * ratio, abs=5 * (count * ratio * (1 - ratio)) ** 0.5)
 
 
 def test_without_sinks_nothing_is_sampled_whatever_callers_say() -> None:
-    assert Tracer(ratio=1.0).begin(_SAMPLED, "") == (None, None)
-    assert Tracer(ratio=1.0).joined(_SAMPLED, "") is None
+    sampled = SpanContext.parse(_SAMPLED)
+    assert Tracer(ratio=1.0).begin(sampled) is None
+    assert Tracer(ratio=1.0).joined(sampled) is None
+    assert Tracer(ratio=1.0).unsampled(sampled) == sampled
 
 
 def test_stages_never_decide_themselves() -> None:
     tracer = _tracer(1.0)
-    assert tracer.joined("", "") is None
-    assert tracer.joined(_UNSAMPLED, "") is None
-    assert tracer.joined(_SAMPLED, "") == SpanContext.parse(_SAMPLED)
+    assert tracer.joined(None) is None
+    assert tracer.joined(SpanContext.parse(_UNSAMPLED)) is None
+    assert tracer.joined(SpanContext.parse(_SAMPLED)) == SpanContext.parse(_SAMPLED)
+
+
+def test_a_request_that_is_not_sampled_is_not_sampled_by_others() -> None:
+    assert _tracer().unsampled(SpanContext.parse(_SAMPLED, "v=1")) == SpanContext.parse(_UNSAMPLED, "v=1")
+    assert _tracer().unsampled(SpanContext.parse(_UNSAMPLED)) == SpanContext.parse(_UNSAMPLED)
+    assert _tracer().unsampled(None) is None
 
 
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)

@@ -9,24 +9,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neuronpipe.api.v1.inference_pb2 import Priority
-from neuronpipe.api.v1.stages_pb2 import EncodedInput, ItemContext, TokenizeItem, TokenizeOutcome
-from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput
-from neuronpipe.core.errors import Unavailable
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import NeuronpipeError, Unavailable
+from neuronpipe.core.items import EncodedInput, ModelKey, StageItem, TokenizeItem
+from neuronpipe.core.packed import NO_TENSORS, Packed
+from neuronpipe.core.streams import Outcome, StageResponse
 from neuronpipe.gateway.coalescing import Coalescer
 
 LIMIT_S = 10
 BULK = Priority.PRIORITY_BULK
 UNREACHABLE = r"^the tokenizer service cannot be reached$"
+MODEL = ModelKey("m", 1)
 
 
 @dataclass
 class Message:
-    items: list[Any]
+    items: list[tuple[int, StageItem]]
     abandoned: list[int]
 
     @property
     def names(self) -> list[str]:
-        return [item.model for item in self.items]
+        return [item.call.request_id for _, item in self.items]
 
 
 class Wire:
@@ -34,21 +38,27 @@ class Wire:
 
     serving: "asyncio.Task[None]"
 
-    def __init__(self) -> None:
+    def __init__(self, models: frozenset[ModelKey] | None = None) -> None:
+        self.models = models
+        self.retired = asyncio.Event()
         self.messages: list[Message] = []
         self.send_fault: Exception | None = None
         self.is_jammed = False
-        self._said: asyncio.Queue[tuple[list[Any], list[int] | None] | Exception] = asyncio.Queue()
+        # Items that cannot be sent, by their names.
+        self.refuses: dict[str, NeuronpipeError] = {}
+        self._said: asyncio.Queue[StageResponse | Exception] = asyncio.Queue()
 
-    async def send(self, items: Sequence[Any], abandoned_item_ids: Sequence[int]) -> None:
+    async def send(self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int]) -> Sequence[Outcome]:
         if self.is_jammed:
             await asyncio.Event().wait()
         if self.send_fault:
             raise self.send_fault
-        copies = [TokenizeItem.FromString(item.SerializeToString()) for item in items]
-        self.messages.append(Message(copies, list(abandoned_item_ids)))
+        sent = [(item_id, item) for item_id, item in items if item.call.request_id not in self.refuses]
+        if sent or abandoned_item_ids:
+            self.messages.append(Message(sent, list(abandoned_item_ids)))
+        return [(item_id, self.refuses[item.call.request_id]) for item_id, item in items if item.call.request_id in self.refuses]
 
-    async def receive(self) -> tuple[Sequence[Any], Sequence[int] | None]:
+    async def receive(self) -> StageResponse:
         said = await self._said.get()
         if isinstance(said, Exception):
             raise said
@@ -60,22 +70,32 @@ class Wire:
         return [message.names for message in self.messages]
 
     def id_of(self, name: str) -> int:
-        (item_id,) = {item.context.item_id for message in self.messages for item in message.items if item.model == name}
-        return int(item_id)
+        (item_id,) = {item_id for message in self.messages for item_id, item in message.items if item.call.request_id == name}
+        return item_id
 
-    async def say(self, *outcomes: Any) -> None:
+    async def say(self, *outcomes: Outcome) -> None:
         """One message: of no outcome where nothing is ready yet."""
-        self._said.put_nowait((list(outcomes), None))
+        self._said.put_nowait(StageResponse(outcomes))
         await settled()
 
     async def drain(self, *names: str) -> None:
         """Reads no more, and still works on these."""
-        self._said.put_nowait(([], [self.id_of(name) for name in names]))
+        self._said.put_nowait(StageResponse(kept_item_ids=[self.id_of(name) for name in names]))
+        await settled()
+
+    async def announce(self, *models: ModelKey) -> None:
+        """Has these models from now on."""
+        self._said.put_nowait(StageResponse(models=frozenset(models)))
+        await settled()
+
+    async def retire(self) -> None:
+        """Its address is gone."""
+        self.retired.set()
         await settled()
 
     async def answer(self, *names: str) -> None:
         """One message with a value for each item."""
-        await self.say(*(outcome(self.id_of(name), name) for name in names))
+        await self.say(*((self.id_of(name), value(name)) for name in names))
 
     async def fail(self, fault: Exception) -> None:
         self._said.put_nowait(fault)
@@ -99,34 +119,34 @@ class System:
     async def _report(self, is_serving: bool) -> None:
         self.reports.append(is_serving)
 
-    async def connect(self) -> Wire:
-        """A new endpoint."""
-        wire = Wire()
+    async def connect(self, *models: ModelKey) -> Wire:
+        """A new endpoint, which says nothing of its models unless they are given."""
+        wire = Wire(frozenset(models) if models else None)
         wire.serving = asyncio.create_task(self.coalescer.serve(wire))
         self.tasks.append(wire.serving)
         await settled()
         return wire
 
-    async def ask(self, *names: str, **context: Any) -> list["asyncio.Task[Any]"]:
+    async def ask(self, *names: str, **call: Any) -> list["asyncio.Task[Any]"]:
         """Brings items."""
-        tasks = [asyncio.create_task(self.coalescer(item(name, **context))) for name in names]
+        return await self.ask_for(MODEL, *names, **call)
+
+    async def ask_for(self, model: ModelKey, *names: str, **call: Any) -> list["asyncio.Task[Any]"]:
+        """Brings items for a model."""
+        tasks = [asyncio.create_task(self.coalescer(item(name, model=model, **call))) for name in names]
         self.tasks += tasks
         await settled()
         return tasks
 
 
-def item(name: str, text: str = "", **context: Any) -> TokenizeItem:
-    input = TaskInput(text_classification=TextClassificationInput(text=text))
-    return TokenizeItem(context=ItemContext(request_id=name, **context), model=name, input=input)
+def item(name: str, data: bytes = b"", *, model: ModelKey = MODEL, **call: Any) -> TokenizeItem:
+    """An item that is known by its request's id."""
+    return TokenizeItem(Call(name, **call), model, Packed(TaskInput, data=data))
 
 
 def value(name: str) -> EncodedInput:
     """A value that tells its item from others."""
-    return EncodedInput(tokens=sum(name.encode()))
-
-
-def outcome(item_id: int, name: str) -> TokenizeOutcome:
-    return TokenizeOutcome(item_id=item_id, encoded=value(name))
+    return EncodedInput(NO_TENSORS, tokens=sum(name.encode()))
 
 
 async def settled() -> None:

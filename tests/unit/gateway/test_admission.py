@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from neuronpipe.core.errors import Overloaded
-from neuronpipe.gateway.admission import Gate, Place
+from neuronpipe.gateway.admission import Admission, Gate
 
 
 class _Clock:
@@ -32,13 +32,13 @@ class _Crowd:
         self.shed: list[str] = []
         self._inside: dict[str, ExitStack] = {}
 
-    def enter(self, name: str, tokens: int = 1, *, is_bulk: bool = False) -> Place:
+    def enter(self, name: str, tokens: int = 1, *, is_bulk: bool = False) -> Admission:
         """A quarter of a token a byte is what the gate assumes before it knows better."""
         stack = ExitStack()
         admitted: Any = self.gate.admit(tokens * 4, is_bulk=is_bulk, shed=lambda: self.shed.append(name))
-        place: Place = stack.enter_context(admitted)
+        admission: Admission = stack.enter_context(admitted)
         self._inside[name] = stack
-        return place
+        return admission
 
     def leave(self, name: str) -> None:
         self._inside.pop(name).close()
@@ -224,3 +224,36 @@ def test_what_is_known_beforehand_is_neither_corrected_nor_taken_for_an_example(
         assert gate.in_flight == (1, 60)
         with gate.admit(80, is_bulk=False, shed=lambda: None):  # a quarter of a token a byte
             assert gate.in_flight == (2, 80)
+
+
+def test_a_request_whose_estimate_let_in_too_much_is_refused_once_it_is_counted(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=100, max_tokens=10))
+    crowd.enter("a", tokens=6)
+    admission = crowd.enter("b", tokens=2)
+    with pytest.raises(Overloaded, match="2 requests with about 8 tokens"):
+        admission.count(5)
+    crowd.leave("b")
+    crowd.enter("c", tokens=4)
+
+
+def test_a_request_that_is_alone_may_turn_out_larger_than_the_gate(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=100, max_tokens=10))
+    crowd.enter("a", tokens=2).count(400_000)
+    assert crowd.gate.in_flight == (1, 400_000)
+
+
+def test_a_request_that_turns_out_larger_sheds_bulk_requests_before_it_is_refused(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=100, max_tokens=10))
+    crowd.enter("bulk", tokens=4, is_bulk=True)
+    crowd.enter("a", tokens=2).count(8)
+    assert crowd.shed == ["bulk"]
+    assert crowd.gate.in_flight == (1, 8)
+
+
+def test_a_bulk_request_whose_estimate_was_right_stays_though_interactive_ones_filled_the_gate(crowd_of: CrowdOf) -> None:
+    crowd = crowd_of(Gate(max_requests=4, max_tokens=100))
+    bulk = crowd.enter("bulk", tokens=2, is_bulk=True)
+    for name in "abc":
+        crowd.enter(name)
+    bulk.count(3)
+    assert crowd.gate.in_flight == (4, 6)

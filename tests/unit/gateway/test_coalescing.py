@@ -1,18 +1,17 @@
 """gateway/coalescing.py: who travels with whom, and what becomes of an item."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.api.v1.inference_pb2 import Priority
-from neuronpipe.api.v1.stages_pb2 import EncodedInput, TokenizeOutcome
-from neuronpipe.api.v1.tasks_pb2 import TaskResult, TextClassificationResult
-from neuronpipe.core.errors import NeuronpipeError
-from neuronpipe.core.status import to_status
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.core.items import ModelKey, TokenizeItem
+from neuronpipe.core.packed import Packed
 from tests.unit.every_error import EVERY_ERROR
-from tests.unit.gateway.coalescer import BULK, Message, System, item, outcome, settled, value, values
+from tests.unit.gateway.coalescer import BULK, MODEL, Message, System, item, settled, value, values
 
 
 async def test_an_item_is_sent_at_once_and_alone_when_nothing_is_unanswered(system: System) -> None:
@@ -50,7 +49,7 @@ async def test_interactive_items_go_before_bulk_items(system: System) -> None:
 
 
 async def test_a_message_holds_no_more_items_than_the_limit_and_bulk_items_wait(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neuronpipe.gateway.coalescing._MAX_ITEMS", 3)
+    monkeypatch.setattr("neuronpipe.gateway.stage_queue._MAX_ITEMS", 3)
     wire = await system.connect()
     await system.ask("first")
     await system.ask("bulk 1", "bulk 2", priority=BULK)
@@ -61,12 +60,12 @@ async def test_a_message_holds_no_more_items_than_the_limit_and_bulk_items_wait(
 
 
 async def test_a_message_ends_with_the_item_that_passes_the_limit_of_bytes(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neuronpipe.gateway.coalescing._MAX_BYTES", 1000)
+    monkeypatch.setattr("neuronpipe.gateway.stage_queue._MAX_BYTES", 1000)
     wire = await system.connect()
     await system.ask("first")
-    # 600 bytes and a bit each: the second passes the limit. The last but one is larger than the limit by itself.
+    # 600 bytes each: the second passes the limit. The last but one is larger than the limit by itself.
     for name, size_bytes in {"a": 600, "b": 600, "c": 600, "d": 5000, "e": 0}.items():
-        system.tasks.append(asyncio.create_task(system.coalescer(item(name, "x" * size_bytes))))
+        system.tasks.append(asyncio.create_task(system.coalescer(item(name, b"x" * size_bytes))))
     await settled()
     for _ in range(3):
         await wire.say()
@@ -81,33 +80,13 @@ async def test_the_value_of_an_outcome_is_the_items(system: System) -> None:
     assert await values(asked) == [value("a"), value("b"), value("c")]
 
 
-_RESULT = TaskResult(text_classification=TextClassificationResult())
-
-
-@pytest.mark.parametrize(
-    ("outcome", "value"),
-    [
-        (stages_pb2.TokenizeOutcome(encoded=EncodedInput(tokens=5)), EncodedInput(tokens=5)),
-        (stages_pb2.ExecuteOutcome(prediction=stages_pb2.Prediction(batch_size=5)), stages_pb2.Prediction(batch_size=5)),
-        (stages_pb2.PostprocessOutcome(result=_RESULT), _RESULT),
-    ],
-    ids=["tokenize", "execute", "postprocess"],
-)
-async def test_every_stages_outcomes_are_understood(system: System, outcome: Any, value: object) -> None:
-    wire = await system.connect()
-    asked = await system.ask("a")
-    outcome.item_id = wire.id_of("a")
-    await wire.say(outcome)
-    assert await values(asked) == [value]
-
-
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
 async def test_an_outcomes_error_is_raised_as_its_class_and_leaves_the_neighbours_alone(system: System, error: NeuronpipeError) -> None:
     wire = await system.connect()
     await system.ask("first")
     failing, good = await system.ask("failing", "good")
     await wire.say()
-    await wire.say(TokenizeOutcome(item_id=wire.id_of("failing"), error=to_status(error)), outcome(wire.id_of("good"), "good"))
+    await wire.say((wire.id_of("failing"), error), (wire.id_of("good"), value("good")))
     with pytest.raises(type(error)) as caught:
         await failing
     assert vars(caught.value) == vars(error)
@@ -117,8 +96,8 @@ async def test_an_outcomes_error_is_raised_as_its_class_and_leaves_the_neighbour
 async def test_outcomes_that_nobody_asked_for_change_nothing(system: System) -> None:
     wire = await system.connect()
     first, second = await system.ask("first", "second")
-    await wire.say(outcome(999, "unknown"), outcome(wire.id_of("first"), "first"), outcome(wire.id_of("first"), "again"))
-    await wire.say(outcome(wire.id_of("first"), "late"), outcome(0, "none"), outcome(wire.id_of("second"), "second"))
+    await wire.say((999, value("unknown")), (wire.id_of("first"), value("first")), (wire.id_of("first"), value("again")))
+    await wire.say((wire.id_of("first"), value("late")), (0, value("none")), (wire.id_of("second"), value("second")))
     assert await values([first, second]) == [value("first"), value("second")]
     assert not wire.serving.done()
 
@@ -129,7 +108,7 @@ async def test_every_item_has_a_number_of_its_own(system: System) -> None:
         await system.ask("same", "same")
         for wire in wires:
             await wire.say()
-    numbers = [item.context.item_id for wire in wires for message in wire.messages for item in message.items]
+    numbers = [item_id for wire in wires for message in wire.messages for item_id, _ in message.items]
     assert len(numbers) == 10
     assert len(set(numbers)) == 10
 
@@ -195,51 +174,75 @@ async def test_whoever_has_the_outcome_abandons_nothing(system: System) -> None:
     assert wire.messages[1].abandoned == []
 
 
-class _Clock:
-    """Stands in for the module `time`."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def monotonic_ns(self) -> int:
-        return int(self.now_s * 1e9)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
-    clock = _Clock()
-    monkeypatch.setattr("neuronpipe.gateway.coalescing.time", clock)
-    return clock
-
-
-@pytest.mark.parametrize(
-    ("remaining_ns", "waits_s", "expected_ns"),
-    [
-        (3_000_000_000, 0.0, 3_000_000_000),
-        (3_000_000_000, 1.0, 2_000_000_000),
-        (3_000_000_000, 3.0, 1),  # 0 would be no deadline
-        (3_000_000_000, 9.0, 1),
-        (0, 9.0, 0),
-    ],
-)
-async def test_an_item_carries_what_is_left_of_its_deadline_when_it_is_sent(
-    system: System, clock: _Clock, remaining_ns: int, waits_s: float, expected_ns: int
-) -> None:
+async def test_an_item_that_cannot_be_sent_fails_alone(system: System) -> None:
     wire = await system.connect()
     await system.ask("first")
-    await system.ask("a", remaining_ns=remaining_ns)
-    clock.now_s += waits_s
+    wire.refuses["too large"] = InvalidInput("input", "5 bytes")
+    refused, good = await system.ask("too large", "good")
     await wire.say()
-    assert wire.messages[1].items[0].context.remaining_ns == expected_ns
+    assert wire.names == [["first"], ["good"]]
+    with pytest.raises(InvalidInput, match=r"^input: 5 bytes$"):
+        await refused
+    await wire.answer("good")
+    assert await good == value("good")
 
 
-async def test_an_item_sent_again_carries_what_is_left_by_then(system: System, clock: _Clock) -> None:
-    first = await system.connect()
-    await system.ask("a", remaining_ns=3_000_000_000)
-    second = await system.connect()
-    clock.now_s += 1
-    await first.die()
-    assert second.messages[0].items[0].context.remaining_ns == 2_000_000_000
+async def test_a_message_of_which_nothing_could_be_sent_is_not_waited_for(system: System) -> None:
+    wire = await system.connect()
+    wire.refuses["too large"] = InvalidInput("input", "5 bytes")
+    await system.ask("too large")
+    await system.ask("next")
+    assert wire.names == [["next"]]
+
+
+async def test_an_item_whose_caller_left_leaves_the_queue_at_once_with_its_input(system: System) -> None:
+    freed: list[str] = []
+
+    class Input(Packed[TaskInput]):
+        def __del__(self) -> None:
+            freed.append(self.data.decode())
+
+    wire = await system.connect()
+    await system.ask("occupies the endpoint")
+    tasks = [
+        asyncio.create_task(system.coalescer(TokenizeItem(Call(name, priority=priority), MODEL, Input(TaskInput, data=name.encode()))))
+        for name, priority in {"interactive": Priority.PRIORITY_INTERACTIVE, "bulk": BULK}.items()
+    ]
+    await settled()
+    assert freed == []
+    while tasks:
+        tasks[-1].cancel()
+        await asyncio.wait([tasks.pop()])
+    assert sorted(freed) == ["bulk", "interactive"]
+    assert wire.names == [["occupies the endpoint"]]
+
+
+async def test_an_endpoints_share_of_the_queue_is_a_share_of_its_cost(system: System) -> None:
+    first, second = await system.connect(), await system.connect()
+    await system.ask("a", "b")
+    await system.ask("dear", cost_tokens=30)
+    await system.ask("c", "d", "e", cost_tokens=10)
+    # Half of the 60 tokens, which are one item for the first that is ready, three for the other.
+    await first.say()
+    assert first.names[1:] == [["dear"]]
+    await second.say()
+    assert second.names[1:] == [["c", "d"]]  # by now half of 30
+
+
+async def test_items_of_unknown_cost_count_as_one_token_each(system: System) -> None:
+    first, _ = await system.connect(), await system.connect()
+    await system.ask("a", "b")
+    await system.ask("c", "d", "e", "f", cost_tokens=0)
+    await first.say()
+    assert first.names[1:] == [["c", "d"]]
+
+
+async def test_the_oldest_items_of_all_models_travel_first(system: System) -> None:
+    wire = await system.connect()
+    await system.ask("occupies the endpoint")
+    await system.ask_for(ModelKey("one", 1), "a")
+    await system.ask_for(ModelKey("two", 1), "b")
+    await system.ask_for(ModelKey("one", 2), "bulk", priority=BULK)
+    await system.ask_for(ModelKey("one", 1), "c")
+    await wire.say()
+    assert wire.names[1:] == [["a", "b", "c", "bulk"]]

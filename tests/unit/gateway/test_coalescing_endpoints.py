@@ -6,8 +6,9 @@ import itertools
 import pytest
 
 from neuronpipe.core.errors import InvalidInput, Unavailable
+from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Counter
-from neuronpipe.core.telemetry import Events
+from neuronpipe.core.names import Events
 from neuronpipe.core.tracing import Span, SpanContext, enter_span
 from neuronpipe.gateway.coalescing import Coalescer
 from tests.unit.gateway.coalescer import BULK, LIMIT_S, UNREACHABLE, System, item, settled, value, values
@@ -350,3 +351,157 @@ async def test_a_bug_in_a_streams_sending_comes_out_and_leaves_the_item_to_anoth
         await asyncio.wait_for(wire.serving, LIMIT_S)
     with pytest.raises(Unavailable, match=UNREACHABLE):
         await asked
+
+
+async def test_an_endpoint_is_as_busy_as_what_it_works_on_costs(system: System) -> None:
+    dear = await system.connect()
+    await system.ask("dear", cost_tokens=100)
+    await dear.say()
+    many = await system.connect()
+    for name in "abc":
+        await system.ask(name, cost_tokens=10)
+        await many.say()
+    assert many.names == [["a"], ["b"], ["c"]]
+    await dear.answer("dear")
+    await system.ask("d", cost_tokens=10)
+    assert dear.names == [["dear"], ["d"]]
+
+
+_ONE, _TWO = ModelKey("one", 1), ModelKey("two", 7)
+_NO_TWO = r"^no process of the tokenizer service has model 'two' version 7$"
+
+
+async def test_an_item_goes_only_to_endpoints_that_have_its_model(system: System) -> None:
+    one, both, two = await system.connect(_ONE), await system.connect(_ONE, _TWO), await system.connect(_TWO)
+    for name, model in {"a": _ONE, "b": _TWO, "c": _ONE, "d": _TWO}.items():
+        await system.ask_for(model, name)
+    assert {name for names in one.names for name in names} <= {"a", "c"}
+    assert {name for names in two.names for name in names} <= {"b", "d"}
+    for _ in range(2):
+        for wire in (one, both, two):
+            await wire.say()
+    assert sorted(itertools.chain(*one.names, *both.names, *two.names)) == ["a", "b", "c", "d"]
+
+
+async def test_an_item_whose_model_is_busy_does_not_hold_up_those_of_other_models(system: System) -> None:
+    one, two = await system.connect(_ONE), await system.connect(_TWO)
+    await system.ask_for(_ONE, "occupies it")
+    await system.ask_for(_ONE, "waits")
+    await system.ask_for(_TWO, "passes")
+    assert (one.names, two.names) == ([["occupies it"]], [["passes"]])
+
+
+async def test_an_endpoint_takes_its_share_only_of_models_that_it_has(system: System) -> None:
+    _, both = await system.connect(_ONE), await system.connect(_ONE, _TWO)
+    await system.ask_for(_ONE, "a", "b")
+    await system.ask_for(_ONE, "c", "d")
+    await system.ask_for(_TWO, "e", "f")
+    await both.say()
+    # Half of the two that the other can take, and all that it alone can.
+    assert both.names[1:] == [["c", "d", "e"]]
+
+
+async def test_an_endpoint_that_announces_nothing_gets_items_of_every_model(system: System) -> None:
+    old = await system.connect()
+    await system.ask_for(_TWO, "a")
+    assert old.names == [["a"]]
+
+
+async def test_a_model_that_no_endpoint_has_fails_at_once_by_its_name_and_version(system: System) -> None:
+    await system.connect(_ONE)
+    with pytest.raises(Unavailable, match=_NO_TWO):
+        await asyncio.wait_for(system.coalescer(item("a", model=_TWO)), LIMIT_S)
+
+
+@pytest.mark.parametrize("ending", ["goes", "drops the model", "drains", "is retired"])
+async def test_when_the_last_endpoint_with_a_model_ends_whoever_waits_for_it_fails_and_the_others_do_not(
+    system: System, ending: str
+) -> None:
+    one, both = await system.connect(_ONE), await system.connect(_ONE, _TWO)
+    (first,) = await system.ask_for(_TWO, "occupies it")
+    (waiting,) = await system.ask_for(_TWO, "waits")
+    (other,) = await system.ask_for(_ONE, "of the other model")
+    if ending == "goes":
+        await both.die()
+    elif ending == "drops the model":
+        await both.announce(_ONE)
+    elif ending == "drains":
+        await both.drain("occupies it")
+    else:
+        await both.retire()
+    with pytest.raises(Unavailable, match=_NO_TWO):
+        await asyncio.wait_for(waiting, LIMIT_S)
+    with pytest.raises(Unavailable, match=_NO_TWO):
+        await asyncio.wait_for(system.coalescer(item("later", model=_TWO)), LIMIT_S)
+    if ending != "goes":
+        await both.answer("occupies it")
+        assert await first == value("occupies it")
+    await one.answer("of the other model")
+    assert await other == value("of the other model")
+
+
+async def test_a_model_that_an_endpoint_gets_is_asked_for_there(system: System) -> None:
+    wire = await system.connect(_ONE)
+    await wire.announce(_ONE, _TWO)
+    await system.ask_for(_TWO, "a")
+    assert wire.names == [["a"]]
+
+
+async def test_a_retired_endpoint_gets_nothing_new_answers_what_it_has_and_is_then_let_go(system: System) -> None:
+    retried = Counter()
+    system.coalescer = Coalescer("tokenizer", system._report, retried)
+    retired = await system.connect()
+    a, b = await system.ask("a", "b")
+    await retired.say()
+    other = await system.connect()
+    await retired.retire()
+    (c,) = await system.ask("c")
+    assert (retired.names, other.names) == ([["a", "b"]], [["c"]])
+    await retired.answer("a")
+    await settled()
+    assert not retired.serving.done()
+    await retired.answer("b")
+    await asyncio.wait_for(retired.serving, LIMIT_S)
+    await other.answer("c")
+    assert await values([a, b, c]) == [value("a"), value("b"), value("c")]
+    assert (retried.value, system.reports) == (0, [True])
+
+
+async def test_a_retired_endpoint_that_has_nothing_to_do_is_let_go_at_once(system: System) -> None:
+    await system.connect()
+    idle = await system.connect()
+    await idle.retire()
+    await asyncio.wait_for(idle.serving, LIMIT_S)
+
+
+async def test_a_retired_endpoint_is_let_go_when_the_last_caller_leaves(system: System) -> None:
+    retired = await system.connect()
+    (left,) = await system.ask("a")
+    await system.connect()
+    await retired.retire()
+    left.cancel()
+    await asyncio.wait_for(retired.serving, LIMIT_S)
+
+
+async def test_what_a_retired_endpoint_does_not_answer_in_time_goes_to_another(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuronpipe.gateway.coalescing._RETIRED_LIMIT_S", 0.01)
+    retired = await system.connect()
+    (asked,) = await system.ask("a")
+    other = await system.connect()
+    await retired.retire()
+    await asyncio.wait_for(retired.serving, LIMIT_S)
+    await settled()
+    await other.answer("a")
+    assert await asked == value("a")
+
+
+async def test_retired_endpoints_that_end_with_an_item_do_not_count_as_its_losses(system: System) -> None:
+    wire = await system.connect()
+    (asked,) = await system.ask("a")
+    for _ in range(4):  # one more than the endpoints that may die with an item
+        following = await system.connect()
+        await wire.retire()
+        await wire.die()
+        wire = following
+    await wire.answer("a")
+    assert await asked == value("a")

@@ -8,9 +8,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
-from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.api.v1.inference_pb2 import (
     CacheOutcome,
     InferBatchRequest,
@@ -29,8 +29,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TextClassificationInput,
     TextClassificationResult,
 )
-from neuronpipe.api.v1.tensors_pb2 import Tensor, TensorSet
-from neuronpipe.core.config import PipelineSettings
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import (
     DeadlineExceeded,
     InternalError,
@@ -41,42 +40,55 @@ from neuronpipe.core.errors import (
     Unavailable,
     WrongTask,
 )
-from neuronpipe.core.model import ModelTable
-from neuronpipe.core.stages import Call, Execute, Postprocess, Stages, Tokenize
+from neuronpipe.core.items import (
+    EncodedInput,
+    Execute,
+    ExecuteItem,
+    Postprocess,
+    PostprocessItem,
+    Prediction,
+    Stages,
+    Tokenize,
+    TokenizeItem,
+)
+from neuronpipe.core.packed import Packed, TensorSets, pack_result
 from neuronpipe.core.status import from_status
-from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.core.tracing import SpanContext
+from neuronpipe.gateway.settings import PipelineSettings
+from tests.door import Door, door_of
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.model_specs import image_spec, model_spec
 
 STAGES = ("tokenize", "execute", "postprocess")
 
 
-async def _tokenize(item: stages_pb2.TokenizeItem) -> stages_pb2.EncodedInput:
-    text = item.input.text_classification.text.encode()
-    return stages_pb2.EncodedInput(
-        sequences=[TensorSet(tensors=[Tensor(name="text", data=text)])],
-        annotations=[TensorSet(tensors=[Tensor(name="note", data=text)])],
+async def _tokenize(item: TokenizeItem) -> EncodedInput:
+    text = np.frombuffer(item.input.message.text_classification.text.encode(), np.uint8)
+    return EncodedInput(
+        sequences=TensorSets(arrays=[{"text": text}]),
+        annotations=TensorSets(arrays=[{"note": text}]),
         tokens=7,
         truncated_tokens=3,
         token_cache=CacheOutcome.CACHE_OUTCOME_MISS,
     )
 
 
-async def _execute(item: stages_pb2.ExecuteItem) -> stages_pb2.Prediction:
-    return stages_pb2.Prediction(outputs=item.sequences, queue_ns=11, compute_ns=22, batch_size=4, bucket_tokens=8, padded_tokens=16)
+async def _execute(item: ExecuteItem) -> Prediction:
+    return Prediction(outputs=item.sequences, queue_ns=11, compute_ns=22, batch_size=4, bucket_tokens=8, padded_tokens=16)
 
 
-async def _postprocess(item: stages_pb2.PostprocessItem) -> TaskResult:
-    seen = [item.input.text_classification.text, *(one.tensors[0].data.decode() for one in (*item.annotations, *item.outputs))]
+async def _postprocess(item: PostprocessItem) -> Packed[TaskResult]:
+    arrays = [array for one in (*item.annotations.arrays, *item.outputs.arrays) for array in one.values()]
+    seen = [item.input.message.text_classification.text, *(array.tobytes().decode() for array in arrays)]
     label = LabelScore(label=" ".join(seen), score=1)
-    return TaskResult(text_classification=TextClassificationResult(labels=[label]))
+    return pack_result(TaskResult(text_classification=TextClassificationResult(labels=[label])))
 
 
 def _pipeline(
     *, tokenize: Tokenize = _tokenize, execute: Execute = _execute, postprocess: Postprocess = _postprocess, **limits: Any
-) -> Pipeline:
-    models = {("small", version): model_spec(version=version) for version in (1, 2)}
-    return Pipeline(ModelTable(models), Stages(tokenize, execute, postprocess), PipelineSettings(**limits))
+) -> Door:
+    models = [model_spec(version=version) for version in (1, 2)]
+    return door_of(models, Stages(tokenize, execute, postprocess), PipelineSettings(**limits))
 
 
 def _request(text: str = "hello", **changes: Any) -> InferRequest:
@@ -126,10 +138,10 @@ async def test_usage_is_what_the_stages_counted() -> None:
     assert (usage.batch_size, usage.bucket_tokens, usage.padded_tokens) == (4, 8, 16)
 
 
-async def test_an_image_has_a_limit_of_its_own_and_does_not_travel_to_where_nobody_needs_it() -> None:
-    decoded: list[stages_pb2.PostprocessItem] = []
+async def test_an_image_has_a_limit_of_its_own() -> None:
+    decoded: list[PostprocessItem] = []
 
-    async def postprocess(item: stages_pb2.PostprocessItem) -> TaskResult:
+    async def postprocess(item: PostprocessItem) -> Packed[TaskResult]:
         decoded.append(item)
         return await _postprocess(item)
 
@@ -137,14 +149,14 @@ async def test_an_image_has_a_limit_of_its_own_and_does_not_travel_to_where_nobo
     # The image of 100 bytes, top_k in 2, and 2 for each of the image's and the message's tag and length.
     for limit in (106, 105):
         settings = PipelineSettings(max_input_bytes=1, max_image_bytes=limit)
-        pipeline = Pipeline(ModelTable({("small", 1): image_spec()}), stages, settings)
+        pipeline = door_of([image_spec()], stages, settings)
         input = TaskInput(image_classification=ImageClassificationInput(image=bytes(100), top_k=2))
         if limit == 106:
             await pipeline.infer(_request(input=input), Call())
         else:
             with pytest.raises(InvalidInput, match=r"^input: 106 bytes, the limit is 105 \(the gateway's max_image_bytes\)$"):
                 await pipeline.infer(_request(input=input), Call())
-    assert [item.input for item in decoded] == [TaskInput(image_classification=ImageClassificationInput(top_k=2))]
+    assert len(decoded) == 1
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -156,12 +168,12 @@ async def test_every_stage_gets_the_model_the_version_and_the_items_context(stag
         seen.append(item)
         return await stages[stage](item)
 
-    call = Call(time.monotonic() + 60, "00-aa-bb-01", "v=1")
+    trace = SpanContext(0xAA, 0xBB, True, "v=1")
+    call = Call(deadline_s=time.monotonic() + 60, trace=trace)
     await _pipeline(**_at(stage, watched)).infer(_request(request_id="mine"), call)
     (item,) = seen
-    assert (item.model, item.version) == ("small", "2")
-    assert (item.context.request_id, item.context.traceparent, item.context.tracestate) == ("mine", "00-aa-bb-01", "v=1")
-    assert 50e9 < item.context.remaining_ns <= 60e9
+    assert item.model == ("small", 2)
+    assert (item.call.request_id, item.call.trace, item.call.deadline_s) == ("mine", trace, call.deadline_s)
 
 
 async def test_timings_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +232,7 @@ async def test_a_fault_is_internal_with_the_request_id_and_nothing_of_its_text(s
 async def test_after_a_stage_failed_the_next_is_not_called() -> None:
     called = []
 
-    async def execute(item: stages_pb2.ExecuteItem) -> stages_pb2.Prediction:
+    async def execute(item: ExecuteItem) -> Prediction:
         called.append(item)
         return await _execute(item)
 
@@ -257,7 +269,7 @@ async def test_a_request_that_no_stage_could_answer_reaches_none(
 
 async def test_a_model_answers_its_own_task_and_those_that_its_graph_serves_besides() -> None:
     ranker = model_spec("rerank", also_answers=("text_classification",))
-    pipeline = Pipeline(ModelTable({("small", 1): ranker}), Stages(_tokenize, _execute, _postprocess), PipelineSettings())
+    pipeline = door_of([ranker], Stages(_tokenize, _execute, _postprocess))
     for input in (TaskInput(rerank=RerankInput()), TaskInput(text_classification=TextClassificationInput())):
         assert (await pipeline.infer(_request(input=input), Call())).version == "1"
     with pytest.raises(WrongTask) as caught:
@@ -281,7 +293,7 @@ class _Gate:
         self.left = 0
         self.opened = asyncio.Event()
 
-    async def tokenize(self, item: stages_pb2.TokenizeItem) -> stages_pb2.EncodedInput:
+    async def tokenize(self, item: TokenizeItem) -> EncodedInput:
         self.entered += 1
         try:
             await self.opened.wait()
@@ -330,7 +342,7 @@ async def test_a_requests_priority_travels_to_every_stage() -> None:
 
     def watched(stage: Callable[[Any], Any]) -> Callable[[Any], Any]:
         async def watching(item: Any) -> Any:
-            seen.append(item.context.priority)
+            seen.append(item.call.priority)
             return await stage(item)
 
         return watching
@@ -380,25 +392,80 @@ async def test_who_is_refused_is_told_to_wait_for_as_long_as_a_request_takes() -
 async def test_a_stage_that_takes_longer_than_the_deadline_is_left() -> None:
     gate = _Gate()
     with pytest.raises(DeadlineExceeded):
-        await _pipeline(tokenize=gate.tokenize).infer(_request(), Call(time.monotonic() + 0.02))
+        await _pipeline(tokenize=gate.tokenize).infer(_request(), Call(deadline_s=time.monotonic() + 0.02))
     assert (gate.entered, gate.left) == (1, 1)
+
+
+async def test_a_request_without_a_deadline_gets_the_gateways_and_leaves_its_place_free() -> None:
+    gate = _Gate()
+    pipeline = _pipeline(tokenize=gate.tokenize, max_requests_in_flight=1, max_request_s=0.02)
+    with pytest.raises(DeadlineExceeded, match=r"^the result was not ready after 0\.02 s, the gateway's max_request_s$"):
+        await pipeline.infer(_request(), Call())
+    gate.opened.set()
+    await pipeline.infer(_request(), Call())
+
+
+async def test_a_deadline_that_the_event_loop_finds_a_moment_early_is_still_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def tokenize(item: TokenizeItem) -> EncodedInput:
+        # As uvloop's clock, which stands still while the loop is at work and then jumps.
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + 0.05)
+        await asyncio.sleep(60)
+        raise AssertionError("not left")
+
+    with pytest.raises(DeadlineExceeded, match=r"^the deadline passed before the result was ready$"):
+        await _pipeline(tokenize=tokenize).infer(_request(), Call(deadline_s=time.monotonic() + 0.06))
+
+
+async def test_a_deadline_beyond_the_gateways_longest_is_cut_to_it() -> None:
+    seen: list[float | None] = []
+
+    async def execute(item: ExecuteItem) -> Prediction:
+        seen.append(item.call.remaining_s)
+        return await _execute(item)
+
+    await _pipeline(execute=execute, max_request_s=5).infer(_request(), Call(deadline_s=time.monotonic() + 1000))
+    (remaining_s,) = seen
+    assert remaining_s is not None
+    assert 0 < remaining_s <= 5
+
+
+async def test_an_input_of_more_tokens_than_the_limit_is_refused_before_it_is_run() -> None:
+    # Seven tokens, as the tokenizer counts them.
+    assert (await _pipeline(max_request_tokens=7).infer(_request(), Call())).version == "2"
+    with pytest.raises(InvalidInput, match=r"^input: 7 tokens in 1 sequences, the limit is 6 \(the gateway's max_request_tokens\)$"):
+        await _pipeline(max_request_tokens=6, execute=_raising(AssertionError("called"))).infer(_request(), Call())
+
+
+async def test_what_an_item_costs_is_estimated_for_the_tokenizer_and_counted_for_the_others() -> None:
+    seen: list[int] = []
+
+    def watched(stage: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        async def watching(item: Any) -> Any:
+            seen.append(item.call.cost_tokens)
+            return await stage(item)
+
+        return watching
+
+    # An input of nine bytes, at a quarter of a token a byte.
+    await _pipeline(tokenize=watched(_tokenize), execute=watched(_execute), postprocess=watched(_postprocess)).infer(_request(), Call())
+    assert seen == [2, 7, 7]
 
 
 async def test_past_the_deadline_no_stage_is_called() -> None:
     with pytest.raises(DeadlineExceeded):
-        await _pipeline(tokenize=_raising(AssertionError("called"))).infer(_request(), Call(time.monotonic() - 1))
+        await _pipeline(tokenize=_raising(AssertionError("called"))).infer(_request(), Call(deadline_s=time.monotonic() - 1))
 
 
 async def test_a_deadline_that_passes_between_two_stages_spares_the_next() -> None:
     deadline_s = time.monotonic() + 0.02
 
-    async def tokenize(item: stages_pb2.TokenizeItem) -> stages_pb2.EncodedInput:
+    async def tokenize(item: TokenizeItem) -> EncodedInput:
         while time.monotonic() < deadline_s:  # as long as it takes, without giving the event loop a chance to step in
             pass
         return await _tokenize(item)
 
     with pytest.raises(DeadlineExceeded):
-        await _pipeline(tokenize=tokenize, execute=_raising(AssertionError("called"))).infer(_request(), Call(deadline_s))
+        await _pipeline(tokenize=tokenize, execute=_raising(AssertionError("called"))).infer(_request(), Call(deadline_s=deadline_s))
 
 
 async def test_a_caller_who_leaves_cancels_the_stage() -> None:
@@ -411,8 +478,8 @@ async def test_a_caller_who_leaves_cancels_the_stage() -> None:
     assert (gate.entered, gate.left) == (1, 1)
 
 
-async def _last_comes_first(item: stages_pb2.TokenizeItem, others: asyncio.Event) -> stages_pb2.EncodedInput:
-    if item.input.text_classification.text == "last":
+async def _last_comes_first(item: TokenizeItem, others: asyncio.Event) -> EncodedInput:
+    if item.input.message.text_classification.text == "last":
         others.set()
     await others.wait()
     return await _tokenize(item)
@@ -435,8 +502,8 @@ _BAD: dict[str, InferRequest] = {
 }
 
 
-async def _picky(item: stages_pb2.TokenizeItem) -> stages_pb2.EncodedInput:
-    text = item.input.text_classification.text
+async def _picky(item: TokenizeItem) -> EncodedInput:
+    text = item.input.message.text_classification.text
     if text == "fault":
         raise RuntimeError("boom")
     if text == "refuse":
@@ -590,5 +657,5 @@ async def test_a_message_that_cannot_be_read_ends_the_stream_with_its_error() ->
 async def test_past_the_deadline_a_streams_requests_are_told_so() -> None:
     gate = _Gate()
     pipeline = _pipeline(tokenize=gate.tokenize)
-    (answer,) = await _all(pipeline.infer_stream(_stream("a"), Call(time.monotonic() + 0.02)))
+    (answer,) = await _all(pipeline.infer_stream(_stream("a"), Call(deadline_s=time.monotonic() + 0.02)))
     assert isinstance(from_status(answer.outcome.error), DeadlineExceeded)

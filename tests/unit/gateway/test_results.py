@@ -2,24 +2,27 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, InferRequest, InferResponse
-from neuronpipe.api.v1.stages_pb2 import EncodedInput, ExecuteItem, PostprocessItem, Prediction, TokenizeItem
+from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, InferBatchRequest, InferRequest, InferResponse
 from neuronpipe.api.v1.tasks_pb2 import LabelScore, TaskInput, TaskResult, TextClassificationInput, TextClassificationResult
 from neuronpipe.bundles.repository import read_repository
-from neuronpipe.core.config import PipelineSettings, ResultCacheSettings
+from neuronpipe.cache.cache import Cache
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, SetupError, Unavailable
+from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Stages, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.core.model import ModelTable
-from neuronpipe.core.stages import Call, Stages
-from neuronpipe.core.telemetry import Attributes, Metrics, Spans
-from neuronpipe.gateway.pipeline import Pipeline
-from neuronpipe.gateway.results import running_result_cache
+from neuronpipe.core.names import Attributes, Metrics, Spans
+from neuronpipe.core.packed import NO_TENSORS, Packed, pack_result
+from neuronpipe.gateway.assembly import running_gateway
+from neuronpipe.gateway.doors.native import NativeDoor
+from neuronpipe.gateway.settings import PipelineSettings, ResultCacheSettings
+from tests.door import Door
 from tests.unit.bundles.written import write_bundle
 from tests.unit.recorded import Recorded
 
@@ -38,17 +41,21 @@ class _Stages:
         self.may_end = asyncio.Event()
         self.may_end.set()
 
+    @property
+    def functions(self) -> Stages:
+        return Stages(self.tokenize, self.execute, self.postprocess)
+
     async def tokenize(self, item: TokenizeItem) -> EncodedInput:
-        return EncodedInput(tokens=5, truncated_tokens=2)
+        return EncodedInput(NO_TENSORS, tokens=5, truncated_tokens=2)
 
     async def execute(self, item: ExecuteItem) -> Prediction:
         await self.may_end.wait()
-        return Prediction(batch_size=3, queue_ns=7)
+        return Prediction(NO_TENSORS, batch_size=3, queue_ns=7)
 
-    async def postprocess(self, item: PostprocessItem) -> TaskResult:
-        text = f"{item.model}/{item.version}: {item.input.text_classification.text}"
+    async def postprocess(self, item: PostprocessItem) -> Packed[TaskResult]:
+        text = f"{item.model.name}/{item.model.version}: {item.input.message.text_classification.text}"
         self.computed.append(text)
-        return TaskResult(text_classification=TextClassificationResult(labels=[LabelScore(label=text, score=0.5)]))
+        return pack_result(TaskResult(text_classification=TextClassificationResult(labels=[LabelScore(label=text, score=0.5)])))
 
 
 @pytest.fixture
@@ -66,30 +73,35 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@asynccontextmanager
+async def _running(repository: Path, stages: Stages, asked: str, telemetry: Telemetry | None = None, **limits: Any) -> AsyncIterator[Door]:
+    results, limited = ResultCacheSettings(result_cache_models=asked), PipelineSettings(**limits)
+    async with running_gateway(read_repository(repository), stages, limited, results, telemetry or Telemetry()) as gateway:
+        yield Door(NativeDoor(gateway.pipeline, gateway.catalog, limited))
+
+
 @pytest_asyncio.fixture
-async def pipeline(stages: _Stages, repository: Path) -> AsyncIterator[Pipeline]:
-    bundles = read_repository(repository)
-    models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
-    async with running_result_cache(bundles, ResultCacheSettings(result_cache_models="set"), Telemetry()) as results:
-        yield Pipeline(models, Stages(stages.tokenize, stages.execute, stages.postprocess), PipelineSettings(), results=results)
+async def pipeline(stages: _Stages, repository: Path) -> AsyncIterator[Door]:
+    async with _running(repository, stages.functions, "set") as door:
+        yield door
 
 
 def _request(text: str = "so", model: str = "set", **changes: Any) -> InferRequest:
     return InferRequest(model=model, input=TaskInput(text_classification=TextClassificationInput(text=text)), **changes)
 
 
-async def _infer(pipeline: Pipeline, request: InferRequest) -> InferResponse:
+async def _infer(pipeline: Door, request: InferRequest) -> InferResponse:
     return await pipeline.infer(request, Call())
 
 
-async def test_a_known_result_is_not_computed_again(pipeline: Pipeline, stages: _Stages) -> None:
+async def test_a_known_result_is_not_computed_again(pipeline: Door, stages: _Stages) -> None:
     first, second = await _infer(pipeline, _request(request_id="a")), await _infer(pipeline, _request(request_id="b"))
     assert stages.computed == ["set/2: so"]
     assert second.result == first.result
     assert (first.usage.result_cache, second.usage.result_cache) == (_MISS, _HIT)
 
 
-async def test_a_known_result_comes_with_what_is_true_of_this_request(pipeline: Pipeline) -> None:
+async def test_a_known_result_comes_with_what_is_true_of_this_request(pipeline: Door) -> None:
     await _infer(pipeline, _request(request_id="a"))
     response = await _infer(pipeline, _request(request_id="b"))
     assert (response.model, response.version, response.request_id) == ("set", "2", "b")
@@ -98,7 +110,7 @@ async def test_a_known_result_comes_with_what_is_true_of_this_request(pipeline: 
     assert response.timings.predict_ns == 0
 
 
-async def test_equal_requests_at_a_time_are_computed_once(pipeline: Pipeline, stages: _Stages) -> None:
+async def test_equal_requests_at_a_time_are_computed_once(pipeline: Door, stages: _Stages) -> None:
     responses = await asyncio.gather(*(_infer(pipeline, _request()) for _ in range(20)))
     assert stages.computed == ["set/2: so"]
     assert [response.usage.result_cache for response in responses] == [_MISS] + [_HIT] * 19
@@ -109,50 +121,46 @@ async def test_equal_requests_at_a_time_are_computed_once(pipeline: Pipeline, st
     [_request("other"), _request(version="1"), _request(model="compiled")],
     ids=["another text", "another version", "another model"],
 )
-async def test_another_request_is_computed(pipeline: Pipeline, stages: _Stages, other: InferRequest) -> None:
+async def test_another_request_is_computed(pipeline: Door, stages: _Stages, other: InferRequest) -> None:
     await _infer(pipeline, _request())
     assert (await _infer(pipeline, other)).usage.result_cache == _MISS
     assert len(set(stages.computed)) == 2
 
 
-async def test_another_option_is_another_request(pipeline: Pipeline, stages: _Stages) -> None:
+async def test_another_option_is_another_request(pipeline: Door, stages: _Stages) -> None:
     await _infer(pipeline, _request())
     request = _request()
     request.input.text_classification.top_k = 2
     assert (await _infer(pipeline, request)).usage.result_cache == _MISS
 
 
-async def test_a_request_may_have_its_result_computed_and_not_kept(pipeline: Pipeline, stages: _Stages) -> None:
+async def test_a_request_may_have_its_result_computed_and_not_kept(pipeline: Door, stages: _Stages) -> None:
     bypass = _request(cache_control=CacheControl.CACHE_CONTROL_BYPASS)
     outcomes = [(await _infer(pipeline, request)).usage.result_cache for request in (bypass, _request(), bypass)]
     assert outcomes == [_BYPASS, _MISS, _BYPASS]
     assert len(stages.computed) == 3
 
 
-async def test_a_request_may_have_its_result_computed_anew(pipeline: Pipeline, stages: _Stages) -> None:
+async def test_a_request_may_have_its_result_computed_anew(pipeline: Door, stages: _Stages) -> None:
     refresh = _request(cache_control=CacheControl.CACHE_CONTROL_REFRESH)
     outcomes = [(await _infer(pipeline, request)).usage.result_cache for request in (_request(), refresh, _request())]
     assert outcomes == [_MISS, _MISS, _HIT]
     assert len(stages.computed) == 2
 
 
-async def test_a_model_that_did_not_ask_for_it_is_computed_every_time(pipeline: Pipeline, stages: _Stages) -> None:
+async def test_a_model_that_did_not_ask_for_it_is_computed_every_time(pipeline: Door, stages: _Stages) -> None:
     outcomes = [(await _infer(pipeline, _request(model="plain"))).usage.result_cache for _ in range(2)]
     assert outcomes == [CacheOutcome.CACHE_OUTCOME_UNSPECIFIED] * 2
     assert len(stages.computed) == 2
 
 
-async def test_a_model_may_be_compiled_to_have_its_results_kept(pipeline: Pipeline, stages: _Stages) -> None:
+async def test_a_model_may_be_compiled_to_have_its_results_kept(pipeline: Door, stages: _Stages) -> None:
     outcomes = [(await _infer(pipeline, _request(model="compiled"))).usage.result_cache for _ in range(2)]
     assert outcomes == [_MISS, _HIT]
 
 
 async def test_a_known_result_is_answered_though_nothing_more_is_admitted(stages: _Stages, repository: Path) -> None:
-    bundles = read_repository(repository)
-    models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
-    async with running_result_cache(bundles, ResultCacheSettings(result_cache_models="*"), Telemetry()) as results:
-        settings = PipelineSettings(max_requests_in_flight=1)
-        pipeline = Pipeline(models, Stages(stages.tokenize, stages.execute, stages.postprocess), settings, results=results)
+    async with _running(repository, stages.functions, "*", max_requests_in_flight=1) as pipeline:
         await _infer(pipeline, _request("known"))
         stages.may_end.clear()
         waiting = asyncio.create_task(_infer(pipeline, _request("slow")))
@@ -162,7 +170,7 @@ async def test_a_known_result_is_answered_though_nothing_more_is_admitted(stages
         await waiting
 
 
-async def test_one_who_waits_for_anothers_result_waits_no_longer_than_his_deadline(pipeline: Pipeline, stages: _Stages) -> None:
+async def test_one_who_waits_for_anothers_result_waits_no_longer_than_his_deadline(pipeline: Door, stages: _Stages) -> None:
     stages.may_end.clear()
     patient = asyncio.create_task(_infer(pipeline, _request()))
     await asyncio.sleep(0)
@@ -172,42 +180,52 @@ async def test_one_who_waits_for_anothers_result_waits_no_longer_than_his_deadli
     assert (await patient).usage.result_cache == _MISS
 
 
+async def test_one_without_a_deadline_learns_of_the_gateways(repository: Path, stages: _Stages) -> None:
+    stages.may_end.clear()
+    async with _running(repository, stages.functions, "set", max_request_s=0.02) as pipeline:
+        with pytest.raises(DeadlineExceeded, match=r"^the result was not ready after 0\.02 s, the gateway's max_request_s$"):
+            await _infer(pipeline, _request())
+
+
+async def test_a_fault_of_the_cache_hits_one_request_of_a_batch(pipeline: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def get(cache: object, *args: object, **options: object) -> None:
+        raise ValueError("secret")
+
+    monkeypatch.setattr(Cache, "get", get)
+    requests = [_request(request_id="one"), _request(model="plain")]
+    bad, good = (await pipeline.infer_batch(InferBatchRequest(requests=requests), Call())).outcomes
+    assert (bad.error.code, bad.error.message) == (13, "internal error; the server's log has it under request_id 'one'")
+    assert good.response.model == "plain"
+
+
 async def test_a_failure_is_not_kept(repository: Path, stages: _Stages) -> None:
     failures = iter([Unavailable("the stage is away")])
 
     async def execute(item: ExecuteItem) -> Prediction:
         for failure in failures:
             raise failure
-        return Prediction()
+        return Prediction(NO_TENSORS)
 
-    bundles = read_repository(repository)
-    models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
-    async with running_result_cache(bundles, ResultCacheSettings(result_cache_models="*"), Telemetry()) as results:
-        pipeline = Pipeline(models, Stages(stages.tokenize, execute, stages.postprocess), PipelineSettings(), results=results)
+    async with _running(repository, Stages(stages.tokenize, execute, stages.postprocess), "*") as pipeline:
         with pytest.raises(Unavailable):
             await _infer(pipeline, _request())
         assert (await _infer(pipeline, _request())).usage.result_cache == _MISS
 
 
-async def test_an_unknown_wish_is_refused(pipeline: Pipeline) -> None:
+async def test_an_unknown_wish_is_refused(pipeline: Door) -> None:
     with pytest.raises(InvalidInput, match="cache_control: 9 is none of"):
         await _infer(pipeline, _request(cache_control=9))
 
 
 async def test_a_setting_that_names_an_unknown_model_is_refused(repository: Path) -> None:
     with pytest.raises(SetupError, match="result_cache_models: other is not served; served are: compiled, plain, set"):
-        async with running_result_cache(read_repository(repository), ResultCacheSettings(result_cache_models="set, other"), Telemetry()):
+        async with _running(repository, _Stages().functions, "set, other"):
             pass
 
 
 async def test_spans_and_metrics_say_where_a_result_came_from(stages: _Stages, repository: Path) -> None:
     telemetry = Recorded()
-    bundles = read_repository(repository)
-    models = ModelTable({bundle.key: bundle.spec for bundle in bundles})
-    async with running_result_cache(bundles, ResultCacheSettings(result_cache_models="set"), telemetry) as results:
-        pipeline = Pipeline(
-            models, Stages(stages.tokenize, stages.execute, stages.postprocess), PipelineSettings(), telemetry, results=results
-        )
+    async with _running(repository, stages.functions, "set", telemetry) as pipeline:
         _, known, _ = [await _infer(pipeline, _request(model=model)) for model in ("set", "set", "plain")]
     assert telemetry.counts(Metrics.RESULT_CACHE) == {("set", "2", "miss"): 1, ("set", "2", "hit_memory"): 1}
     assert telemetry.counts(Metrics.REQUEST_DURATION) == {("set", "2", "OK"): 2, ("plain", "1", "OK"): 1}

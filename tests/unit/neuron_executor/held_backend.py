@@ -2,10 +2,10 @@
 
 import asyncio
 
-from neuronpipe.core.buckets import Bucket
+from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.neuron_executor.backends.base import CoreLost, LoadRequest
+from neuronpipe.neuron_executor.backends.base import BackendRequest, CoreLost
 from neuronpipe.neuron_executor.backends.fake import FakeBackend
 
 FAILING, NAN, KILLING = 666, 777, 888
@@ -24,7 +24,7 @@ class HeldBackend(FakeBackend):
         self, spec: ModelSpec, *, cores: int = 1, is_held: bool = True, in_flight: int = 1, buckets: tuple[Bucket, ...] = ()
     ) -> None:
         properties = {"failing_token_id": str(FAILING), "nan_token_id": str(NAN)}
-        super().__init__(LoadRequest(spec, [], properties, cores=cores, threads=0, in_flight=in_flight, buckets=buckets))
+        super().__init__(BackendRequest(spec, [], properties, cores=cores, threads=0, in_flight=in_flight, buckets=buckets))
         self.batches: list[list[list[int]]] = []
         # The core of each batch, and the cores that are no more.
         self.ran_on: list[int] = []
@@ -35,7 +35,7 @@ class HeldBackend(FakeBackend):
         self._permits = asyncio.Semaphore(0)
         self._is_held = is_held
 
-    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+    async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         """See Backend."""
         tokens, mask = inputs["input_ids"], inputs["attention_mask"]
         batch = [row[kept == 1].tolist() for row, kept in zip(tokens, mask, strict=True)]
@@ -51,7 +51,7 @@ class HeldBackend(FakeBackend):
         if core in self.lost or (tokens == KILLING).any():
             self.lost.add(core)
             raise CoreLost("a core that the test lost")
-        return await super().run(core, inputs, is_alone=is_alone)
+        return await super().compute(core, inputs, is_alone=is_alone)
 
     async def begun(self) -> list[list[int]]:
         """Waits until the next batch has begun."""

@@ -1,24 +1,41 @@
 """A scheduler on a back end that holds every batch until the test lets it run."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from neuronpipe.core.buckets import parse_bucket
+from neuronpipe.bundles.buckets import parse_bucket
+from neuronpipe.core.background import run_beside
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays
-from neuronpipe.neuron_executor.batch_time import BatchTime
-from neuronpipe.neuron_executor.choosing import Limits
-from neuronpipe.neuron_executor.scheduler import Computed, Scheduler, running_scheduler
+from neuronpipe.neuron_executor.backends.base import Backend
+from neuronpipe.neuron_executor.batch_observer import BatchObserver
+from neuronpipe.neuron_executor.batching.batch_time import BatchTime, BatchTimes
+from neuronpipe.neuron_executor.batching.policy import Limits
+from neuronpipe.neuron_executor.batching.queue import ComputedSequence
+from neuronpipe.neuron_executor.executor_model import ExecutorModel
+from neuronpipe.neuron_executor.scheduler import DeviceScheduler
 from tests.unit.model_specs import model_spec
 from tests.unit.neuron_executor.held_backend import HeldBackend
 
 # The modules that look at the time.
-TIMED_MODULES = [f"neuronpipe.neuron_executor.{module}.time" for module in ("scheduler", "queue", "choosing", "forecast", "cores")]
+TIMED_MODULES = [
+    f"neuronpipe.neuron_executor.{module}.time"
+    for module in (
+        "executor_model",
+        "cores",
+        "batching.queue",
+        "batching.policy",
+        "batching.forecast",
+        "batching.free_shapes",
+        "batching.fixed_buckets",
+    )
+]
 SPEC = model_spec("question_answering")
 LIMITS = Limits(max_batch_size=8, max_batch_tokens=1000, max_queue_sequences=8)
 
@@ -67,18 +84,63 @@ class FixedClock:
 
 @dataclass
 class System:
-    scheduler: Scheduler
+    scheduler: ExecutorModel
     backend: HeldBackend
 
-    def submit(self, *sequences: Sequence[int], deadline_s: float | None = None, is_bulk: bool = False) -> asyncio.Task[list[Computed]]:
+    def submit(
+        self, *sequences: Sequence[int], deadline_s: float | None = None, is_bulk: bool = False
+    ) -> asyncio.Task[list[ComputedSequence]]:
         """One caller with the sequences of one input."""
         return asyncio.create_task(self.scheduler.run([sequence(*ids) for ids in sequences], deadline_s, is_bulk=is_bulk))
 
-    async def occupy(self) -> asyncio.Task[list[Computed]]:
+    async def occupy(self) -> asyncio.Task[list[ComputedSequence]]:
         """A caller whose batch of its own holds the core until the test lets it run."""
         caller = self.submit([500])
         assert await self.backend.begun() == [[500]]
         return caller
+
+
+def joined(
+    device: DeviceScheduler,
+    backend: Backend,
+    spec: ModelSpec,
+    limits: Limits,
+    batch_time: BatchTime,
+    lone_batch_time: BatchTime | None = None,
+    observer: BatchObserver | None = None,
+) -> ExecutorModel:
+    """A model on a device."""
+    observer = observer or BatchObserver(Telemetry(), spec, "", backend.cores)
+    return device.join(backend, spec, limits, BatchTimes(batch_time, lone_batch_time or batch_time), observer)
+
+
+@asynccontextmanager
+async def running(device: DeviceScheduler) -> AsyncIterator[None]:
+    """The cores of a device at work."""
+    try:
+        async with run_beside(*device.workers()):
+            yield
+    finally:
+        device.close()
+
+
+@asynccontextmanager
+async def running_model(
+    backend: Backend,
+    spec: ModelSpec,
+    limits: Limits,
+    batch_time: BatchTime,
+    lone_batch_time: BatchTime | None = None,
+    observer: BatchObserver | None = None,
+    lost: Collection[int] = (),
+) -> AsyncIterator[ExecutorModel]:
+    """A model on a device of its own; `lost`: cores that are lost already."""
+    device = DeviceScheduler(backend.cores, backend.in_flight, batch_limit_s=60)
+    for core in lost:
+        device.cores.lose(core)
+    model = joined(device, backend, spec, limits, batch_time, lone_batch_time, observer)
+    async with running(device):
+        yield model
 
 
 @asynccontextmanager
@@ -97,11 +159,11 @@ async def held_scheduler(
     backend = HeldBackend(
         spec, cores=cores, is_held=is_held, in_flight=in_flight, buckets=tuple(parse_bucket(bucket) for bucket in buckets)
     )
-    async with running_scheduler(backend, spec, limits, batch_time or KnownTime(0, 0), lone_batch_time) as scheduler:
+    async with running_model(backend, spec, limits, batch_time or KnownTime(0, 0), lone_batch_time) as scheduler:
         yield System(scheduler, backend)
 
 
-async def queued(*callers: asyncio.Task[list[Computed]]) -> None:
+async def queued(*callers: asyncio.Task[list[ComputedSequence]]) -> None:
     """Lets callers that were made just now reach the queue, or leave it."""
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from neuronpipe.core.buckets import Bucket
+from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.core.errors import SetupError
 from neuronpipe.neuron_executor.backends import BACKENDS, load_backend
-from neuronpipe.neuron_executor.backends.base import LoadRequest
+from neuronpipe.neuron_executor.backends.base import BackendRequest
 from neuronpipe.neuron_executor.backends.neuron_runtime import neuron_runtime
 from tests.unit.model_specs import model_spec
 
 
-def _request(*files: Path) -> LoadRequest:
-    return LoadRequest(model_spec(), list(files), {}, cores=1, threads=1)
+def _request(*files: Path) -> BackendRequest:
+    return BackendRequest(model_spec(), list(files), {}, cores=1, threads=1)
 
 
 def test_an_unknown_back_end_is_told_which_there_are() -> None:
@@ -24,7 +24,7 @@ def test_an_unknown_back_end_is_told_which_there_are() -> None:
 
 
 def test_a_back_end_whose_library_is_missing_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (BACKENDS["openvino"].partition(":")[0], "neuronpipe.core.openvino"):
+    for module in (BACKENDS["openvino"].partition(":")[0], "neuronpipe.runtimes.openvino"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(SetupError, match=r"^back end 'openvino' needs openvino; install it with: pip install .*executor-openvino"):

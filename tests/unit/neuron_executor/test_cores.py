@@ -39,7 +39,8 @@ def test_a_core_is_idle_once_all_of_its_batches_have_ended() -> None:
 
 
 def test_a_lost_core_is_not_idle_and_keeps_none_from_working_ahead() -> None:
-    cores = Cores(3, lost=[2])
+    cores = Cores(3)
+    cores.lose(2)
     cores.begin(0, 1)
     assert cores.lose(1)
     assert not cores.lose(1)

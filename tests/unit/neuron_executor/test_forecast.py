@@ -1,4 +1,4 @@
-"""neuron_executor/forecast.py: what callers are told of the queue is what it takes, however many batches a core is handed. Simulated."""
+"""neuron_executor/batching/forecast.py: the queue takes as long as callers are told, however many batches a core is handed. Simulated."""
 
 import asyncio
 
@@ -7,13 +7,14 @@ import pytest
 
 from neuronpipe.core.errors import Overloaded
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.neuron_executor.backends.base import LoadRequest
+from neuronpipe.neuron_executor.backends.base import BackendRequest
 from neuronpipe.neuron_executor.backends.fake import FakeBackend
-from neuronpipe.neuron_executor.batch_time import BatchTime
-from neuronpipe.neuron_executor.choosing import Limits
-from neuronpipe.neuron_executor.scheduler import Computed, running_scheduler
+from neuronpipe.neuron_executor.batching.batch_time import BatchTime
+from neuronpipe.neuron_executor.batching.policy import Limits
+from neuronpipe.neuron_executor.batching.queue import ComputedSequence
 from tests.unit.model_specs import model_spec
 from tests.unit.neuron_executor.jumping_time import JumpingLoop
+from tests.unit.neuron_executor.scheduling import running_model
 
 _SPEC = model_spec(max_tokens=64)
 _LIMITS = Limits(max_batch_size=32, max_batch_tokens=8192, max_queue_sequences=3200)
@@ -26,13 +27,13 @@ class _OneAtATime(FakeBackend):
     """A device: each core computes one batch, and what it is handed besides waits."""
 
     def __init__(self, cores: int, in_flight: int) -> None:
-        super().__init__(LoadRequest(_SPEC, [], {}, cores=cores, threads=0, in_flight=in_flight))
+        super().__init__(BackendRequest(_SPEC, [], {}, cores=cores, threads=0, in_flight=in_flight))
         self._turns = [asyncio.Lock() for _ in range(cores)]
 
-    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+    async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         async with self._turns[core]:
             await asyncio.sleep(_OVERHEAD_S + _TOKEN_S * inputs["input_ids"].size)
-        return await super().run(core, inputs)
+        return await super().compute(core, inputs)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
@@ -44,9 +45,9 @@ def test_the_queue_takes_as_long_as_callers_are_told(monkeypatch: pytest.MonkeyP
         batch_time = BatchTime()
         for tokens in (16, 64):
             batch_time.anchor(tokens, _OVERHEAD_S + _TOKEN_S * tokens)
-        async with running_scheduler(_OneAtATime(cores, in_flight), _SPEC, _LIMITS, batch_time) as scheduler:
+        async with running_model(_OneAtATime(cores, in_flight), _SPEC, _LIMITS, batch_time) as scheduler:
 
-            def call() -> asyncio.Task[list[Computed]]:
+            def call() -> asyncio.Task[list[ComputedSequence]]:
                 return loop.create_task(scheduler.run([{"input_ids": np.ones(_TOKENS, np.int32)}], None))
 
             callers = [call() for _ in range(_LIMITS.max_queue_sequences)]

@@ -20,17 +20,18 @@ import numpy as np
 import psutil
 import pytest
 
-from neuronpipe.core.buckets import Bucket, parse_bucket
+from neuronpipe.bundles.buckets import Bucket, parse_bucket
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, Overloaded, Unavailable
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.neuron_executor.backends.base import CoreLost, LoadRequest
+from neuronpipe.neuron_executor.backends.base import BackendRequest, CoreLost
 from neuronpipe.neuron_executor.backends.fake import FakeBackend
-from neuronpipe.neuron_executor.batch_time import BatchTime
-from neuronpipe.neuron_executor.choosing import Limits
-from neuronpipe.neuron_executor.queue import Waiting
-from neuronpipe.neuron_executor.scheduler import Computed, CoresLost, Scheduler, running_scheduler
+from neuronpipe.neuron_executor.batching.batch_time import BatchTime
+from neuronpipe.neuron_executor.batching.policy import Limits
+from neuronpipe.neuron_executor.batching.queue import ComputedSequence, QueuedSequence
+from neuronpipe.neuron_executor.executor_model import ExecutorModel
+from neuronpipe.neuron_executor.scheduler import CoresLost
 from tests.unit.model_specs import model_spec
-from tests.unit.neuron_executor.scheduling import FixedClock
+from tests.unit.neuron_executor.scheduling import FixedClock, running_model
 
 _Ids: TypeAlias = tuple[int, ...]
 
@@ -58,7 +59,7 @@ class _MoodyBackend(FakeBackend):
 
     def __init__(self, generator: random.Random, clock: FixedClock, buckets: tuple[Bucket, ...], in_flight: int) -> None:
         properties = {"failing_token_id": str(_FAILING), "nan_token_id": str(_NAN)}
-        super().__init__(LoadRequest(_SPEC, [], properties, cores=_CORES, threads=0, in_flight=in_flight, buckets=buckets))
+        super().__init__(BackendRequest(_SPEC, [], properties, cores=_CORES, threads=0, in_flight=in_flight, buckets=buckets))
         self._generator, self._clock = generator, clock
         self.lost: set[int] = set()
         self.may_lose_all = False
@@ -75,7 +76,7 @@ class _MoodyBackend(FakeBackend):
             return super().round_tokens(tokens)
         return min(tokens // 4 * 4 + 4, _SPEC.max_tokens)
 
-    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+    async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         rows = [tuple(row[mask == 1].tolist()) for row, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)]
         self.problems += [f"too late: {ids}" for ids in rows if self.deadlines_s[ids] <= self._clock.now_s]
         if core in self.lost:
@@ -92,7 +93,7 @@ class _MoodyBackend(FakeBackend):
             if len(rows) == 1:
                 self.unlucky.update(rows)
             raise self._generator.choice([ZeroDivisionError, KeyError, RuntimeError, TimeoutError])
-        outputs = await super().run(core, inputs, is_alone=is_alone)
+        outputs = await super().compute(core, inputs, is_alone=is_alone)
         self.problems += [f"computed again: {ids}" for ids in self.computed.intersection(rows)]
         self.computed.update(rows)
         return outputs
@@ -109,7 +110,7 @@ class _Request:
     is_bulk: bool
     # After how many of the loop's turns its caller leaves.
     patience: int | None
-    task: "asyncio.Task[list[Computed]]" = field(init=False)
+    task: "asyncio.Task[list[ComputedSequence]]" = field(init=False)
 
     @property
     def is_malformed(self) -> bool:
@@ -168,7 +169,7 @@ class _Callers:
         patience = generator.choice([None, None, None, generator.randrange(30)])
         return _Request(sequences, deadline_s, generator.random() < 0.3, patience)
 
-    async def bombard(self, scheduler: Scheduler, backend: _MoodyBackend, sequences: int) -> Counter[str]:
+    async def bombard(self, scheduler: ExecutorModel, backend: _MoodyBackend, sequences: int) -> Counter[str]:
         """Sends so many sequences and returns how their requests ended."""
         generator, ends, open_requests = self._generator, Counter[str](), list[_Request]()
         while sequences > 0 or open_requests:
@@ -200,7 +201,7 @@ class _Callers:
 def _alive() -> int:
     """How many sequences and answers are in memory."""
     gc.collect()
-    return sum(type(one) in (Waiting, Computed) for one in gc.get_objects())
+    return sum(type(one) in (QueuedSequence, ComputedSequence) for one in gc.get_objects())
 
 
 @pytest.fixture
@@ -224,11 +225,11 @@ async def test_every_request_ends_once_with_what_it_has_earned_and_leaves_nothin
     callers = _Callers(generator, clock)
     loop, unheard = asyncio.get_running_loop(), list[object]()
     loop.set_exception_handler(lambda _, context: unheard.append(context))
-    tasks_before, memory_bytes = len(asyncio.all_tasks()), 0
+    tasks_before, memory_bytes = asyncio.all_tasks(), 0
     try:
         for number in range(rounds):
             backend = _MoodyBackend(generator, clock, tuple(map(parse_bucket, buckets)), in_flight)
-            async with running_scheduler(backend, _SPEC, _LIMITS, BatchTime()) as scheduler:
+            async with running_model(backend, _SPEC, _LIMITS, BatchTime()) as scheduler:
                 ends += await callers.bombard(scheduler, backend, _SEQUENCES)
                 for _ in range(100):  # lets the cores find those who left
                     await asyncio.sleep(0)
@@ -237,10 +238,10 @@ async def test_every_request_ends_once_with_what_it_has_earned_and_leaves_nothin
                 assert scheduler.cores_left == _CORES - len(backend.lost)
                 # A core keeps its last batches until the next: as many sequences, and an answer to each.
                 assert _alive() <= 2 * _CORES * in_flight * _LIMITS.max_batch_size
-                queue = scheduler._queue
+                queue = scheduler.queue
                 assert (len(queue), queue.tokens_before(is_bulk=True), list(queue)) == (0, 0, [])
-                assert len(asyncio.all_tasks()) == tasks_before + scheduler.cores_left * in_flight
-            assert len(asyncio.all_tasks()) == tasks_before
+                assert len(asyncio.all_tasks() - tasks_before) == scheduler.cores_left * in_flight
+            assert asyncio.all_tasks() <= tasks_before
             if number == 1:  # the pools are filled
                 memory_bytes = psutil.Process().memory_info().rss
         assert psutil.Process().memory_info().rss <= memory_bytes + _MAX_GROWTH_BYTES
@@ -260,14 +261,14 @@ async def test_with_the_last_core_every_request_ends(
     clock, generator, ends = FixedClock.installed(monkeypatch), random.Random(seed), Counter[str]()
     callers = _Callers(generator, clock)
 
-    async def bombard_until_lost(scheduler: Scheduler, backend: _MoodyBackend) -> Counter[str]:
+    async def bombard_until_lost(scheduler: ExecutorModel, backend: _MoodyBackend) -> Counter[str]:
         ends = Counter[str]()
         while len(backend.lost) < _CORES:
             ends += await callers.bombard(scheduler, backend, _SEQUENCES)
         return ends
 
     async def live(backend: _MoodyBackend) -> None:
-        async with running_scheduler(backend, _SPEC, _LIMITS, BatchTime()) as scheduler:
+        async with running_model(backend, _SPEC, _LIMITS, BatchTime()) as scheduler:
             bombarding.append(asyncio.create_task(bombard_until_lost(scheduler, backend)))
             await asyncio.wait(bombarding)
 

@@ -8,13 +8,14 @@ import pytest
 
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.neuron_executor.backends.base import LoadRequest
+from neuronpipe.neuron_executor.backends.base import BackendRequest
 from neuronpipe.neuron_executor.backends.fake import FakeBackend
-from neuronpipe.neuron_executor.batch_time import BatchTime
-from neuronpipe.neuron_executor.choosing import Limits
-from neuronpipe.neuron_executor.scheduler import Scheduler, running_scheduler
+from neuronpipe.neuron_executor.batching.batch_time import BatchTime
+from neuronpipe.neuron_executor.batching.policy import Limits
+from neuronpipe.neuron_executor.executor_model import ExecutorModel
 from tests.unit.model_specs import model_spec
 from tests.unit.neuron_executor.jumping_time import JumpingLoop
+from tests.unit.neuron_executor.scheduling import running_model
 
 _SEED = 20261121
 _SPEC = model_spec(max_tokens=64)
@@ -27,17 +28,17 @@ class _TimedBackend(FakeBackend):
     """Takes an overhead a batch and a time a padded token, a tenth more or less."""
 
     def __init__(self, overhead_s: float, token_s: float, generator: random.Random) -> None:
-        super().__init__(LoadRequest(_SPEC, [], {}, cores=1, threads=0))
+        super().__init__(BackendRequest(_SPEC, [], {}, cores=1, threads=0))
         self._overhead_s, self._token_s, self._generator = overhead_s, token_s, generator
         self.computed = 0
 
-    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+    async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         self.computed += len(inputs["input_ids"])
         await asyncio.sleep((self._overhead_s + self._token_s * inputs["input_ids"].size) * self._generator.uniform(0.9, 1.1))
-        return await super().run(core, inputs)
+        return await super().compute(core, inputs)
 
 
-async def _answered(scheduler: Scheduler, rate: float, timeout_s: float, generator: random.Random) -> int:
+async def _answered(scheduler: ExecutorModel, rate: float, timeout_s: float, generator: random.Random) -> int:
     """Sends requests at random times and returns how many were answered in time."""
 
     async def one() -> bool:
@@ -75,7 +76,7 @@ def test_as_much_is_answered_as_the_device_can_do_and_nearly_all_that_is_compute
 
     async def simulate() -> tuple[int, int]:
         backend = _TimedBackend(overhead_s, token_s, generator)
-        async with running_scheduler(backend, _SPEC, _LIMITS, batch_time) as scheduler:
+        async with running_model(backend, _SPEC, _LIMITS, batch_time) as scheduler:
             return await _answered(scheduler, capacity * overload, timeout_s, generator), backend.computed
 
     try:

@@ -6,13 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from neuronpipe.api.v1.stages_pb2 import ExecuteItem, Prediction
+from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.bundles.repository import new_bundle, read_bundle, write_manifest
-from neuronpipe.core.buckets import Bucket
-from neuronpipe.core.config import EngineSettings
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.tensors import Array, to_arrays, to_tensor_set
+from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction
+from neuronpipe.core.packed import TensorSets
+from neuronpipe.core.tensors import Array
+from neuronpipe.neuron_executor.settings import EngineSettings
 from neuronpipe.neuron_executor.stage import running_executor
 from tests.unit.bundles.written import manifest
 from tests.unit.model_specs import image_spec
@@ -21,12 +23,12 @@ _BUCKETS = (Bucket(batch=1, tokens=6), Bucket(batch=8, tokens=6))
 
 
 def _item(pixels: Array) -> ExecuteItem:
-    return ExecuteItem(model="m", sequences=[to_tensor_set({"pixels": pixels})])
+    return ExecuteItem(Call(), ModelKey("m", 1), TensorSets(arrays=[{"pixels": pixels}]))
 
 
 def _logits(prediction: Prediction) -> list[float]:
-    (output,) = prediction.outputs
-    logits: list[float] = to_arrays(output)["logits"].tolist()
+    (output,) = prediction.outputs.arrays
+    logits: list[float] = output["logits"].tolist()
     return logits
 
 

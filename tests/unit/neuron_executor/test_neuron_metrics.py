@@ -1,13 +1,14 @@
 """neuron_executor/neuron_metrics.py: what neuron-monitor says becomes metrics, for as long as it says it."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from neuronpipe.core.metrics import Meters
-from neuronpipe.core.telemetry import Instrument, Metrics
-from neuronpipe.neuron_executor.neuron_metrics import NeuronMetrics
+from neuronpipe.core.names import Instrument, Metrics
+from neuronpipe.neuron_executor.neuron_metrics import record_snapshot
 from neuronpipe.neuron_executor.neuron_monitor import NeuronSnapshot, parse_snapshot, running_monitor
 from tests.unit.neuron_executor.fake_monitor import SAMPLE, write_monitor
 from tests.unit.soon import soon
@@ -33,7 +34,7 @@ def _snapshot() -> NeuronSnapshot:
 
 def test_every_figure_of_a_snapshot_is_a_metric() -> None:
     meters = Meters()
-    NeuronMetrics(meters).record(_snapshot())
+    record_snapshot(meters, _snapshot())
     assert _numbers(meters, Metrics.NEURON_UTILIZATION) == pytest.approx({"0": 0.4201, "1": 0.975})
     assert _numbers(meters, Metrics.NEURON_CORE_MEMORY) == {"0": 450_000_000, "1": 450_000_000}
     assert _numbers(meters, Metrics.NEURON_MEMORY) == {"device": 900_000_000, "host": 6_900_000}
@@ -46,20 +47,18 @@ def test_every_figure_of_a_snapshot_is_a_metric() -> None:
 
 def test_executions_and_errors_add_up_over_the_monitors_periods() -> None:
     meters = Meters()
-    metrics = NeuronMetrics(meters)
     for _ in range(3):
-        metrics.record(_snapshot())
+        record_snapshot(meters, _snapshot())
     assert _numbers(meters, Metrics.NEURON_EXECUTIONS)["completed"] == 3 * 4400
     assert _numbers(meters, Metrics.NEURON_ERRORS)["hardware"] == 3
 
 
 def test_what_is_not_known_any_more_has_no_gauge_and_what_was_counted_stays() -> None:
     meters = Meters()
-    metrics = NeuronMetrics(meters)
-    metrics.record(_snapshot())
-    metrics.record(NeuronSnapshot(core_utilization={1: 0.5}))
+    record_snapshot(meters, _snapshot())
+    record_snapshot(meters, NeuronSnapshot(core_utilization={1: 0.5}))
     assert _numbers(meters, Metrics.NEURON_UTILIZATION) == {"1": 0.5}
-    metrics.record(NeuronSnapshot())
+    record_snapshot(meters, NeuronSnapshot())
     assert [_numbers(meters, gauge) for gauge in _GAUGES] == [{}] * len(_GAUGES)
     assert _numbers(meters, Metrics.NEURON_EXECUTIONS)["completed"] == 4400
 
@@ -67,7 +66,7 @@ def test_what_is_not_known_any_more_has_no_gauge_and_what_was_counted_stays() ->
 async def test_the_figures_of_a_monitor_that_dies_go_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     meters = Meters()
     command = [str(write_monitor(tmp_path, lines=2, stays=False))]
-    async with running_monitor(command, record=NeuronMetrics(meters).record):
+    async with running_monitor(command, record=partial(record_snapshot, meters)):
         await soon(lambda: "neuron-monitor ended" in caplog.text)
         assert _numbers(meters, Metrics.NEURON_UTILIZATION) == {}
         assert _numbers(meters, Metrics.NEURON_EXECUTIONS)["completed"] == 2 * 4400

@@ -5,18 +5,20 @@ FakeBackend pads to one token more than asked for: a sequence of three tokens co
 """
 
 import asyncio
+import gc
 import logging
+import weakref
 
 import numpy as np
 import pytest
 
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.neuron_executor.batch_time import BatchTime
-from neuronpipe.neuron_executor.choosing import Limits
-from neuronpipe.neuron_executor.scheduler import Computed, running_scheduler
+from neuronpipe.neuron_executor.batching.batch_time import BatchTime
+from neuronpipe.neuron_executor.batching.policy import Limits
+from neuronpipe.neuron_executor.batching.queue import ComputedSequence
 from tests.unit.neuron_executor.held_backend import FAILING, NAN, HeldBackend
-from tests.unit.neuron_executor.scheduling import LIMITS, SPEC, FixedClock, KnownTime, held_scheduler, queued, sequence
+from tests.unit.neuron_executor.scheduling import LIMITS, SPEC, FixedClock, KnownTime, held_scheduler, queued, running_model, sequence
 
 
 def _start_logits(*ids: int) -> list[object]:
@@ -75,6 +77,35 @@ async def test_a_cancelled_sequence_is_never_computed() -> None:
         assert system.backend.batches == [[[500]], [[21]]]
 
 
+async def test_a_cancelled_sequence_leaves_the_queue_at_once_with_its_arrays() -> None:
+    async with held_scheduler() as system:
+        await system.occupy()
+        arrays = sequence(11, 12)
+        kept = weakref.ref(arrays["input_ids"])
+        leaving = asyncio.create_task(system.scheduler.run([arrays], None))
+        staying = system.submit([21])
+        await queued()
+        assert system.scheduler.queued == (2, 5)
+        leaving.cancel()
+        await queued()
+        del arrays, leaving  # a task keeps the frames that its exception passed
+        gc.collect()
+        assert system.scheduler.queued == (1, 2)
+        assert kept() is None
+        system.backend.let_run()
+        await staying
+
+
+async def test_the_sequences_of_an_input_that_failed_leave_the_queue_at_once() -> None:
+    async with held_scheduler(limits=Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=8)) as system:
+        await system.occupy()
+        failing = system.submit([FAILING], [1], [2], [3], [4], [5], [6])
+        await queued()
+        system.backend.let_run(2)
+        await asyncio.wait([failing])
+        assert system.scheduler.queued == (0, 0)
+
+
 async def test_a_sequence_that_expires_in_the_queue_is_never_computed(clock: FixedClock) -> None:
     async with held_scheduler() as system:
         await system.occupy()
@@ -112,6 +143,30 @@ async def test_a_sequence_whose_deadline_would_pass_in_the_queue_is_refused_at_o
         with pytest.raises(DeadlineExceeded, match="in the executor's queue"):
             await system.submit([21], deadline_s=clock.now_s + 6)
         assert system.backend.batches == [[[500]]]
+
+
+async def test_the_sequences_of_an_input_count_together_against_its_deadline(clock: FixedClock) -> None:
+    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
+        await system.occupy()
+        many = [[number] for number in range(1, 5)]
+        # Each alone takes two seconds, all four eight.
+        with pytest.raises(DeadlineExceeded, match="in the executor's queue"):
+            await system.submit(*many, deadline_s=clock.now_s + 8)
+        in_time = system.submit(*many, deadline_s=clock.now_s + 8.1)
+        await queued()
+        assert not in_time.done()
+
+
+async def test_the_sequences_of_an_input_are_shared_by_the_cores(clock: FixedClock) -> None:
+    async with held_scheduler(cores=2, batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
+        for _ in range(2):
+            await system.occupy()
+        many = [[number] for number in range(1, 5)]
+        with pytest.raises(DeadlineExceeded):
+            await system.submit(*many, deadline_s=clock.now_s + 4)
+        in_time = system.submit(*many, deadline_s=clock.now_s + 4.1)
+        await queued()
+        assert not in_time.done()
 
 
 async def test_a_sequence_whose_deadline_leaves_time_for_the_queue_is_let_in(clock: FixedClock) -> None:
@@ -361,8 +416,8 @@ async def test_a_row_that_is_not_a_number_fails_alone_and_is_not_computed_again(
 class _BrokenBackend(HeldBackend):
     """Breaks the contract of Backend: raises what it likes, or returns too little."""
 
-    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
-        outputs = await super().run(core, inputs, is_alone=is_alone)
+    async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+        outputs = await super().compute(core, inputs, is_alone=is_alone)
         if (inputs["input_ids"] == 901).any():
             raise ZeroDivisionError
         if (inputs["input_ids"] == 902).any():
@@ -374,7 +429,7 @@ class _BrokenBackend(HeldBackend):
 
 @pytest.mark.parametrize("token", [901, 902, 903], ids=["any exception", "an output missing", "a row missing"])
 async def test_a_back_end_that_breaks_its_contract_does_not_end_the_core(token: int) -> None:
-    async with running_scheduler(_BrokenBackend(SPEC, is_held=False), SPEC, LIMITS, BatchTime()) as scheduler:
+    async with running_model(_BrokenBackend(SPEC, is_held=False), SPEC, LIMITS, BatchTime()) as scheduler:
         with pytest.raises(InternalError):
             await scheduler.run([sequence(token)], None)
         (computed,) = await scheduler.run([sequence(11)], None)
@@ -760,7 +815,7 @@ async def test_an_input_without_sequences_is_refused() -> None:
             await system.submit()
 
 
-async def _outcome(caller: asyncio.Task[list[Computed]]) -> type[BaseException] | None:
+async def _outcome(caller: asyncio.Task[list[ComputedSequence]]) -> type[BaseException] | None:
     """What a caller got, who has five seconds to get anything at all."""
     try:
         await asyncio.wait_for(caller, 5)

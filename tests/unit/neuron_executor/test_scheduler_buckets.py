@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput
-from neuronpipe.neuron_executor.choosing import Limits
+from neuronpipe.neuron_executor.batching.policy import Limits
 from tests.unit.model_specs import model_spec
 from tests.unit.neuron_executor.held_backend import FAILING
 from tests.unit.neuron_executor.scheduling import FixedClock, KnownTime, held_scheduler, queued

@@ -7,14 +7,25 @@ import pytest
 
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, Unavailable
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.core.telemetry import Metrics
+from neuronpipe.core.names import Metrics
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.neuron_executor.batch_time import BatchTime
-from neuronpipe.neuron_executor.choosing import Limits
-from neuronpipe.neuron_executor.records import ModelRecords
-from neuronpipe.neuron_executor.scheduler import Computed, CoresLost, running_scheduler
+from neuronpipe.neuron_executor.batch_observer import BatchObserver
+from neuronpipe.neuron_executor.batching.batch_time import BatchTime
+from neuronpipe.neuron_executor.batching.policy import Limits
+from neuronpipe.neuron_executor.batching.queue import ComputedSequence
+from neuronpipe.neuron_executor.scheduler import CoresLost
 from tests.unit.neuron_executor.held_backend import FAILING, KILLING, HeldBackend
-from tests.unit.neuron_executor.scheduling import LIMITS, SPEC, FixedClock, KnownTime, System, held_scheduler, queued, sequence
+from tests.unit.neuron_executor.scheduling import (
+    LIMITS,
+    SPEC,
+    FixedClock,
+    KnownTime,
+    System,
+    held_scheduler,
+    queued,
+    running_model,
+    sequence,
+)
 from tests.unit.soon import soon
 
 _ONE_BY_ONE = Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=8)
@@ -134,7 +145,7 @@ class _CountingBackend(HeldBackend):
         self.running: list[tuple[int, bool]] = []
         self.beside: list[int] = []
 
-    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+    async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         is_killing = bool((inputs["input_ids"] == KILLING).any())
         self.running.append((core, is_killing))
         others = [other for other in self.running if other[0] == core]
@@ -143,7 +154,7 @@ class _CountingBackend(HeldBackend):
         try:
             for _ in range(10):
                 await asyncio.sleep(0)
-            return await super().run(core, inputs, is_alone=is_alone)
+            return await super().compute(core, inputs, is_alone=is_alone)
         finally:
             self.running.remove((core, is_killing))
 
@@ -151,7 +162,7 @@ class _CountingBackend(HeldBackend):
 async def test_what_a_core_may_have_been_lost_through_runs_with_nothing_beside_it() -> None:
     backend = _CountingBackend()
     limits = Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=100)
-    async with running_scheduler(backend, SPEC, limits, KnownTime(0, 0)) as scheduler:
+    async with running_model(backend, SPEC, limits, KnownTime(0, 0)) as scheduler:
         callers = [asyncio.create_task(scheduler.run([sequence(KILLING if number == 9 else number)], None)) for number in range(1, 40)]
         outcomes = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 20)
     assert [type(outcome) for outcome in outcomes] == [InternalError if number == 9 else list for number in range(1, 40)]
@@ -168,18 +179,18 @@ class _GatedBackend(HeldBackend):
         self.gates: defaultdict[tuple[int, ...], asyncio.Event] = defaultdict(asyncio.Event)
         self.at: dict[tuple[int, ...], int] = {}
 
-    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+    async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         batch = tuple(inputs["input_ids"][:, 0].tolist())
         self.at[batch] = core
         await self.gates[batch].wait()
-        return await super().run(core, inputs, is_alone=is_alone)
+        return await super().compute(core, inputs, is_alone=is_alone)
 
 
 async def test_what_is_left_of_a_failed_batch_wakes_the_other_core_where_its_own_is_lost_meanwhile() -> None:
     backend = _GatedBackend()
-    async with asyncio.timeout(20), running_scheduler(backend, SPEC, LIMITS, KnownTime(0, 0)) as scheduler:
+    async with asyncio.timeout(20), running_model(backend, SPEC, LIMITS, KnownTime(0, 0)) as scheduler:
 
-        async def call(*numbers: int) -> list[asyncio.Task[list[Computed]]]:
+        async def call(*numbers: int) -> list[asyncio.Task[list[ComputedSequence]]]:
             callers = [asyncio.create_task(scheduler.run([sequence(number)], None)) for number in numbers]
             await soon(lambda: numbers in backend.at)
             return callers
@@ -250,9 +261,9 @@ async def test_the_last_core_may_be_lost_while_a_failed_batch_is_run_again() -> 
 
 async def test_cores_that_are_lost_already_get_nothing_and_are_not_counted() -> None:
     telemetry = Telemetry()
-    records = ModelRecords(telemetry, SPEC, "fake", cores=3)
+    observer = BatchObserver(telemetry, SPEC, "fake", cores=3)
     backend = HeldBackend(SPEC, cores=3, is_held=False)
-    async with running_scheduler(backend, SPEC, LIMITS, BatchTime(), records=records, lost={0, 2}) as scheduler:
+    async with running_model(backend, SPEC, LIMITS, BatchTime(), observer=observer, lost={0, 2}) as scheduler:
         await asyncio.gather(*(scheduler.run([sequence(number)], None) for number in range(1, 6)))
         assert set(backend.ran_on) == {1}
         (family,) = (family for family in telemetry.meters.families() if family.instrument is Metrics.CORES)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,21 @@ import numpy as np
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import Priority
-from neuronpipe.api.v1.stages_pb2 import ExecuteItem, ItemContext, Prediction
-from neuronpipe.api.v1.tensors_pb2 import TensorSet
+from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.bundles.repository import read_repository
-from neuronpipe.core.buckets import Bucket
-from neuronpipe.core.config import EngineSettings
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, ModelNotFound, SetupError, Unavailable
+from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.core.telemetry import Metrics
-from neuronpipe.core.tensors import Array, Arrays, to_arrays, to_tensor_set
+from neuronpipe.core.names import Metrics
+from neuronpipe.core.packed import TensorSets
+from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends import BACKENDS
 from neuronpipe.neuron_executor.backends.base import CoreLost
 from neuronpipe.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.neuron_executor.scheduler import CoresLost
+from neuronpipe.neuron_executor.settings import EngineSettings
 from neuronpipe.neuron_executor.stage import _gaps, running_executor
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec
@@ -44,15 +46,15 @@ def _write(repository: Path, properties: dict[str, str], backend: str = "fake", 
     write_bundle(repository, model=model_spec("question_answering", name="m"), artifacts=(artifact,))
 
 
-def _item(*sequences: list[int], model: str = "m", **context: Any) -> ExecuteItem:
-    tensors = [to_tensor_set({"input_ids": np.array(ids, np.int32)}) for ids in sequences]
-    return ExecuteItem(context=ItemContext(**context), model=model, version="1", sequences=tensors)
+def _item(*sequences: list[int], model: str = "m", **call: Any) -> ExecuteItem:
+    arrays = [{"input_ids": np.array(ids, np.int32)} for ids in sequences]
+    return ExecuteItem(Call(**call), ModelKey(model, 1), TensorSets(arrays=arrays))
 
 
 async def test_every_sequence_of_an_item_has_its_outputs_in_order(repository: Path) -> None:
     async with running_executor(read_repository(repository), EngineSettings()) as stage:
         prediction = await stage.execute(_item([11, 12, 13], [21]))
-    outputs = [to_arrays(one) for one in prediction.outputs]
+    outputs = prediction.outputs.arrays
     # FakeBackend's formula, by hand; float32 has 7 digits.
     assert outputs[0]["start_logits"].tolist() == pytest.approx([np.sin(11), np.sin(24), np.sin(39)], abs=1e-6)
     assert outputs[1]["start_logits"].tolist() == pytest.approx([np.sin(21)], abs=1e-6)
@@ -75,8 +77,8 @@ async def test_a_prediction_tells_of_its_batch_and_its_times(tmp_path: Path) -> 
         (_item([FAILING]), InternalError),
         (_item([5000]), InvalidInput),
         (_item(), InvalidInput),
-        (_item([11], remaining_ns=1), DeadlineExceeded),
-        (ExecuteItem(model="m", sequences=[TensorSet()]), InvalidInput),
+        (_item([11], deadline_s=0.0), DeadlineExceeded),
+        (ExecuteItem(Call(), ModelKey("m", 1), TensorSets(arrays=[{}])), InvalidInput),
     ],
     ids=["no such model", "cannot be computed", "outside of the vocabulary", "no sequence", "expired", "no tensor"],
 )
@@ -110,18 +112,18 @@ async def test_the_warm_up_tells_how_long_a_batch_takes(tmp_path: Path) -> None:
     async with running_executor(read_repository(tmp_path), EngineSettings()) as stage:
         # Nothing runs or waits, and still a tenth of a second is known to be too little.
         with pytest.raises(DeadlineExceeded, match="in the executor's queue"):
-            await stage.execute(_item([11], remaining_ns=int(0.1e9)))
+            await stage.execute(_item([11], deadline_s=time.monotonic() + 0.1))
 
 
 async def test_the_warm_up_runs_batches_that_are_alone_as_well_as_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: set[tuple[int, bool]] = set()
-    run = FakeBackend.run
+    compute = FakeBackend.compute
 
     async def noted(self: FakeBackend, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         runs.add((core, is_alone))
-        return await run(self, core, inputs, is_alone=is_alone)
+        return await compute(self, core, inputs, is_alone=is_alone)
 
-    monkeypatch.setattr(FakeBackend, "run", noted)
+    monkeypatch.setattr(FakeBackend, "compute", noted)
     _write(tmp_path, {})
     async with running_executor(read_repository(tmp_path), EngineSettings(cores=2)):
         assert runs == {(0, False), (1, False), (0, True)}
@@ -129,13 +131,13 @@ async def test_the_warm_up_runs_batches_that_are_alone_as_well_as_others(tmp_pat
 
 async def test_the_warm_up_runs_every_bucket_on_every_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: set[tuple[int, tuple[int, ...]]] = set()
-    run = FakeBackend.run
+    compute = FakeBackend.compute
 
     async def noted(self: FakeBackend, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         runs.add((core, inputs["input_ids"].shape))
-        return await run(self, core, inputs, is_alone=is_alone)
+        return await compute(self, core, inputs, is_alone=is_alone)
 
-    monkeypatch.setattr(FakeBackend, "run", noted)
+    monkeypatch.setattr(FakeBackend, "compute", noted)
     buckets = (Bucket(batch=1, tokens=8), Bucket(batch=4, tokens=8), Bucket(batch=2, tokens=16))
     _write(tmp_path, {}, buckets=buckets)
     async with running_executor(read_repository(tmp_path), EngineSettings(cores=2)):
@@ -167,10 +169,10 @@ class _PartlyDead(FakeBackend):
 
     dead: frozenset[int] = frozenset()
 
-    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+    async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         if core in self.dead:
             raise CoreLost(f"core {core} is dead")
-        return await super().run(core, inputs, is_alone=is_alone)
+        return await super().compute(core, inputs, is_alone=is_alone)
 
 
 def _some_dead(monkeypatch: pytest.MonkeyPatch, *dead: int) -> None:

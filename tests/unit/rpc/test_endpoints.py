@@ -4,19 +4,42 @@ The processes are written by hand and send bytes, so that they can also send wha
 """
 
 import asyncio
+import logging
+import re
 import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import grpc
 import pytest
 
-from neuronpipe.api.v1.stages_pb2 import ItemContext, TokenizeItem, TokenizeOutcome, TokenizeRequest, TokenizeResponse
-from neuronpipe.core.errors import Unavailable
+from neuronpipe.api.v1.inference_pb2 import Priority
+from neuronpipe.api.v1.stages_pb2 import (
+    Announcement,
+    EncodedInput,
+    ItemContext,
+    ServedModel,
+    TokenizeItem,
+    TokenizeOutcome,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput
+from neuronpipe.core import items
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError, Unavailable
+from neuronpipe.core.items import ModelKey
+from neuronpipe.core.packed import NO_TENSORS, Packed, pack_input
+from neuronpipe.core.status import to_status
+from neuronpipe.core.streams import Outcome
 from neuronpipe.rpc.endpoints import StageStream, follow_endpoints, resolve
-from neuronpipe.rpc.items import TOKENIZE
+from neuronpipe.rpc.items import TOKENIZE, stage_method
+from tests.unit.every_error import EVERY_ERROR
 
 _LIMIT_S = 10
 # An empty message: the sign that a service takes items.
@@ -33,7 +56,7 @@ async def _process(answer: _Answer, address: str = "127.0.0.1:0") -> AsyncIterat
     """A process that answers each stream so; gives its target."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     handler: Any = grpc.stream_stream_rpc_method_handler(answer, request_deserializer=TokenizeRequest.FromString)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TOKENIZE.service.full_name, {"Tokenize": handler}),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TOKENIZE.service, {"Tokenize": handler}),))
     port = server.add_insecure_port(address)
     await server.start()
     try:
@@ -54,6 +77,14 @@ def _saying(number: int) -> _Answer:
     return answer
 
 
+def _input(text: str) -> TaskInput:
+    return TaskInput(text_classification=TextClassificationInput(text=text))
+
+
+def _item(request_id: str = "", text: str = "", **call: Any) -> items.TokenizeItem:
+    return items.TokenizeItem(Call(request_id, **call), ModelKey("m", 1), pack_input(_input(text)))
+
+
 def _outcome(item_id: int) -> bytes:
     return TokenizeResponse(outcomes=[TokenizeOutcome(item_id=item_id)]).SerializeToString()
 
@@ -70,8 +101,8 @@ class _Served:
         self.streams.put_nowait(stream)
         try:
             while True:
-                for outcome in (await stream.receive())[0]:
-                    self.received.put_nowait(outcome.item_id)
+                for item_id, _ in (await stream.receive()).outcomes:
+                    self.received.put_nowait(item_id)
         except Unavailable:
             return
         finally:
@@ -130,25 +161,29 @@ async def test_a_stream_is_handed_on_once_the_process_says_that_it_takes_items(s
 
 async def test_items_abandoned_items_and_outcomes_travel_over_a_stream() -> None:
     received: asyncio.Queue[TokenizeRequest] = asyncio.Queue()
-    outcomes: asyncio.Queue[list[TokenizeOutcome]] = asyncio.Queue()
+    outcomes: asyncio.Queue[list[Outcome]] = asyncio.Queue()
 
     async def answer(requests: _Requests, context: Any) -> AsyncIterator[bytes]:
         yield _READY
         async for request in requests:
             received.put_nowait(request)
             yield b""
-            yield _outcome(5)
+            yield TokenizeResponse(outcomes=[TokenizeOutcome(item_id=5, encoded=EncodedInput(tokens=7))]).SerializeToString()
 
     async def serve(stream: StageStream) -> None:
-        await stream.send([TokenizeItem(context=ItemContext(item_id=5))], [3, 4])
-        outcomes.put_nowait(list((await stream.receive())[0]))
-        outcomes.put_nowait(list((await stream.receive())[0]))
+        assert await stream.send([(5, _item("mine", "a text"))], [3, 4]) == []
+        outcomes.put_nowait(list((await stream.receive()).outcomes))
+        outcomes.put_nowait(list((await stream.receive()).outcomes))
         await asyncio.Event().wait()
 
     async with _process(answer) as target, _following(target, serve):
         request = await asyncio.wait_for(received.get(), _LIMIT_S)
-        assert request == TokenizeRequest(items=[TokenizeItem(context=ItemContext(item_id=5))], abandoned_item_ids=[3, 4])
-        assert [await asyncio.wait_for(outcomes.get(), _LIMIT_S) for _ in range(2)] == [[], [TokenizeOutcome(item_id=5)]]
+        item = TokenizeItem(context=ItemContext(item_id=5, request_id="mine"), model="m", version="1", input=_input("a text"))
+        item.context.priority = Priority.PRIORITY_INTERACTIVE
+        assert request == TokenizeRequest(items=[item], abandoned_item_ids=[3, 4])
+        assert await asyncio.wait_for(outcomes.get(), _LIMIT_S) == []
+        ((item_id, value),) = await asyncio.wait_for(outcomes.get(), _LIMIT_S)
+        assert (item_id, value.tokens, len(value.sequences)) == (5, 7, 0)
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED], ids=lambda code: code.name)
@@ -233,6 +268,8 @@ class _Names:
 
     def __init__(self, *ports: int) -> None:
         self.ports: tuple[int, ...] | None = ports
+        # Each answer names another one of these, where there are any.
+        self.turns: list[int] = []
         self.asked = 0
 
     async def getaddrinfo(self, host: str, port: str, **options: Any) -> list[Any]:
@@ -240,7 +277,8 @@ class _Names:
         self.asked += 1
         if self.ports is None:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)) for port in self.ports]
+        ports = [self.turns[self.asked % len(self.turns)]] if self.turns else self.ports
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)) for port in ports]
 
 
 _NAME = "tokenizer.example:80"
@@ -285,14 +323,42 @@ async def test_an_address_that_a_name_gets_is_taken_up(served: _Served, names: _
         assert served.lost == 0
 
 
-async def test_an_address_that_a_name_loses_is_dropped_and_the_others_are_not(served: _Served, names: _Names) -> None:
+class _Kept:
+    """Whoever gets the streams: keeps each until it is retired and the test lets it go."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.retired = 0
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, stream: StageStream) -> None:
+        self.opened += 1
+        await stream.retired.wait()
+        self.retired += 1
+        await self.may_end.wait()
+
+
+@pytest.fixture
+def kept() -> _Kept:
+    return _Kept()
+
+
+async def _answers(names: _Names, count: int) -> None:
+    """Waits for so many answers that began after this."""
+    asked = names.asked
+    await _until(lambda: names.asked > asked + count)
+
+
+async def test_an_address_that_a_name_loses_is_retired_and_its_stream_ends_when_nothing_is_in_flight(
+    names: _Names, kept: _Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("neuronpipe.rpc.endpoints._MAX_ABSENCES", 3)
     left: list[int] = []
 
     def leaving(number: int) -> _Answer:
         async def answer(requests: _Requests, context: Any) -> AsyncIterator[bytes]:
             try:
                 yield _READY
-                yield _outcome(number)
                 await asyncio.Event().wait()
             finally:
                 left.append(number)
@@ -301,13 +367,72 @@ async def test_an_address_that_a_name_loses_is_dropped_and_the_others_are_not(se
 
     async with _process(leaving(1)) as first, _process(leaving(2)) as second:
         names.ports = (_port(first), _port(second))
-        async with _following(_NAME, served):
-            assert await served.numbers(2) == [1, 2]
+        with caplog.at_level(logging.INFO, logger="neuronpipe"):
+            async with _following(_NAME, kept):
+                await _until(lambda: kept.opened == 2)
+                names.ports = (_port(second),)
+                await _until(lambda: kept.retired == 1)
+                await _answers(names, 2)
+                assert (left, kept.retired) == ([], 1)
+                kept.may_end.set()
+                await _until(lambda: left == [1])
+                await _answers(names, 2)
+                assert (left, kept.opened) == ([1], 2)
+    assert [record.message for record in caplog.records] == ["a stage's address is gone"]
+    assert caplog.records[0].__dict__["fields"] == {"rpc": TOKENIZE.path, "address": f"ipv4:{first}"}
+
+
+async def test_an_address_that_is_not_connected_is_retired_too(
+    names: _Names, kept: _Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("neuronpipe.rpc.endpoints._MAX_ABSENCES", 1)
+    async with _process(_saying(1)) as target:
+        names.ports = (1, _port(target))  # nobody listens on the first
+        with caplog.at_level(logging.INFO, logger="neuronpipe"):
+            async with _following(_NAME, kept) as following:
+                await _until(lambda: kept.opened == 1)
+                names.ports = (_port(target),)
+                await _until(lambda: bool(caplog.records))
+                await _answers(names, 2)
+                assert not following.done()
+    assert caplog.records[0].__dict__["fields"] == {"rpc": TOKENIZE.path, "address": "ipv4:127.0.0.1:1"}
+
+
+async def test_answers_that_name_some_addresses_in_turn_retire_none(names: _Names, kept: _Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuronpipe.rpc.endpoints._MAX_ABSENCES", 3)
+    async with _process(_saying(1)) as first, _process(_saying(2)) as second, _process(_saying(3)) as third:
+        ports = [_port(target) for target in (first, second, third)]
+        names.ports = tuple(ports)
+        async with _following(_NAME, kept):
+            await _until(lambda: kept.opened == 3)
+            names.turns = ports
+            await _answers(names, 12)
+            assert (kept.opened, kept.retired) == (3, 0)
+
+
+async def test_an_address_that_comes_back_after_it_was_retired_gets_a_new_stream(
+    names: _Names, kept: _Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neuronpipe.rpc.endpoints._MAX_ABSENCES", 1)
+    async with _process(_saying(1)) as first, _process(_saying(2)) as second:
+        names.ports = (_port(first), _port(second))
+        async with _following(_NAME, kept):
+            await _until(lambda: kept.opened == 2)
             names.ports = (_port(second),)
-            await _until(lambda: left == [1])
-            asked = names.asked
-            await _until(lambda: names.asked > asked + 2)
-            assert (left, served.lost) == ([1], 1)
+            await _until(lambda: kept.retired == 1)
+            names.ports = (_port(first), _port(second))
+            await _until(lambda: kept.opened == 3)
+
+
+async def test_answers_that_fail_do_not_count_as_absences(names: _Names, kept: _Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuronpipe.rpc.endpoints._MAX_ABSENCES", 2)
+    async with _process(_saying(1)) as first, _process(_saying(2)) as second:
+        names.ports = (_port(first), _port(second))
+        async with _following(_NAME, kept):
+            await _until(lambda: kept.opened == 2)
+            names.ports = None
+            await _answers(names, 5)
+            assert kept.retired == 0
 
 
 async def test_addresses_stay_while_a_name_cannot_be_resolved(served: _Served, names: _Names) -> None:
@@ -381,12 +506,12 @@ async def _stream(*said: bytes, code: grpc.StatusCode | None = None) -> AsyncIte
 @pytest.mark.parametrize("code", [None, *(code for code in grpc.StatusCode if code is not grpc.StatusCode.OK)], ids=str)
 async def test_a_stream_that_has_ended_is_unavailable_for_both_directions(code: grpc.StatusCode | None) -> None:
     async with _stream(_outcome(1), code=code) as stream:
-        assert [outcome.item_id for outcome in (await stream.receive())[0]] == [1]
+        assert [item_id for item_id, _ in (await stream.receive()).outcomes] == [1]
         for _ in range(2):
             with pytest.raises(Unavailable, match=r"^the stream has ended$"):
                 await stream.receive()
             with pytest.raises(Unavailable, match=r"^the stream has ended$"):
-                await stream.send([TokenizeItem()], [])
+                await stream.send([(1, _item())], [])
 
 
 async def test_a_stream_whose_process_dies_is_unavailable_for_both_directions() -> None:
@@ -403,7 +528,7 @@ async def test_a_stream_whose_process_dies_is_unavailable_for_both_directions() 
     with pytest.raises(Unavailable):
         await stream.receive()
     with pytest.raises(Unavailable):
-        await stream.send([TokenizeItem()], [])
+        await stream.send([(1, _item())], [])
     following.cancel()
     await asyncio.wait([following])
 
@@ -455,3 +580,187 @@ async def test_whoever_stops_following_ends_the_streams(served: _Served) -> None
         async with _following(target, served):
             await served.numbers(1)
         await asyncio.wait_for(left.wait(), _LIMIT_S)
+
+
+def _announcement(*models: tuple[str, str], max_message_bytes: int = 0) -> bytes:
+    announced = [ServedModel(name=name, version=version) for name, version in models]
+    return TokenizeResponse(announcement=Announcement(models=announced, max_message_bytes=max_message_bytes)).SerializeToString()
+
+
+@asynccontextmanager
+async def _conversation(*said: bytes) -> AsyncIterator[tuple[StageStream, "asyncio.Queue[TokenizeRequest]"]]:
+    """A stream on which a process says so much, and what it receives."""
+    streams: asyncio.Queue[StageStream] = asyncio.Queue()
+    received: asyncio.Queue[TokenizeRequest] = asyncio.Queue()
+
+    async def answer(requests: _Requests, context: Any) -> AsyncIterator[bytes]:
+        for one in said:
+            yield one
+        async for request in requests:
+            received.put_nowait(request)
+
+    async def serve(stream: StageStream) -> None:
+        streams.put_nowait(stream)
+        await asyncio.Event().wait()
+
+    async with _process(answer) as target, _following(target, serve):
+        yield await asyncio.wait_for(streams.get(), _LIMIT_S), received
+
+
+async def test_a_process_that_announces_nothing_may_have_any_model() -> None:
+    async with _conversation(_READY, _READY) as (stream, _):
+        assert stream.models is None
+        assert (await stream.receive()).models is None
+
+
+async def test_the_models_of_the_first_message_and_of_later_ones_are_told() -> None:
+    one, two = ModelKey("one", 1), ModelKey("two", 12)
+    async with _conversation(_announcement(("one", "1"), ("odd", "?")), _announcement(("one", "1"), ("two", "12")), _announcement()) as (
+        stream,
+        _,
+    ):
+        assert stream.models == frozenset({one})
+        assert (await stream.receive()).models == frozenset({one, two})
+        assert (await stream.receive()).models == frozenset()
+
+
+@pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
+async def test_an_outcomes_error_is_told_as_its_class(error: NeuronpipeError) -> None:
+    said = TokenizeResponse(outcomes=[TokenizeOutcome(item_id=1, error=to_status(error)), TokenizeOutcome(item_id=2)]).SerializeToString()
+    async with _conversation(_READY, said) as (stream, _):
+        (_, told), (_, nothing) = (await stream.receive()).outcomes
+    assert type(told) is type(error)
+    assert vars(told) == vars(error)
+    assert isinstance(nothing, InternalError)
+
+
+async def test_an_item_larger_than_the_process_takes_is_refused_alone_and_the_others_travel() -> None:
+    async with _conversation(_announcement(max_message_bytes=1000)) as (stream, received):
+        sending = [(1, _item("a")), (2, _item("b", "x" * 2000)), (3, _item("c"))]
+        ((item_id, error),) = await stream.send(sending, [7])
+        sent = [await asyncio.wait_for(received.get(), _LIMIT_S)]
+        while sum(len(message.items) for message in sent) < 2:
+            sent.append(await asyncio.wait_for(received.get(), _LIMIT_S))
+    assert item_id == 2
+    assert isinstance(error, InvalidInput)
+    # 2,000 bytes of text and the frames around them.
+    assert re.fullmatch(r"input: 20\d\d bytes for the tokenizer service, which takes 1000 at most", error.message)
+    assert [item.context.item_id for message in sent for item in message.items] == [1, 3]
+    assert [item_id for message in sent for item_id in message.abandoned_item_ids] == [7]
+    assert all(message.ByteSize() <= 1000 for message in sent)
+
+
+async def test_an_item_beyond_a_real_servers_limit_does_not_end_the_stream() -> None:
+    async def stage(item: items.TokenizeItem) -> items.EncodedInput:
+        return items.EncodedInput(NO_TENSORS, tokens=item.input.size_bytes)
+
+    outcomes: asyncio.Queue[list[Outcome]] = asyncio.Queue()
+
+    async def serve(stream: StageStream) -> None:
+        refused = await stream.send([(1, _item("large", "x" * 20_000)), (2, _item("small", "x"))], [])
+        outcomes.put_nowait([*refused, *(await stream.receive()).outcomes])
+        await asyncio.Event().wait()
+
+    models = SimpleNamespace(keys=frozenset(), watch=lambda changed: lambda: None)
+    method = stage_method(TOKENIZE, stage, models=models, max_message_bytes=10_000)
+
+    async def answer(requests: Any, context: Any) -> AsyncIterator[bytes]:
+        async for response in method(requests, context):
+            yield TOKENIZE.encode(response)
+
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", 10_000)])
+    handler: Any = grpc.stream_stream_rpc_method_handler(answer, request_deserializer=TOKENIZE.decode)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TOKENIZE.service, {"Tokenize": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with _following(f"127.0.0.1:{port}", serve):
+        (_, error), (item_id, value) = await asyncio.wait_for(outcomes.get(), _LIMIT_S)
+    await server.stop(0)
+    assert isinstance(error, InvalidInput)
+    assert (item_id, value.tokens) == (2, _input("x").ByteSize())
+
+
+async def test_items_that_are_too_large_together_travel_in_several_messages() -> None:
+    async with _conversation(_announcement(max_message_bytes=1000)) as (stream, received):
+        assert await stream.send([(item_id, _item("a", "x" * 400)) for item_id in range(1, 6)], [7]) == []
+        sent: list[TokenizeRequest] = []
+        while sum(len(message.items) for message in sent) < 5:
+            sent.append(await asyncio.wait_for(received.get(), _LIMIT_S))
+    assert [item.context.item_id for message in sent for item in message.items] == [1, 2, 3, 4, 5]
+    assert max(message.ByteSize() for message in sent) <= 1000
+    assert sum(list(message.abandoned_item_ids) == [7] for message in sent) == 1
+
+
+async def test_an_item_that_cannot_be_written_fails_alone() -> None:
+    class Broken(Packed[TaskInput]):
+        @property
+        def data(self) -> bytes:
+            raise RuntimeError("the secret")
+
+        @property
+        def size_bytes(self) -> int:
+            return 5
+
+    broken = items.TokenizeItem(Call("broken"), ModelKey("m", 1), Broken(TaskInput, data=b""))
+    late = _item("late", deadline_s=time.monotonic() - 1)
+    async with _conversation(_READY) as (stream, received):
+        errors = dict(await stream.send([(1, late), (2, broken), (3, _item("good"))], []))
+        request = await asyncio.wait_for(received.get(), _LIMIT_S)
+    assert [item.context.item_id for item in request.items] == [3]
+    assert {item_id: type(error) for item_id, error in errors.items()} == {1: DeadlineExceeded, 2: InternalError}
+    assert "secret" not in errors[2].message
+
+
+async def test_an_item_carries_what_is_left_of_its_deadline_when_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuronpipe.core.calls.time", SimpleNamespace(monotonic=lambda: 1002.0))
+    async with _conversation(_READY) as (stream, received):
+        await stream.send([(1, _item(deadline_s=1005.0)), (2, _item())], [])
+        request = await received.get()
+    assert [item.context.remaining_ns for item in request.items] == [3_000_000_000, 0]
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+async def test_large_items_are_written_in_a_thread(is_large: bool) -> None:
+    threads: list[threading.Thread] = []
+
+    class Noted(Packed[TaskInput]):
+        @property
+        def data(self) -> bytes:
+            threads.append(threading.current_thread())
+            return super().data
+
+        @property
+        def size_bytes(self) -> int:
+            return len(super().data)
+
+    item = items.TokenizeItem(Call(), ModelKey("m", 1), Noted(TaskInput, message=_input("x" * (300 << 10 if is_large else 100))))
+    async with _conversation(_READY) as (stream, _):
+        assert await stream.send([(1, item)], []) == []
+    assert (threads[0] is threading.main_thread()) == (not is_large)
+
+
+@pytest.mark.parametrize(
+    ("code", "level"),
+    [(None, logging.INFO), (grpc.StatusCode.UNAVAILABLE, logging.INFO), (grpc.StatusCode.RESOURCE_EXHAUSTED, logging.WARNING)],
+    ids=str,
+)
+async def test_a_stream_that_ends_is_logged_with_its_code_and_reason(
+    served: _Served, caplog: pytest.LogCaptureFixture, code: grpc.StatusCode | None, level: int
+) -> None:
+    async def answer(requests: _Requests, context: Any) -> AsyncIterator[bytes]:
+        yield _READY
+        yield _outcome(1)
+        if code:
+            await context.abort(code, "larger than max (5 vs. 4)")
+
+    with caplog.at_level(logging.INFO, logger="neuronpipe"):
+        async with _process(answer) as target, _following(target, served):
+            await served.numbers(2)
+    record = caplog.records[0]
+    assert (record.message, record.levelno) == ("a stage's stream has ended", level)
+    assert record.__dict__["fields"] == {
+        "rpc": TOKENIZE.path,
+        "address": f"ipv4:{target}",
+        "code": code.name if code else "OK",
+        "reason": "larger than max (5 vs. 4)" if code else "",
+    }

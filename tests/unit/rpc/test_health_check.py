@@ -1,5 +1,6 @@
 """rpc/health_check.py, and the command for containers: 0 where a server is serving, 1 where it is not."""
 
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +14,7 @@ from neuronpipe.rpc.health_check import check_health
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_INFERENCE = "neuronpipe.api.v1.InferenceService"
 # Nothing listens on the discard port.
 _NOWHERE = "127.0.0.1:9"
 
@@ -50,6 +52,43 @@ def test_one_service_is_asked_for_by_its_name(servicer: health.HealthServicer, t
         check_health(target, "one.Service", 10)
 
 
+def test_a_gateway_without_its_stages_is_not_healthy_though_its_process_is(servicer: health.HealthServicer, target: str) -> None:
+    servicer.set("", _SERVING)
+    servicer.set(_INFERENCE, _NOT_SERVING)
+    with pytest.raises(Unavailable, match=rf"^{_INFERENCE}: NOT_SERVING$"):
+        check_health(target, None, 10)
+    assert check_health(target, "", 10) == ""
+
+
+def test_the_stages_that_a_gateway_says_it_does_not_reach_are_named(servicer: health.HealthServicer, target: str) -> None:
+    servicer.set(_INFERENCE, _NOT_SERVING)
+    for stage, status in (("tokenizer", _NOT_SERVING), ("neuron-executor", _SERVING), ("postprocessor", _NOT_SERVING)):
+        servicer.set(stage, status)
+    with pytest.raises(Unavailable, match=rf"^{_INFERENCE}: NOT_SERVING; it does not reach: tokenizer, postprocessor$"):
+        check_health(target, None, 10)
+
+
+def test_a_gateway_that_reaches_its_stages_is_healthy(servicer: health.HealthServicer, target: str) -> None:
+    servicer.set("", _SERVING)
+    servicer.set(_INFERENCE, _SERVING)
+    assert check_health(target, None, 10) == _INFERENCE
+
+
+@pytest.mark.parametrize("service", ["TokenizerService", "NeuronExecutorService", "PostprocessorService"])
+def test_a_stage_is_as_healthy_as_its_process(servicer: health.HealthServicer, target: str, service: str) -> None:
+    servicer.set(f"neuronpipe.api.v1.{service}", _SERVING)
+    servicer.set("", _NOT_SERVING)
+    with pytest.raises(Unavailable, match=f"^{target}: NOT_SERVING$"):
+        check_health(target, None, 10)
+    servicer.set("", _SERVING)
+    assert check_health(target, None, 10) == ""
+
+
+def test_the_deadline_is_of_all_questions_together() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Unavailable, match="DEADLINE_EXCEEDED"):
+        check_health(f"127.0.0.1:{silent.getsockname()[1]}", None, 0.2)
+
+
 def test_a_service_that_the_server_does_not_have_is_unavailable(target: str) -> None:
     with pytest.raises(Unavailable, match=f"^{target} does not tell its health: NOT_FOUND$"):
         check_health(target, "no.Service", 10)
@@ -58,6 +97,16 @@ def test_a_service_that_the_server_does_not_have_is_unavailable(target: str) -> 
 def test_a_server_that_is_not_there_is_unavailable() -> None:
     with pytest.raises(Unavailable, match=f"^{_NOWHERE} does not tell its health: UNAVAILABLE$"):
         check_health(_NOWHERE, "", 10)
+
+
+@pytest.mark.parametrize(("options", "found"), [((), _INFERENCE), (("--service", ""), "the process")])
+def test_the_command_asks_for_what_callers_need_unless_told_else(
+    servicer: health.HealthServicer, target: str, options: tuple[str, ...], found: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servicer.set("", _SERVING)
+    servicer.set(_INFERENCE, _SERVING)
+    cli.main(["health", "--target", target, *options])
+    assert capsys.readouterr().out == f"{target}: {found} is serving\n"
 
 
 @pytest.mark.parametrize(("status", "code"), [(_SERVING, 0), (_NOT_SERVING, 1)])

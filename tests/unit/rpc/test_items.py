@@ -2,24 +2,30 @@
 
 import asyncio
 import logging
+import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from neuronpipe.api.v1 import stages_pb2
-from neuronpipe.api.v1.stages_pb2 import EncodedInput, ItemContext, TokenizeItem, TokenizeOutcome, TokenizeRequest, TokenizeResponse
 from neuronpipe.api.v1.tasks_pb2 import TaskResult, TextClassificationResult
-from neuronpipe.core.config import TokenizerSettings
-from neuronpipe.core.errors import InternalError, NeuronpipeError, Overloaded, Unavailable
+from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, NeuronpipeError, Overloaded, Unavailable
+from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, Prediction, TokenizeItem
+from neuronpipe.core.packed import NO_TENSORS, TensorSets, pack_result
 from neuronpipe.core.status import from_status, to_status
+from neuronpipe.core.tensors import to_tensor_set
+from neuronpipe.core.tracing import SpanContext
+from neuronpipe.forward.v1 import stages_pb2 as wire
+from neuronpipe.forward.v1.stages_pb2 import TokenizeOutcome, TokenizeRequest, TokenizeResponse
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE, StageRpc, stage_method
-from neuronpipe.rpc.server import _Server
 from tests.unit.every_error import EVERY_ERROR
+from tests.unit.recorded import Recorded
 
 _LIMIT_S = 10
 # The service's patience with a message of which nothing is ready, where a test is about something else.
@@ -30,38 +36,68 @@ class _Stage:
     """A stage that works on each item until the test says what becomes of it."""
 
     def __init__(self) -> None:
-        self.began: list[int] = []
+        self.items: list[TokenizeItem] = []
         self.cancelled: list[int] = []
         self._ends: defaultdict[int, asyncio.Future[EncodedInput]] = defaultdict(asyncio.get_running_loop().create_future)
 
     async def __call__(self, item: TokenizeItem) -> EncodedInput:
-        self.began.append(item.context.item_id)
+        self.items.append(item)
         try:
-            return await self._ends[item.context.item_id]
+            return await self._ends[_number(item)]
         except asyncio.CancelledError:
-            self.cancelled.append(item.context.item_id)
+            self.cancelled.append(_number(item))
             raise
 
-    def finish(self, *item_ids: int) -> None:
+    @property
+    def began(self) -> list[int]:
+        return [_number(item) for item in self.items]
+
+    def finish(self, *item_ids: int, annotation_bytes: int = 0) -> None:
         """Lets items end with a value that tells them apart."""
+        annotations = TensorSets(data=[b"x" * annotation_bytes]) if annotation_bytes else NO_TENSORS
         for item_id in item_ids:
-            self._ends[item_id].set_result(EncodedInput(tokens=_tokens(item_id)))
+            self._ends[item_id].set_result(EncodedInput(NO_TENSORS, annotations, tokens=_tokens(item_id)))
 
     def fail(self, item_id: int, fault: Exception) -> None:
         self._ends[item_id].set_exception(fault)
 
 
+class _Models:
+    """The models of a process."""
+
+    def __init__(self, *keys: ModelKey) -> None:
+        self.keys = frozenset(keys)
+        self.watchers: list[Callable[[], None]] = []
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        self.watchers.append(changed)
+        return lambda: self.watchers.remove(changed)
+
+    def replace(self, *keys: ModelKey) -> None:
+        self.keys = frozenset(keys)
+        for changed in self.watchers:
+            changed()
+
+
 class _Gateway:
     """The gateway's end of a stream, played by the test. Never asks twice: what the service says unasked shows in `received`."""
 
-    def __init__(self, stage: _Stage, *, leaves_unavailable: bool = False) -> None:
+    def __init__(self, stage: Any, **options: Any) -> None:
         self._messages: asyncio.Queue[TokenizeRequest | Exception | None] = asyncio.Queue()
-        self.answers = stage_method(TOKENIZE, stage, leaves_unavailable=leaves_unavailable)["Tokenize"](self._requests(), None)
+        self.answers = stage_method(TOKENIZE, stage, **options)(self._requests(), None)
         self.received: asyncio.Queue[TokenizeResponse] = asyncio.Queue()
+        # How many messages the service has begun to read.
+        self.asked = 0
+        self.takes = asyncio.Event()
+        self.takes.set()
         self.reading = asyncio.create_task(self._read())
 
     async def _requests(self) -> AsyncIterator[TokenizeRequest]:
-        while (message := await self._messages.get()) is not None:
+        while True:
+            self.asked += 1
+            message = await self._messages.get()
+            if message is None:
+                return
             if isinstance(message, Exception):
                 raise message
             yield message
@@ -69,9 +105,10 @@ class _Gateway:
     async def _read(self) -> None:
         async for response in self.answers:
             self.received.put_nowait(response)
+            await self.takes.wait()
 
     def send(self, *item_ids: int, abandoned: tuple[int, ...] = ()) -> None:
-        self._messages.put_nowait(TokenizeRequest(items=[_item(item_id) for item_id in item_ids], abandoned_item_ids=abandoned))
+        self._messages.put_nowait(_request(*item_ids, abandoned=abandoned))
 
     def end(self, error: Exception | None = None) -> None:
         """Ends what the service reads, like a gateway, or like a server that drains."""
@@ -89,8 +126,16 @@ class _Gateway:
         return sorted(response.draining.item_ids)
 
 
-def _item(item_id: int) -> TokenizeItem:
-    return TokenizeItem(context=ItemContext(request_id=f"id-{item_id}", item_id=item_id))
+def _request(*item_ids: int, abandoned: tuple[int, ...] = ()) -> TokenizeRequest:
+    request = TokenizeRequest(abandoned_item_ids=abandoned)
+    for item_id in item_ids:
+        item = request.items.add(model="m", version="1")
+        item.context.request_id, item.context.item_id = f"id-{item_id}", item_id
+    return request
+
+
+def _number(item: TokenizeItem) -> int:
+    return int(item.call.request_id.removeprefix("id-"))
 
 
 def _tokens(item_id: int) -> int:
@@ -98,7 +143,7 @@ def _tokens(item_id: int) -> int:
 
 
 def _outcome(item_id: int) -> TokenizeOutcome:
-    return TokenizeOutcome(item_id=item_id, encoded=EncodedInput(tokens=_tokens(item_id)))
+    return TokenizeOutcome(item_id=item_id, encoded=wire.EncodedInput(tokens=_tokens(item_id)))
 
 
 async def _settled() -> None:
@@ -156,9 +201,9 @@ async def test_outcomes_that_are_ready_together_share_a_message(stage: _Stage, g
 @pytest.mark.usefixtures("patient")
 async def test_outcomes_that_become_ready_while_the_gateway_does_not_read_share_a_message(stage: _Stage) -> None:
     async def requests() -> AsyncIterator[TokenizeRequest]:
-        yield TokenizeRequest(items=[_item(1), _item(2), _item(3)])
+        yield _request(1, 2, 3)
 
-    answers = stage_method(TOKENIZE, stage)["Tokenize"](requests(), None)
+    answers = stage_method(TOKENIZE, stage)(requests(), None)
     await anext(answers)
     stage.finish(1)
     assert (await anext(answers)).outcomes == [_outcome(1)]
@@ -276,10 +321,10 @@ async def test_a_gateway_that_goes_takes_its_items_along(stage: _Stage, gateway:
 @pytest.mark.usefixtures("patient")
 async def test_a_gateway_that_goes_while_it_does_not_read_takes_its_items_along(stage: _Stage) -> None:
     async def requests() -> AsyncIterator[TokenizeRequest]:
-        yield TokenizeRequest(items=[_item(1), _item(2)])
+        yield _request(1, 2)
         await asyncio.Event().wait()
 
-    answers: Any = stage_method(TOKENIZE, stage)["Tokenize"](requests(), None)
+    answers: Any = stage_method(TOKENIZE, stage)(requests(), None)
     await anext(answers)
     stage.finish(1)
     await anext(answers)
@@ -391,15 +436,258 @@ async def test_an_item_that_ended_makes_room(stage: _Stage, gateway: _Gateway, m
     assert await gateway.receive() == [_outcome(2)]
 
 
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("is_sent", [True, False], ids=["sent", "waiting"])
+async def test_an_item_counts_against_the_limit_until_its_outcome_is_sent(
+    stage: _Stage, gateway: _Gateway, monkeypatch: pytest.MonkeyPatch, is_sent: bool
+) -> None:
+    monkeypatch.setattr("neuronpipe.rpc.items._MAX_ITEMS", 1)
+    if not is_sent:
+        gateway.takes.clear()
+    gateway.send(1)
+    stage.finish(1)
+    assert await gateway.receive() == [_outcome(1)]
+    gateway.send(2)
+    await _settled()
+    assert stage.began == ([1, 2] if is_sent else [1])
+
+
+@pytest.mark.usefixtures("patient")
+async def test_outcomes_are_split_into_messages_of_about_a_mebibyte(stage: _Stage) -> None:
+    async def requests() -> AsyncIterator[TokenizeRequest]:
+        yield _request(*range(1, 7))
+
+    answers = stage_method(TOKENIZE, stage)(requests(), None)
+    await anext(answers)
+    stage.finish(1)
+    assert (await anext(answers)).outcomes == [_outcome(1)]
+    # 250 KiB each: the fifth would pass the mebibyte.
+    stage.finish(*range(2, 7), annotation_bytes=250 << 10)
+    await _settled()
+    assert [outcome.item_id for outcome in (await anext(answers)).outcomes] == [2, 3, 4, 5]
+    assert [outcome.item_id for outcome in (await anext(answers)).outcomes] == [6]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_an_outcome_that_is_larger_than_a_message_of_outcomes_travels_alone(stage: _Stage, gateway: _Gateway) -> None:
+    gateway.send(1, 2)
+    stage.finish(1, annotation_bytes=3 << 20)
+    (large,) = await gateway.receive()
+    assert (large.item_id, len(large.encoded.annotations[0])) == (1, 3 << 20)
+    stage.finish(2)
+    assert await gateway.receive() == [_outcome(2)]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_no_more_items_are_read_while_too_many_bytes_of_outcomes_wait(
+    stage: _Stage, gateway: _Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neuronpipe.rpc.items._MAX_UNSENT_BYTES", 1000)
+    gateway.takes.clear()  # the next message is the last that the gateway takes for now
+    gateway.send(1)
+    stage.finish(1)
+    assert await gateway.receive() == [_outcome(1)]
+    gateway.send(2)
+    stage.finish(2, annotation_bytes=2000)
+    await _settled()
+    gateway.send(3)
+    gateway.send(4)
+    gateway.send(5)
+    await _settled()
+    assert stage.began == [1, 2, 3]  # the message that was asked for before
+    gateway.takes.set()
+    await _settled()
+    assert stage.began == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_refusals_count_as_outcomes_that_wait_so_that_they_are_bounded_too(
+    gateway: _Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neuronpipe.rpc.items._MAX_UNSENT_BYTES", 1000)
+    monkeypatch.setattr("neuronpipe.rpc.items._MAX_ITEMS", 0)
+    gateway.takes.clear()
+    for item_id in range(100):
+        gateway.send(item_id)
+        await _settled()
+    assert gateway.asked < 20
+
+
+@pytest.mark.usefixtures("patient")
+async def test_outcomes_that_wait_as_draining_begins_are_named_with_what_is_worked_on(
+    stage: _Stage, gateway: _Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway sends elsewhere what has no outcome yet and is not named."""
+    monkeypatch.setattr("neuronpipe.rpc.items._MAX_RESPONSE_BYTES", 1)
+    gateway.send(1, 2, 3)
+    await _settled()
+    stage.finish(1, 2)
+    gateway.end(Unavailable("the tokenizer service is stopping"))
+    message = await asyncio.wait_for(gateway.received.get(), _LIMIT_S)
+    assert [outcome.item_id for outcome in message.outcomes] == [1]
+    assert sorted(message.draining.item_ids) == [2, 3]
+    assert await gateway.receive() == [_outcome(2)]
+    stage.finish(3)
+    assert await gateway.receive() == [_outcome(3)]
+
+
+async def test_large_values_become_bytes_in_a_thread() -> None:
+    threads: list[str] = []
+
+    class Noted(TensorSets):
+        @property
+        def data(self) -> Any:
+            threads.append(threading.current_thread().name)
+            return super().data
+
+    async def stage(item: TokenizeItem) -> EncodedInput:
+        size = 1 if _number(item) == 1 else 100_000
+        return EncodedInput(Noted(arrays=[{"input_ids": np.zeros(size, np.int32)}]))
+
+    gateway = _Gateway(stage)
+    await gateway.receive()
+    for item_id in (1, 2):
+        threads.clear()
+        gateway.send(item_id)
+        while not await gateway.receive():
+            pass
+        assert (threads[0] == threading.main_thread().name) == (item_id == 1)
+    gateway.end()
+    await gateway.reading
+
+
+_A, _B = ModelKey("a", 1), ModelKey("b", 12)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_the_first_message_announces_the_models_and_the_largest_message(stage: _Stage) -> None:
+    gateway = _Gateway(stage, models=_Models(_B, _A), max_message_bytes=1234)
+    first = await asyncio.wait_for(gateway.received.get(), _LIMIT_S)
+    expected = stages_pb2.Announcement(
+        models=[stages_pb2.ServedModel(name="a", version="1"), stages_pb2.ServedModel(name="b", version="12")], max_message_bytes=1234
+    )
+    assert first == TokenizeResponse(announcement=expected)
+    gateway.send(1)
+    stage.finish(1)
+    assert await asyncio.wait_for(gateway.received.get(), _LIMIT_S) == TokenizeResponse(outcomes=[_outcome(1)])
+    gateway.end()
+    await gateway.reading
+
+
+@pytest.mark.usefixtures("patient")
+async def test_models_are_announced_again_when_they_change_and_no_longer_when_the_stream_has_ended(stage: _Stage) -> None:
+    models = _Models(_A)
+    gateway = _Gateway(stage, models=models)
+    await gateway.receive()
+    models.replace(_A, _B)
+    said = await asyncio.wait_for(gateway.received.get(), _LIMIT_S)
+    assert [model.name for model in said.announcement.models] == ["a", "b"]
+    models.replace()
+    said = await asyncio.wait_for(gateway.received.get(), _LIMIT_S)
+    assert said.HasField("announcement")
+    assert not said.announcement.models
+    gateway.end()
+    await gateway.reading
+    assert models.watchers == []
+
+
+@pytest.mark.usefixtures("patient")
+async def test_an_item_whose_tensors_are_broken_fails_alone() -> None:
+    async def stage(item: ExecuteItem) -> Prediction:
+        return Prediction(NO_TENSORS, padded_tokens=len(item.sequences.arrays[0]["input_ids"]))
+
+    async def requests() -> AsyncIterator[Any]:
+        request = wire.ExecuteRequest()
+        good = to_tensor_set({"input_ids": np.zeros(5, np.int32)}).SerializeToString()
+        for item_id, data in {1: good, 2: b"\x0a\x05a", 3: good}.items():
+            item = request.items.add(model="m", version="1", sequences=[data])
+            item.context.item_id = item_id
+        yield request
+        await asyncio.Event().wait()
+
+    answers: Any = stage_method(EXECUTE, stage)(requests(), None)
+    await anext(answers)
+    outcomes = {outcome.item_id: outcome for outcome in (await anext(answers)).outcomes}
+    await answers.aclose()
+    assert [outcomes[item_id].prediction.padded_tokens for item_id in (1, 3)] == [5, 5]
+    assert isinstance(from_status(outcomes[2].error), InvalidInput)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_an_item_for_no_version_fails_alone(stage: _Stage, gateway: _Gateway) -> None:
+    request = _request(1, 2)
+    request.items[0].version = "newest"
+    gateway._messages.put_nowait(request)
+    stage.finish(2)
+    failed, good = await gateway.receive() + await gateway.receive()
+    assert (failed.item_id, type(from_status(failed.error))) == (1, ModelNotFound)
+    assert good == _outcome(2)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("is_sampled", [True, False])
+async def test_a_stage_makes_spans_of_what_the_gateway_sampled_and_of_nothing_else(stage: _Stage, is_sampled: bool) -> None:
+    telemetry = Recorded()
+    gateway = _Gateway(stage, telemetry=telemetry)
+    await gateway.receive()
+    trace = SpanContext.new(is_sampled=is_sampled)
+    request = _request(1)
+    request.items[0].context.traceparent = trace.traceparent
+    gateway._messages.put_nowait(request)
+    stage.finish(1)
+    await gateway.receive()
+    (item,) = stage.items
+    assert [span.context for span in telemetry.spans] == ([item.call.trace] if is_sampled else [])
+    assert item.call.trace
+    assert (item.call.trace == trace) == (not is_sampled)
+    gateway.end()
+    await gateway.reading
+
+
+class _Door:
+    """A gRPC server that speaks a stage's stream, as far as the stage can tell."""
+
+    def __init__(self, rpc: StageRpc, stage: Any) -> None:
+        self._method = stage_method(rpc, stage)
+        self._drains = asyncio.Event()
+        handler: Any = grpc.stream_stream_rpc_method_handler(self._answer, rpc.decode, rpc.encode)
+        self._server = grpc.aio.server()
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(rpc.service, {rpc.path.rpartition("/")[2]: handler}),))
+
+    async def open(self) -> str:
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        return f"127.0.0.1:{port}"
+
+    async def _answer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        try:
+            async for response in self._method(self._until_draining(requests), context):
+                yield response
+        except Unavailable as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+
+    async def _until_draining(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        draining = asyncio.create_task(self._drains.wait())
+        while True:
+            reading = asyncio.ensure_future(anext(requests))
+            await asyncio.wait([reading, draining], return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                reading.cancel()
+                raise Unavailable("the tokenizer service is stopping")
+            yield reading.result()
+
+    def drain(self) -> None:
+        self._drains.set()
+
+    async def stop(self) -> None:
+        await self._server.stop(0)
+
+
 @asynccontextmanager
-async def _serving(caplog: pytest.LogCaptureFixture, rpc: StageRpc, stage: Any) -> AsyncIterator[tuple[_Server, Any]]:
-    """A server of ours with the stage, and a call to it over a real connection."""
-    server = _Server("tokenizer", TokenizerSettings(repository="/none", listen="127.0.0.1:0"), [rpc.service])
-    with caplog.at_level(logging.INFO, logger="neuronpipe"):
-        await server.start()
-    address = caplog.records[-1].__dict__["fields"]["address"]
-    await server.open(stage_method(rpc, stage), [])
-    async with grpc.aio.insecure_channel(address) as channel:
+async def _serving(rpc: StageRpc, stage: Any) -> AsyncIterator[tuple[_Door, Any]]:
+    """A server with the stage, and a call to it over a real connection."""
+    server = _Door(rpc, stage)
+    async with grpc.aio.insecure_channel(await server.open()) as channel:
         open_stream: Any = channel.stream_stream(
             rpc.path, request_serializer=rpc.request_class.SerializeToString, response_deserializer=rpc.response_class.FromString
         )
@@ -412,45 +700,39 @@ async def _serving(caplog: pytest.LogCaptureFixture, rpc: StageRpc, stage: Any) 
             await server.stop()
 
 
+_RESULT = TaskResult(text_classification=TextClassificationResult())
+
+
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("rpc", "value", "outcome"),
     [
-        (TOKENIZE, EncodedInput(tokens=5), stages_pb2.TokenizeOutcome(item_id=9, encoded=EncodedInput(tokens=5))),
-        (
-            EXECUTE,
-            stages_pb2.Prediction(batch_size=5),
-            stages_pb2.ExecuteOutcome(item_id=9, prediction=stages_pb2.Prediction(batch_size=5)),
-        ),
-        (
-            POSTPROCESS,
-            TaskResult(text_classification=TextClassificationResult()),
-            stages_pb2.PostprocessOutcome(item_id=9, result=TaskResult(text_classification=TextClassificationResult())),
-        ),
+        (TOKENIZE, EncodedInput(NO_TENSORS, tokens=5), wire.TokenizeOutcome(item_id=9, encoded=wire.EncodedInput(tokens=5))),
+        (EXECUTE, Prediction(NO_TENSORS, batch_size=5), wire.ExecuteOutcome(item_id=9, prediction=wire.Prediction(batch_size=5))),
+        (POSTPROCESS, pack_result(_RESULT), wire.PostprocessOutcome(item_id=9, result=_RESULT.SerializeToString())),
     ],
     ids=["tokenize", "execute", "postprocess"],
 )
-async def test_every_stage_answers_with_its_own_kind_of_outcome(
-    caplog: pytest.LogCaptureFixture, rpc: StageRpc, value: object, outcome: object
-) -> None:
+async def test_every_stage_answers_with_its_own_kind_of_outcome(rpc: StageRpc, value: object, outcome: object) -> None:
     async def stage(item: object) -> object:
         return value
 
-    async with _serving(caplog, rpc, stage) as (_, call):
-        await call.write(rpc.request_class(items=[{"context": ItemContext(item_id=9)}]))
+    async with _serving(rpc, stage) as (_, call):
+        request = rpc.request_class()
+        request.items.add(version="1").context.item_id = 9
+        await call.write(request)
         assert (await call.read()).outcomes == [outcome]
 
 
 @pytest.mark.usefixtures("patient")
-async def test_over_a_connection_a_server_that_drains_answers_what_it_has_read(caplog: pytest.LogCaptureFixture, stage: _Stage) -> None:
-    async with _serving(caplog, TOKENIZE, stage) as (server, call):
-        await call.write(TokenizeRequest(items=[_item(1), _item(2)]))
+async def test_over_a_connection_a_server_that_drains_answers_what_it_has_read(stage: _Stage) -> None:
+    async with _serving(TOKENIZE, stage) as (server, call):
+        await call.write(_request(1, 2))
         stage.finish(1)
         assert (await call.read()).outcomes == [_outcome(1)]
-        draining = asyncio.create_task(server.drain(_LIMIT_S))
+        server.drain()
         assert (await call.read()).draining.item_ids == [2]
         stage.finish(2)
-        await draining
         assert (await call.read()).outcomes == [_outcome(2)]
         with pytest.raises(grpc.aio.AioRpcError, match="the tokenizer service is stopping") as caught:
             await call.read()
@@ -458,9 +740,9 @@ async def test_over_a_connection_a_server_that_drains_answers_what_it_has_read(c
 
 
 @pytest.mark.usefixtures("patient")
-async def test_over_a_connection_a_gateway_that_goes_takes_its_items_along(caplog: pytest.LogCaptureFixture, stage: _Stage) -> None:
-    async with _serving(caplog, TOKENIZE, stage) as (_, call):
-        await call.write(TokenizeRequest(items=[_item(1), _item(2)]))
+async def test_over_a_connection_a_gateway_that_goes_takes_its_items_along(stage: _Stage) -> None:
+    async with _serving(TOKENIZE, stage) as (_, call):
+        await call.write(_request(1, 2))
         stage.finish(1)
         await call.read()
         call.cancel()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import ImageClassificationInput, ScoreFunction
+from neuronpipe.api.v1.tasks_pb2 import ImageClassificationInput, ScoreFunction, TaskInput
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.tasks.image_classification import TASK
 from tests.unit.model_specs import image_spec
@@ -55,9 +55,8 @@ def test_labels_of_equal_score_stay_in_the_models_order_also_where_they_are_cut(
 
 
 def test_the_image_is_not_sent_to_where_nobody_needs_it() -> None:
-    assert TASK.options is not None
-    input = ImageClassificationInput(image=b"file", top_k=2, function=_NONE)
-    assert TASK.options(input) == ImageClassificationInput(top_k=2, function=_NONE)
+    input = TaskInput(image_classification=ImageClassificationInput(image=b"file", top_k=2, function=_NONE))
+    assert TASK.decoding_part(input).image_classification == ImageClassificationInput(top_k=2, function=_NONE)
 
 
 def test_images_are_encoded_alike_where_their_bytes_are_equal() -> None:

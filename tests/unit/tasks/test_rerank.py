@@ -13,7 +13,7 @@ from neuronpipe.tasks.rerank import TASK
 from tests.unit.model_specs import model_spec
 from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer, encode_checked
 
-_MODEL = model_spec("rerank", max_tokens=6, rerank_function="none")
+_MODEL = model_spec("rerank", max_tokens=6, score_function="none")
 
 
 def _ranked(*logits: float, model: ModelSpec = _MODEL, **options: Any) -> list[tuple[int, Any]]:

@@ -7,7 +7,8 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TextClassificationInput, Truncation
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.model import ModelSpec, ScoreFunctionName
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.tasks.scores import ScoreFunctionName
 from neuronpipe.tasks.text_classification import TASK, decode
 from tests.unit.model_specs import model_spec
 from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer, encode_checked
@@ -55,7 +56,8 @@ def test_without_a_function_the_logits_are_the_scores() -> None:
     [("softmax", 4 / 6), ("sigmoid", 4 / 5), ("none", math.log(4)), (None, 4 / 6)],
 )
 def test_unless_asked_the_models_own_function_is_taken_and_softmax_without_one(function: ScoreFunctionName | None, expected: float) -> None:
-    model = model_spec(labels=("a", "b"), score_function=function)
+    facts = {"score_function": function} if function else {}
+    model = model_spec(labels=("a", "b"), **facts)
     assert _labels([math.log(4), math.log(2)], TextClassificationInput(), model) == [("a", expected)]
 
 

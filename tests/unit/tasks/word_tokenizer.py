@@ -44,13 +44,15 @@ class WordTokenizer:
         texts = [one.split() for one in (text, text_pair) if one is not None]
         dropped = 0
         while sum(map(len, texts)) + self.special_tokens(pair=text_pair is not None) > max_tokens:
+            if only_first and len(texts[0]) == 1:
+                break
             (texts[0] if only_first else max(texts, key=len)).pop(0 if side == "left" else -1)
             dropped += 1
         return self._encoded(texts[0], texts[1] if text_pair is not None else None, dropped)
 
     def encode_windows(self, first: str, second: str, *, max_tokens: int, overlap_tokens: int) -> list[Window]:
         """See TextTokenizer."""
-        words = [(match.group(), match.start(), match.end()) for match in re.finditer(r"\S+", second)]
+        words = _words(second)
         room = max_tokens - self.count(first) - 3
         windows = []
         for begin in range(0, max(len(words) - overlap_tokens, 1), room - overlap_tokens):
@@ -67,17 +69,15 @@ class WordTokenizer:
             )
         return windows
 
-    def locate(self, text: str, *, max_tokens: int | None = None, side: Side = "right", overlap_tokens: int = 0) -> list[LocatedText]:
+    def locate(self, text: str) -> LocatedText:
         """See TextTokenizer. A word that begins with a hyphen continues the one before it."""
-        words = [(match.group(), match.start(), match.end()) for match in re.finditer(r"\S+", text)]
-        room = len(words) if max_tokens is None else max_tokens - 2
-        step = max(room - overlap_tokens, 1)
-        begins = range(0, max(len(words) - overlap_tokens, 1), step)
-        if side == "right":
-            parts = [words[begin : begin + room] for begin in begins]
-        else:
-            parts = [words[max(len(words) - begin - room, 0) : len(words) - begin] for begin in begins]
-        return [self._located(part) for part in parts]
+        return self._located(_words(text))
+
+    def locate_windows(self, text: str, *, max_tokens: int, overlap_tokens: int) -> list[LocatedText]:
+        """See TextTokenizer."""
+        words, room = _words(text), max_tokens - 2
+        begins = range(0, max(len(words) - overlap_tokens, 1), room - overlap_tokens)
+        return [self._located(words[begin : begin + room]) for begin in begins]
 
     def _located(self, part: list[tuple[str, int, int]]) -> LocatedText:
         encoded = self._encoded([word for word, _, _ in part], None)
@@ -105,6 +105,10 @@ class WordTokenizer:
         if word == "[CLS]":  # as real tokenizers do with the text of a special token
             return CLS
         return self._ids.setdefault(word, _FIRST_WORD_ID + len(self._ids))
+
+
+def _words(text: str) -> list[tuple[str, int, int]]:
+    return [(match.group(), match.start(), match.end()) for match in re.finditer(r"\S+", text)]
 
 
 def encode_checked(task: Task, input: Any, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:

@@ -11,7 +11,7 @@ from prometheus_client.samples import Sample
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Meters
-from neuronpipe.core.telemetry import Metrics, instruments
+from neuronpipe.core.names import Metrics, instruments
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.telemetry.prometheus import MetricsPort, series_names
 

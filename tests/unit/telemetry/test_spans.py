@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from neuronpipe.core.metrics import Meters
-from neuronpipe.core.telemetry import Metrics
+from neuronpipe.core.names import Metrics
 from neuronpipe.core.tracing import Clock, Event, Link, Span, SpanContext
 from neuronpipe.telemetry import spans
 from neuronpipe.telemetry.spans import SpanQueue

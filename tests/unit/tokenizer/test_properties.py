@@ -128,7 +128,7 @@ def test_windows_of_a_context_hold_every_token_of_it(tokenizer: JsonTokenizer) -
 
 def test_places_of_tokens_hold_the_text_that_they_are_of(tokenizer: JsonTokenizer) -> None:
     for text in _TEXTS:
-        (located,) = tokenizer.locate(text)
+        located = tokenizer.locate(text)
         is_text = located.char_start >= 0
         starts, ends = located.char_start[is_text], located.char_end[is_text]
         assert (starts <= ends).all(), text

@@ -2,12 +2,15 @@
 
 import concurrent.futures
 import json
+import random
+from pathlib import Path
 
 import pytest
 
 from demo.model import find_minilm
 from neuronpipe.tasks.base import Side, Window
 from neuronpipe.tokenizer.text import JsonTokenizer
+from tests.trained_tokenizers import unigram_charsmap
 
 CLS, SEP, UNK = 101, 102, 100
 ONE, TWO, THREE, FOUR, FIVE = 2028, 2048, 2093, 2176, 2274
@@ -169,21 +172,22 @@ def test_a_token_is_known_by_the_vocabularys_spelling(tokenizer: JsonTokenizer) 
 
 
 def test_a_text_is_located_token_by_token(tokenizer: JsonTokenizer) -> None:
-    (located,) = tokenizer.locate("so, unbelievably")
+    located = tokenizer.locate("so, unbelievably")
     # [CLS] so , un ##bel ##ie ##va ##bly [SEP]
     assert located.char_start.tolist() == [-1, 0, 2, 4, 6, 9, 11, 13, -1]
     assert located.char_end.tolist() == [-1, 2, 3, 6, 9, 11, 13, 16, -1]
     assert located.continues_word.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 0]
 
 
-def test_windows_of_a_located_text_begin_at_the_side_asked_for(tokenizer: JsonTokenizer) -> None:
-    def windows(side: Side) -> list[list[int]]:
-        return [
-            one.token_ids.tolist()[1:-1] for one in tokenizer.locate("one two three four five", max_tokens=4, side=side, overlap_tokens=1)
-        ]
+def test_windows_of_a_located_text_begin_with_its_beginning(tokenizer: JsonTokenizer) -> None:
+    windows = tokenizer.locate_windows("one two three four five", max_tokens=4, overlap_tokens=1)
+    assert [one.token_ids.tolist()[1:-1] for one in windows] == [[ONE, TWO], [TWO, THREE], [THREE, FOUR], [FOUR, FIVE]]
 
-    assert windows("right") == [[ONE, TWO], [TWO, THREE], [THREE, FOUR], [FOUR, FIVE]]
-    assert windows("left") == [[FOUR, FIVE], [THREE, FOUR], [TWO, THREE], [ONE, TWO]]
+
+@pytest.mark.parametrize(("side", "expected"), [("right", [ONE, TWO]), ("left", [FOUR, FIVE])])
+def test_a_located_text_loses_tokens_on_the_side_asked_for(tokenizer: JsonTokenizer, side: Side, expected: list[int]) -> None:
+    located = tokenizer.locate("one two three four five").truncated(4, side)
+    assert (located.token_ids.tolist(), located.truncated_tokens) == ([CLS, *expected, SEP], 3)
 
 
 def test_truncation_does_not_last_beyond_its_call(tokenizer: JsonTokenizer) -> None:
@@ -213,3 +217,38 @@ def test_calls_from_several_threads_do_not_change_each_others_truncation(tokeniz
 
     with concurrent.futures.ThreadPoolExecutor(max_workers=8) as threads:
         assert all(threads.map(encode, range(600)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\x07the class",
+        "\x01\x02\x7fthe class",
+        "a\x07\x07 the class",
+        "<mask>\x07the class",
+        "\x07 <mask> \x07 the class",
+        "\x07ﬁ the class",
+    ],
+    ids=ascii,
+)
+def test_places_are_in_the_callers_text_also_behind_control_characters_that_a_normalizer_deletes(text: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(unigram_charsmap(max_tokens=64).backend_tokenizer.to_str(), encoding="utf-8")
+    content = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    for token in content["added_tokens"]:
+        token["special"] = token["content"] != "<mask>"  # as the compiler leaves it to a model for fill-mask
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    tokenizer = JsonTokenizer(tmp_path / "tokenizer.json")
+    (window,) = tokenizer.encode_windows("a question", text, max_tokens=64, overlap_tokens=0)
+    for located in (tokenizer.locate(text), window):
+        last = int(located.char_end.argmax())
+        assert text[located.char_start[last] : located.char_end[last]] == " class"  # with the space that is part of the token
+
+
+def test_counting_deleted_characters_changes_no_token(tmp_path: Path) -> None:
+    backend = unigram_charsmap(max_tokens=64).backend_tokenizer
+    (tmp_path / "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
+    tokenizer = JsonTokenizer(tmp_path / "tokenizer.json")
+    chosen = random.Random(20261122)
+    for _ in range(2000):
+        text = "".join(chosen.choices("\x01\x07\x1f\x7f\x9f\r\n\t \u200b\u200d\u0301aé①", k=chosen.randint(0, 8)))
+        assert tokenizer.encode(text).token_ids.tolist() == backend.encode(text).ids, ascii(text)

@@ -4,8 +4,8 @@ isort:skip_file
 The stages behind the gateway. Not for callers from outside.
 
 A gateway opens one stream to each process of a stage and keeps it. Messages carry lists of items, each with a context of its own, and
-of outcomes, in the order in which they are ready; an item that fails leaves the others alone. The service sends an empty message
-first, as a sign that it takes items, and answers every message with items within about a millisecond: with the outcomes that are
+of outcomes, in the order in which they are ready; an item that fails leaves the others alone. The service first sends a message with
+its announcement, as a sign that it takes items, and answers every message with items within about a millisecond: with the outcomes that are
 ready, or an empty message. While a message is unanswered the gateway lets new items wait, to send them together. A service that stops
 says so, reads no more, and ends the stream after the outcomes of what it had read.
 """
@@ -41,6 +41,7 @@ class ItemContext(_message.Message):
     REMAINING_NS_FIELD_NUMBER: _builtins.int
     ITEM_ID_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    COST_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id."""
     traceparent: _builtins.str
@@ -53,6 +54,8 @@ class ItemContext(_message.Message):
     """The item's number in its stream, which its outcome repeats."""
     priority: _inference_pb2.Priority.ValueType
     """The priority of the item's request."""
+    cost_tokens: _builtins.int
+    """What the item counts as, in tokens: estimated before it is tokenized, counted from then on. 0: not known."""
     def __init__(
         self,
         *,
@@ -62,14 +65,69 @@ class ItemContext(_message.Message):
         remaining_ns: _builtins.int = ...,
         item_id: _builtins.int = ...,
         priority: _inference_pb2.Priority.ValueType = ...,
+        cost_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["item_id", b"item_id", "priority", b"priority", "remaining_ns", b"remaining_ns", "request_id", b"request_id", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost_tokens", b"cost_tokens", "item_id", b"item_id", "priority", b"priority", "remaining_ns", b"remaining_ns", "request_id", b"request_id", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ItemContext: _TypeAlias = ItemContext  # noqa: Y015
+
+@_typing.final
+class Announcement(_message.Message):
+    """What a process of a stage says of itself, in its first message and again when it changes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    max_message_bytes: _builtins.int
+    """The largest message that it takes, in bytes; 0: not said."""
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedModel]:
+        """The models that it has; items for others go elsewhere."""
+
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[Global___ServedModel] | None = ...,
+        max_message_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_message_bytes", b"max_message_bytes", "models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Announcement: _TypeAlias = Announcement  # noqa: Y015
+
+@_typing.final
+class ServedModel(_message.Message):
+    """A model that a process has loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The model's name."""
+    version: _builtins.str
+    """The model's version."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServedModel: _TypeAlias = ServedModel  # noqa: Y015
 
 @_typing.final
 class Draining(_message.Message):
@@ -171,6 +229,7 @@ class TokenizeResponse(_message.Message):
 
     OUTCOMES_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    ANNOUNCEMENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenizeOutcome]:
         """One outcome an item, in any order; none for an item that was abandoned in time."""
@@ -179,15 +238,20 @@ class TokenizeResponse(_message.Message):
     def draining(self) -> Global___Draining:
         """Present in one message of a service that stops."""
 
+    @_builtins.property
+    def announcement(self) -> Global___Announcement:
+        """Present in the first message, and whenever it has changed. A service of an older release says nothing, and gets every item."""
+
     def __init__(
         self,
         *,
         outcomes: _abc.Iterable[Global___TokenizeOutcome] | None = ...,
         draining: Global___Draining | None = ...,
+        announcement: Global___Announcement | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "draining", b"draining"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "outcomes", b"outcomes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "draining", b"draining", "outcomes", b"outcomes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -347,6 +411,7 @@ class ExecuteResponse(_message.Message):
 
     OUTCOMES_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    ANNOUNCEMENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecuteOutcome]:
         """One outcome an item, in any order; none for an item that was abandoned in time."""
@@ -355,15 +420,20 @@ class ExecuteResponse(_message.Message):
     def draining(self) -> Global___Draining:
         """Present in one message of a service that stops."""
 
+    @_builtins.property
+    def announcement(self) -> Global___Announcement:
+        """Present in the first message, and whenever it has changed. A service of an older release says nothing, and gets every item."""
+
     def __init__(
         self,
         *,
         outcomes: _abc.Iterable[Global___ExecuteOutcome] | None = ...,
         draining: Global___Draining | None = ...,
+        announcement: Global___Announcement | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "draining", b"draining"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "outcomes", b"outcomes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "draining", b"draining", "outcomes", b"outcomes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -537,6 +607,7 @@ class PostprocessResponse(_message.Message):
 
     OUTCOMES_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    ANNOUNCEMENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PostprocessOutcome]:
         """One outcome an item, in any order; none for an item that was abandoned in time."""
@@ -545,15 +616,20 @@ class PostprocessResponse(_message.Message):
     def draining(self) -> Global___Draining:
         """Present in one message of a service that stops."""
 
+    @_builtins.property
+    def announcement(self) -> Global___Announcement:
+        """Present in the first message, and whenever it has changed. A service of an older release says nothing, and gets every item."""
+
     def __init__(
         self,
         *,
         outcomes: _abc.Iterable[Global___PostprocessOutcome] | None = ...,
         draining: Global___Draining | None = ...,
+        announcement: Global___Announcement | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "draining", b"draining"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "outcomes", b"outcomes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announcement", b"announcement", "draining", b"draining", "outcomes", b"outcomes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

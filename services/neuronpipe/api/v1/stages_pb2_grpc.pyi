@@ -4,8 +4,8 @@ isort:skip_file
 The stages behind the gateway. Not for callers from outside.
 
 A gateway opens one stream to each process of a stage and keeps it. Messages carry lists of items, each with a context of its own, and
-of outcomes, in the order in which they are ready; an item that fails leaves the others alone. The service sends an empty message
-first, as a sign that it takes items, and answers every message with items within about a millisecond: with the outcomes that are
+of outcomes, in the order in which they are ready; an item that fails leaves the others alone. The service first sends a message with
+its announcement, as a sign that it takes items, and answers every message with items within about a millisecond: with the outcomes that are
 ready, or an empty message. While a message is unanswered the gateway lets new items wait, to send them together. A service that stops
 says so, reads no more, and ends the stream after the outcomes of what it had read.
 """

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from neuronpipe.bundles.buckets import Bucket, BucketPlan
 from neuronpipe.bundles.compiler import accuracy, fake, neuronx, openvino, quantization
 from neuronpipe.bundles.compiler import torch as torch_
 from neuronpipe.bundles.compiler.accuracy import ArtifactCompiler
@@ -19,14 +20,13 @@ from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
 from neuronpipe.bundles.compiler.samples import calibration_batches, comparison_batches
 from neuronpipe.bundles.compiler.source import find_source
+from neuronpipe.bundles.compiler.source_checks import check_kind
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer, serving_json, token_texts
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest
 from neuronpipe.bundles.repository import Bundle, check_writable, choose_version, new_bundle, read_bundle, write_manifest
-from neuronpipe.core.buckets import Bucket, BucketPlan
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.model import ModelSpec
 
 Report: TypeAlias = Callable[[str], None]
 
@@ -89,12 +89,15 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
     dtype = request.dtype or configuration.dtype_of(COMPILERS[request.backend].DTYPES)
     request = dataclasses.replace(request, task=found.task, dtype=dtype)
     _check_images(request)
+    check_kind(source.folder, configuration.config, configuration.architecture, request.task)
 
     step("read the tokenizer, if it has one")
     tokenizer = SOURCE_TASKS[request.task].load_tokenizer(source.folder)
 
     step("load the model in PyTorch, float32")
     module = load_module(source.folder, request.task, tokenizer)
+    if configuration.has_own_code:
+        report(f"      its own code (auto_map) is not run; {module.architecture} of transformers is")
     report(describe(module, found.reason, dtype, configuration.weights_dtype))
     buckets = _choose_buckets(request, module, report)
     if buckets:
@@ -105,7 +108,8 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
 
     with new_bundle(request.repository, request.name, version) as folder:
         step(f"convert for {request.backend}, {request.dtype}")
-        _write_tokenizer(folder, tokenizer, spec)
+        mask_token = module.fact("mask_token") or ""
+        _write_tokenizer(folder, tokenizer, mask_token, spec.vocabulary_size)
         compiler = COMPILERS[request.backend]
         conversion = accuracy.Conversion(module, source, batches[0], folder, request.dtype, buckets, request.neuronx, request.device_times)
         artifact = compiler.convert(conversion)
@@ -127,7 +131,7 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
             model=spec,
             source=source.describe(),
             tokenizer_file=TOKENIZER_FILE if tokenizer.json else "",
-            tokens_file=TOKENS_FILE if spec.mask_token else "",
+            tokens_file=TOKENS_FILE if mask_token else "",
             artifacts=(artifact.model_copy(update={"accuracy": measured}),),
             cache_results=request.cache_results,
             files={},
@@ -136,11 +140,11 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
     return Compiled(read_bundle(request.repository / request.name / str(version)), batches, reference)
 
 
-def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, spec: ModelSpec) -> None:
+def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, mask_token: str, vocabulary_size: int) -> None:
     if tokenizer.json:
-        (folder / TOKENIZER_FILE).write_text(serving_json(tokenizer, spec.mask_token), encoding="utf-8")
-    if spec.mask_token:
-        tokens = token_texts(tokenizer, spec.vocabulary_size)
+        (folder / TOKENIZER_FILE).write_text(serving_json(tokenizer, mask_token), encoding="utf-8")
+    if mask_token:
+        tokens = token_texts(tokenizer, vocabulary_size)
         (folder / TOKENS_FILE).write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
+from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.bundles.compiler.agreement import agreement, meaning
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.source import ModelSource
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.manifest import Accuracy, Artifact
-from neuronpipe.core.buckets import Bucket
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
@@ -60,9 +60,14 @@ class ArtifactCompiler(Protocol):
 
 
 def reference_outputs(module: SourceModule, batches: Sequence[Batch]) -> list[Outputs]:
-    """The original's outputs, computed before anything is converted."""
+    """The original's outputs, computed before anything is converted. Raises SetupError where they are no numbers."""
     with torch.inference_mode():
-        return [_run(module, batch) for batch in batches]
+        outputs = [_run(module, batch) for batch in batches]
+    with np.errstate(invalid="ignore"):
+        difference = largest_difference(module.per_token_outputs, outputs, outputs, batches)  # of infinities no number, either
+    if np.isnan(difference):
+        raise SetupError(f"the outputs of {module.architecture} are no numbers in PyTorch either: its weights are damaged; train it again")
+    return outputs
 
 
 def measure(

@@ -46,6 +46,7 @@ def prepare(model: Any) -> None:
 def _blank_padding(model: Any) -> None:
     """MobileBERT sees of each token its neighbours too, and zeros behind the last one: padding has to look like these."""
     embeddings = model.base_model.embeddings
-    weight = embeddings.word_embeddings.weight.detach().clone()  # the original belongs to the head of a masked language model as well
+    original = embeddings.word_embeddings.weight
+    weight = original.detach().clone()  # the original belongs to the head of a masked language model as well
     weight[model.config.pad_token_id] = 0
-    embeddings.word_embeddings = torch.nn.Embedding.from_pretrained(weight)
+    embeddings.word_embeddings = torch.nn.Embedding.from_pretrained(weight, freeze=not original.requires_grad)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from neuronpipe.core.buckets import Bucket, parse_bucket
+from neuronpipe.bundles.buckets import Bucket, parse_bucket
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.lines import read_lines
 

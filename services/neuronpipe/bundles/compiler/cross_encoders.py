@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from neuronpipe.bundles.compiler.sentence_transformers import default_prompt, read_json
+from neuronpipe.bundles.compiler.source_checks import check_labels
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.model import ScoreFunctionName
+from neuronpipe.tasks.rerank import RerankFacts
+from neuronpipe.tasks.scores import ScoreFunctionName
+from neuronpipe.tasks.zero_shot_classification import ZeroShotFacts
 
 _SETTINGS = "config_sentence_transformers.json"
 _ACTIVATIONS: dict[str, ScoreFunctionName] = {
@@ -17,18 +20,19 @@ _ACTIVATIONS: dict[str, ScoreFunctionName] = {
 }
 
 
-def ranking(folder: Path, config: Any) -> dict[str, Any]:
-    """Facts of ModelSpec for a model that ranks texts. Raises SetupError for one that cannot."""
+def ranking(folder: Path, config: Any) -> RerankFacts:
+    """The facts of a model that ranks texts. Raises SetupError for one that cannot."""
     if config.num_labels != 1:
         raise SetupError(f"{folder}: has {config.num_labels} labels; a cross-encoder that ranks texts has one, the score")
     activation = _activation(folder, config)
     if activation not in _ACTIVATIONS:
         raise SetupError(f"{folder}: makes scores of logits by {activation}; supported are {', '.join(_ACTIVATIONS)}")
-    return {"rerank_function": _ACTIVATIONS[activation], "prompt": default_prompt(folder)}
+    return RerankFacts(score_function=_ACTIVATIONS[activation], prompt=default_prompt(folder))
 
 
-def entailing(folder: Path, config: Any) -> dict[str, Any]:
-    """Facts of ModelSpec for a model of entailment. Raises SetupError for one that has no label of that name."""
+def entailing(folder: Path, config: Any) -> ZeroShotFacts:
+    """The facts of a model of entailment. Raises SetupError for one that has no label of that name."""
+    check_labels(folder, config)
     entailment = next((index for label, index in config.label2id.items() if label.lower().startswith("entail")), None)
     if entailment is None or config.num_labels < 2:
         labels = ", ".join(map(str, config.label2id))
@@ -36,7 +40,7 @@ def entailing(folder: Path, config: Any) -> dict[str, Any]:
             f"{folder}: none of its labels begins with 'entail', or it is the only one; there are: {labels}. Zero-shot classification "
             "needs a model of entailment; if this is one, name its labels in config.json (id2label and label2id)"
         )
-    return {"entailment_id": entailment}
+    return ZeroShotFacts(entailment_id=entailment)
 
 
 def is_cross_encoder(folder: Path, config: Any) -> bool:

@@ -16,7 +16,8 @@ from transformers.models.auto import modeling_auto
 
 from neuronpipe.bundles.compiler.cross_encoders import entailing, is_cross_encoder, ranking
 from neuronpipe.bundles.compiler.modules import SourceModule
-from neuronpipe.bundles.compiler.sentence_transformers import read_json
+from neuronpipe.bundles.compiler.sentence_transformers import read_json, transformer_folder
+from neuronpipe.bundles.compiler.source_checks import check_configuration
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.errors import SetupError
 
@@ -57,6 +58,7 @@ class Configuration:
     modules: tuple[str, ...]
     card: Mapping[str, Any]
     weights_dtype: str
+    has_own_code: bool
 
     def find_task(self) -> Found:
         """The task that the model was made for. Raises SetupError naming what it is where there is none."""
@@ -110,15 +112,17 @@ class Configuration:
 
 def read_configuration(folder: Path) -> Configuration:
     """Reads a model's files. Raises SetupError for one that no task can serve: a decoder, or code of the model's own."""
-    content = read_json(folder / "config.json")
+    own = transformer_folder(folder)
+    content = read_json(own / "config.json")
     kind = content.get("model_type") if isinstance(content, dict) else None
     if kind not in transformers.CONFIG_MAPPING:
         remote = "; it has code of its own (auto_map), which is not run" if isinstance(content, dict) and content.get("auto_map") else ""
         raise SetupError(
             f"{folder}: config.json has the model type {kind!r}, which transformers {transformers.__version__} does not know{remote}"
         )
+    check_configuration(folder, content)
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(own, trust_remote_code=False)
     except Exception as error:  # what a broken configuration raises is up to each architecture
         raise SetupError(f"{folder}: transformers {transformers.__version__} cannot read its config.json: {error}") from error
     architecture = str((content.get("architectures") or [""])[0])
@@ -133,25 +137,26 @@ def read_configuration(folder: Path) -> Configuration:
         modules=tuple(module["type"].rpartition(".")[2] for module in read_json(modules)) if modules.is_file() else (),
         card=_card(folder),
         weights_dtype=str(content.get("dtype") or content.get("torch_dtype") or "float32"),
+        has_own_code=bool(content.get("auto_map")),
     )
 
 
 def describe(module: SourceModule, reason: str, dtype: str, weights_dtype: str) -> str:
     """A few lines for a person: what was found of a model."""
-    facts = module.facts
-    also = "".join(f"; also answers {other}" for other in facts.get("also_answers", ()))
+    also = "".join(f"; also answers {other}" for other in module.tasks[1:])
     lines = {"task": f"{module.task} ({reason}){also}"}
-    if labels := facts.get("labels"):
+    if labels := module.labels:
         shown = ", ".join(labels[:_SHOWN_LABELS]) + (", …" if len(labels) > _SHOWN_LABELS else "")
         lines["labels"] = f"{len(labels)}: {shown}"
-    if function := facts.get("rerank_function" if module.task == "rerank" else "score_function"):
+    if function := module.fact("score_function"):
         lines["scores"] = {"none": "the logits as they are"}.get(function, function)
-    if dimensions := facts.get("embedding_dimensions"):
+    if dimensions := module.fact("embedding_dimensions"):
         lines["vectors"] = f"{dimensions} dimensions"
     lines |= module.remarks
-    if prompt := facts.get("prompt"):
+    if prompt := module.prompt:
         lines["prompt"] = repr(prompt)
-    lines["longest input"] = f"{module.max_tokens} tokens"
+    if not module.takes_images:
+        lines["longest input"] = f"{module.max_tokens} tokens"
     lines["dtype"] = dtype if dtype == weights_dtype else f"{dtype}; the weights are {weights_dtype}"
     return "\n".join(f"      {name:14}{line}" for name, line in lines.items())
 

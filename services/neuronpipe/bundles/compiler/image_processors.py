@@ -13,8 +13,8 @@ from PIL import Image
 from pydantic import ValidationError
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.images import to_pixels, whiten
 from neuronpipe.core.model import ImageSpec, Resampling
+from neuronpipe.inputs.images import to_pixels, whiten
 
 # In the order of Pillow's numbers.
 _FILTERS: tuple[Resampling, ...] = get_args(Resampling)

@@ -4,18 +4,16 @@ import dataclasses
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from numpy.typing import NDArray
 
-from neuronpipe.bundles.compiler.architectures import positions, prepare
+from neuronpipe.bundles.buckets import BucketPlan
+from neuronpipe.bundles.compiler.architectures import positions
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
-from neuronpipe.core.buckets import BucketPlan
-from neuronpipe.core.errors import SetupError
-from neuronpipe.core.model import ModelSpec, OutputSpec
+from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec, TaskFacts
 
 # In this order everywhere: attention_mask and token_type_ids swapped would go unnoticed.
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -27,7 +25,7 @@ _NO_LIMIT_TOKENS = 512
 class SourceModule:
     """The module in float32, evaluation mode: int64 [batch, tokens] by input name → a dict of float32 outputs [batch, *axes].
 
-    `per_token_outputs`: those whose first axis after the batch is the tokens. `facts`: fields of ModelSpec that only some tasks have;
+    `per_token_outputs`: those whose first axis after the batch is the tokens. `facts`: what each task that the model answers knows of it;
     `remarks`: what a person may want to know besides.
     """
 
@@ -40,14 +38,16 @@ class SourceModule:
     config: Any
     tokenizer: SourceTokenizer
     per_token_outputs: frozenset[str] = frozenset()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    image: ImageSpec | None = None
+    facts: Mapping[str, TaskFacts] = field(default_factory=dict)
     remarks: Mapping[str, str] = field(default_factory=dict)
     largest_bucket: str = ""
 
     @property
     def takes_images(self) -> bool:
         """Whether its input is uint8 [batch, 3, height, width] instead."""
-        return "image" in self.facts
+        return self.image is not None
 
     @property
     def free_axes(self) -> tuple[int, ...]:
@@ -64,9 +64,19 @@ class SourceModule:
         return dataclasses.replace(self, max_tokens=plan.largest.tokens, largest_bucket=str(plan.largest))
 
     @property
+    def tasks(self) -> tuple[str, ...]:
+        """Every task that the model answers, its own first."""
+        return (self.task, *(task for task in self.facts if task != self.task))
+
+    def fact(self, name: str) -> Any:
+        """A fact by its name: of the module's own task, or else of another that the model answers; None where no task has it."""
+        known = [self.facts[task] for task in self.tasks]
+        return next((getattr(facts, name) for facts in known if name in type(facts).model_fields), None)
+
+    @property
     def prompt(self) -> str:
         """What goes before every text."""
-        return str(self.facts.get("prompt", ""))
+        return self.fact("prompt") or ""
 
     def spec(self, name: str, version: int, outputs: Mapping[str, NDArray[Any]]) -> ModelSpec:
         """The model for the manifest. `outputs` are those of a batch."""
@@ -74,21 +84,18 @@ class SourceModule:
             name=name,
             version=version,
             task=self.task,
+            also_answers=self.tasks[1:],
             architecture=self.architecture,
             inputs=self.inputs,
             outputs=tuple(self._output(output, array.shape[1:]) for output, array in outputs.items()),
             max_tokens=self.max_tokens,
             largest_bucket=self.largest_bucket,
-            **(self._token_facts() | dict(self.facts)),
+            vocabulary_size=0 if self.takes_images else getattr(self.config, "vocab_size", 0),
+            pad_token_id=self.tokenizer.pad_token_id,
+            labels=self.labels,
+            image=self.image,
+            facts=self.facts,
         )
-
-    def _token_facts(self) -> dict[str, Any]:
-        tokenizer = self.tokenizer
-        return {
-            "vocabulary_size": getattr(self.config, "vocab_size", 0),
-            "pad_token_id": tokenizer.pad_token_id,
-            "cls_token_id": tokenizer.cls_token_id,
-        }
 
     def _output(self, name: str, shape: tuple[int, ...]) -> OutputSpec:
         return OutputSpec(name=name, axes=("tokens", *shape[1:]) if name in self.per_token_outputs else shape)
@@ -112,28 +119,9 @@ class Named(torch.nn.Module):
         return {name: result[name] for name in self.outputs}
 
 
-def set_attention(module: SourceModule, attention: str) -> None:
-    """Chooses transformers' attn_implementation."""
-    for part in module.module.modules():
-        if isinstance(part, transformers.PreTrainedModel):
-            part.set_attn_implementation(attention)
-            return
-
-
-def load_weights(auto_class: Any, folder: Path) -> Any:
-    """A model in float32 and evaluation mode. Raises SetupError for one that cannot be loaded, or was not trained for the class."""
-    try:
-        model, info = auto_class.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    except Exception as error:  # a file that is missing or broken, weights of other shapes: each raises something else
-        raise SetupError(f"{folder}: transformers {transformers.__version__} cannot load it: {error}") from error
-    missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
-    if missing:
-        raise SetupError(f"{folder}: its weights lack {', '.join(missing[:4])}: the model was not trained for this task")
-    try:
-        prepare(model)
-    except SetupError as error:
-        raise SetupError(f"{folder}: {error}") from error
-    return model.eval()
+def pretrained_model(module: torch.nn.Module) -> Any:
+    """The model of transformers within a module."""
+    return next(part for part in module.modules() if isinstance(part, transformers.PreTrainedModel))
 
 
 def source_module(
@@ -145,7 +133,8 @@ def source_module(
     outputs: tuple[str, ...],
     per_token: bool = False,
     max_tokens: int | None = None,
-    facts: Mapping[str, Any] | None = None,
+    labels: tuple[str, ...] = (),
+    facts: Mapping[str, TaskFacts] | None = None,
     remarks: Mapping[str, str] | None = None,
     further_inputs: tuple[str, ...] = (),
 ) -> SourceModule:
@@ -164,6 +153,7 @@ def source_module(
         config=model.config,
         tokenizer=tokenizer,
         per_token_outputs=frozenset(outputs if per_token else ()),
+        labels=labels,
         facts=facts or {},
         remarks=remarks or {},
     )

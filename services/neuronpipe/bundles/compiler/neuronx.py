@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from neuronpipe import __version__
+from neuronpipe.bundles.buckets import Bucket, BucketPlan, fill_bucket
 from neuronpipe.bundles.compiler import neuronx_processes
 from neuronpipe.bundles.compiler.accuracy import Conversion, Ran
 from neuronpipe.bundles.compiler.modules import SourceModule
@@ -24,9 +25,8 @@ from neuronpipe.bundles.compiler.neuronx_processes import FilledBucket, TraceJob
 from neuronpipe.bundles.compiler.positional import INPUT_DTYPE, Positional
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.manifest import Artifact
-from neuronpipe.core.buckets import Bucket, BucketPlan, fill_bucket
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.neuron import device_count, sdk_release
+from neuronpipe.runtimes.neuron import device_count, sdk_release
 
 # dtype → (what is cast, to what); bfloat16 is the form of all of AWS's published encoder figures.
 _CASTS = {"float32": ("none", ""), "bfloat16": ("matmult", "bf16")}

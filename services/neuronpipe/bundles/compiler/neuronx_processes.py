@@ -18,7 +18,7 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from neuronpipe.core.buckets import Bucket
+from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.core.errors import SetupError
 
 # What the worker writes, with the bucket's name, as one is there.

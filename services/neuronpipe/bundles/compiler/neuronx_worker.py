@@ -15,11 +15,11 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
+from neuronpipe.bundles.buckets import parse_bucket
 from neuronpipe.bundles.compiler.neuronx_processes import DONE, TraceJob
 from neuronpipe.bundles.compiler.positional import Positional
 from neuronpipe.bundles.compiler.tasks import load_module
 from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
-from neuronpipe.core.buckets import parse_bucket
 
 
 def _trace(job: TraceJob, done: TextIO) -> None:

@@ -8,11 +8,11 @@ import transformers
 
 from neuronpipe.bundles.compiler.accuracy import Conversion, Ran
 from neuronpipe.bundles.compiler.architectures import NEED_EAGER_ATTENTION
-from neuronpipe.bundles.compiler.modules import set_attention
+from neuronpipe.bundles.compiler.modules import pretrained_model
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.openvino import engine, has_bfloat16, openvino
+from neuronpipe.runtimes.openvino import engine, has_bfloat16, openvino
 
 # What is not quantized of an int8 artefact is computed in float32.
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
@@ -27,7 +27,7 @@ def convert(conversion: Conversion) -> Artifact:
     """See ArtifactCompiler. Weights stay float32, for int8 until they are quantized; the dtype is what the back end computes in."""
     module, example, folder, dtype = conversion.module, conversion.example, conversion.folder, conversion.dtype
     if module.config.model_type in NEED_EAGER_ATTENTION:
-        set_attention(module, "eager")
+        pretrained_model(module.module).set_attn_implementation("eager")
     inputs = [(name, _free(example[name].shape, module.free_axes), openvino.Type(example[name].dtype)) for name in module.inputs]
     with warnings.catch_warnings(), torch.inference_mode():
         # The tracer warns of every Python value that it takes for constant; those of these models are, as the comparison shows.

@@ -11,7 +11,7 @@ from typing import Any
 from neuronpipe.bundles.compiler.tasks.base import Batch
 from neuronpipe.bundles.manifest import Artifact, Calibration
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.openvino import engine, openvino
+from neuronpipe.runtimes.openvino import engine, openvino
 
 # SmoothQuant's alpha, https://arxiv.org/abs/2211.10438, section 4: 1 moves all of the outliers from activations into weights. Weights of
 # 7 bits hold fewer than NNCF's default of 0.95 assumes. Measured in docs/decisions/0008.

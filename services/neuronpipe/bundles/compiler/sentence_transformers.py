@@ -100,6 +100,13 @@ def read_sentence_transformer(folder: Path) -> SentenceTransformer:
     return SentenceTransformer(model_folder, Head(pooling, layers), limits.get("max_seq_length"), default_prompt(folder))
 
 
+def transformer_folder(folder: Path) -> Path:
+    """Where a model's own config.json is: the folder, or in old models of sentence-transformers that of their first module."""
+    modules = folder / "modules.json"
+    paths = [folder / module["path"] for module in read_json(modules)] if modules.is_file() else []
+    return next((path for path in paths[:1] if (path / "config.json").is_file()), folder)
+
+
 def read_json(path: Path) -> Any:
     """A file's content. Raises SetupError."""
     try:

@@ -12,6 +12,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from neuronpipe.bundles.compiler.sentence_transformers import transformer_folder
+from neuronpipe.bundles.compiler.source_checks import check_files
 from neuronpipe.bundles.manifest import Source, file_sha256
 from neuronpipe.core.errors import SetupError
 
@@ -41,7 +43,8 @@ def find_source(source: str, revision: str | None) -> ModelSource:
     """The model's files, downloaded where `source` is no local folder. Raises SetupError."""
     folder = Path(source)
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        check_files(folder)
+        if not (transformer_folder(folder) / "config.json").is_file():
             raise SetupError(f"{folder}: no model: it has no config.json")
         return ModelSource(str(folder.resolve()), folder, None)
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
@@ -57,5 +60,9 @@ def find_source(source: str, revision: str | None) -> ModelSource:
     except RevisionNotFoundError as error:
         raise SetupError(f"{source}: on the Hub, but without a revision {revision!r}") from error
     except Exception as error:  # besides the Hub's own errors those of its HTTP library, which differs between its versions
-        raise SetupError(f"{source}: no local folder, and the Hub cannot be reached to download it: {type(error).__name__}") from error
+        raise SetupError(
+            f"{source}: no local folder, and the Hub cannot be reached to download it: "
+            f"{type(error).__name__}; where it can, run: hf download {source} --local-dir DIR, and compile the folder DIR"
+        ) from error
+    check_files(Path(snapshot))
     return ModelSource(source, Path(snapshot), Path(snapshot).name)

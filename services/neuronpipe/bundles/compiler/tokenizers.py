@@ -8,6 +8,7 @@ from typing import Any
 
 import transformers
 
+from neuronpipe.bundles.compiler.sentence_transformers import transformer_folder
 from neuronpipe.core.errors import SetupError
 
 # transformers writes 1e30 where a tokenizer has no limit of its own.
@@ -32,6 +33,7 @@ NO_TOKENIZER = SourceTokenizer(None, "", (), None, 0, None)
 
 def load_tokenizer(folder: Path) -> SourceTokenizer:
     """Reads the tokenizer, converting it where needed. Raises SetupError for one that has no form as tokenizer.json."""
+    folder = transformer_folder(folder)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, use_fast=True)
     except Exception as error:  # whatever a converter of somebody else's format raises

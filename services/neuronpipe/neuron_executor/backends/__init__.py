@@ -4,7 +4,7 @@ import importlib
 from typing import cast
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.neuron_executor.backends.base import Backend, LoadRequest
+from neuronpipe.neuron_executor.backends.base import Backend, BackendRequest
 
 BACKENDS = {
     "openvino": "neuronpipe.neuron_executor.backends.openvino:OpenVinoBackend",
@@ -19,7 +19,7 @@ _INSTALL_SDK = "it is of AWS's Neuron SDK, which docs/neuron.md says how to inst
 _SDK_MODULES = ("torch_neuronx", "torch_xla", "neuronxcc", "libneuronxla")
 
 
-def load_backend(name: str, request: LoadRequest) -> Backend:
+def load_backend(name: str, request: BackendRequest) -> Backend:
     """Loads a compiled model on the back end of that name. Raises SetupError."""
     if name not in BACKENDS:
         raise SetupError(f"back end {name!r} is not known; there are: {', '.join(BACKENDS)}")

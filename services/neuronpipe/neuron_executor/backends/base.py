@@ -1,13 +1,18 @@
 """The contract of a back end: arrays in, arrays out, for one compiled bundle. It knows no task and no network."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias, TypeVar
 
-from neuronpipe.core.buckets import Bucket, BucketPlan
+from neuronpipe.bundles.buckets import Bucket, BucketPlan
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
+
+ResultT = TypeVar("ResultT")
+# What is called around the computing of a batch, in its thread: see Backend.run.
+Prepare: TypeAlias = Callable[[], Arrays]
+Finish: TypeAlias = Callable[[Arrays], ResultT]
 
 
 class BackendError(Exception):
@@ -26,7 +31,7 @@ class CoreLost(BackendError):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadRequest:
+class BackendRequest:
     """What a back end is made from: the model, the artefact's verified files and properties, and the resources it may use.
 
     `cores` batches run at once (0: as many as is best) and share `threads` CPU threads (0: one for each available CPU) where the back
@@ -45,7 +50,7 @@ class LoadRequest:
 
 
 class Backend(Protocol):
-    """A loaded model. The class itself is called with a LoadRequest, and raises SetupError for an artefact that it cannot take."""
+    """A loaded model. The class itself is called with a BackendRequest, and raises SetupError for an artefact that it cannot take."""
 
     @property
     def cores(self) -> int:
@@ -62,15 +67,24 @@ class Backend(Protocol):
     def round_tokens(self, tokens: int) -> int:
         """The padded length to use for sequences of up to `tokens` tokens; the same few lengths let kernels be reused."""
 
-    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+    async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
         """Computes one batch without holding up the event loop; called at most `in_flight` times at once for the same core.
 
-        `is_alone`: no other core has anything to do, so this one may use what belongs to all of them.
+        `prepare` and `finish`, which take their time, are called where the batch is computed, in its thread, before and after. `is_alone`:
+        no other core has anything to do, so this one may use what belongs to all of them.
 
-        `inputs`: the model's inputs by name, int64 [batch, tokens], padded; attention_mask is 1 on tokens and 0 on padding. Of a model of
-        images uint8 [batch, 3, height, width].
-        Returns the model's outputs by name, [batch, *axes], float32. Raises BackendError, and CoreLost for a core that is gone.
+        `prepare` makes the model's inputs by name, int64 [batch, tokens], padded; attention_mask is 1 on tokens and 0 on padding. Of a
+        model of images uint8 [batch, 3, height, width].
+        `finish` gets the model's outputs by name, [batch, *axes], float32, which are the back end's again when it returns; its result is
+        returned. Raises BackendError, CoreLost for a core that is gone, and what the two raise.
         """
 
     def close(self) -> None:
         """Waits for batches that run though nobody waits for them any more, and frees the device. Called in a thread."""
+
+
+async def compute(backend: Backend, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+    """Runs a batch that is made already, and keeps its outputs."""
+    return await backend.run(
+        core, lambda: inputs, lambda outputs: {name: array.copy() for name, array in outputs.items()}, is_alone=is_alone
+    )

@@ -5,16 +5,15 @@ so that padding which is not cut off shows. Inputs that break the contract of Ba
 """
 
 import asyncio
-import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from neuronpipe.core.buckets import BucketPlan
-from neuronpipe.core.model import ImageSpec
+from neuronpipe.bundles.buckets import BucketPlan
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.neuron_executor.backends.base import BackendError, LoadRequest
+from neuronpipe.inputs.kind import input_kind
+from neuronpipe.neuron_executor.backends.base import BackendError, BackendRequest, Finish, Prepare, ResultT
 
 
 class FakeBackend:
@@ -24,9 +23,9 @@ class FakeBackend:
     computes one after the other; a batch with a `failing_token_id` raises; a row with a `nan_token_id` is NaN.
     """
 
-    def __init__(self, request: LoadRequest) -> None:
+    def __init__(self, request: BackendRequest) -> None:
         self._spec = request.spec
-        self._cores = request.cores or 1
+        self.cores = request.cores or 1
         self.in_flight = request.in_flight
         self.buckets = BucketPlan(request.buckets) if request.buckets else None
         self._device_time_s = float(request.properties.get("device_time_s", "0"))
@@ -35,14 +34,8 @@ class FakeBackend:
         table = (entry.split(":") for entry in request.properties.get("device_times_ms", "").split(",") if entry)
         self._device_times_s = {bucket: float(time_ms) / 1000 for bucket, time_ms in table}
         # A thread for each core, as loops count in milliseconds only and a device keeps to microseconds.
-        self._devices = [ThreadPoolExecutor(max_workers=1) for _ in range(self._cores if self._device_times_s else 0)]
-        image = request.spec.image
-        self._positions = np.arange(1, (3 * math.prod(image.size) if image else request.spec.max_tokens) + 1)
-
-    @property
-    def cores(self) -> int:
-        """See Backend."""
-        return self._cores
+        self._devices = [ThreadPoolExecutor(max_workers=1) for _ in range(self.cores if self._device_times_s else 0)]
+        self._kind = input_kind(request.spec)
 
     def round_tokens(self, tokens: int) -> int:
         """See Backend. One more than asked for, so that there is always padding to cut."""
@@ -50,14 +43,18 @@ class FakeBackend:
             return self.buckets.round_tokens(tokens)
         return min(tokens + 1, self._spec.max_tokens)
 
-    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
-        """See Backend."""
+    async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
+        """See Backend. Without a thread, as its batches are small."""
+        return finish(await self.compute(core, prepare(), is_alone=is_alone))
+
+    async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+        """The outputs of a batch."""
         self._check(core, inputs)
         token_ids, mask = self._numbers(inputs)
         if self._device_time_s:
             await asyncio.sleep(self._device_time_s)
         if self._devices and self.buckets:
-            seconds = self._device_times_s[str(self.buckets.find(*self._shape(inputs)))]
+            seconds = self._device_times_s[str(self.buckets.find(*self._kind.shape_of(inputs)))]
             await asyncio.get_running_loop().run_in_executor(self._devices[core], time.sleep, seconds)
         if self._failing_token_id >= 0 and (token_ids == self._failing_token_id).any():
             raise BackendError("a token that the test chose")
@@ -69,36 +66,31 @@ class FakeBackend:
         return outputs
 
     def close(self) -> None:
-        """See Backend."""
         for device in self._devices:
             device.shutdown(wait=True, cancel_futures=True)
 
     def _numbers(self, inputs: Arrays) -> tuple[Array, Array]:
-        """The token ids and the mask, or an image's levels, of which each counts."""
-        if self._spec.image:
-            (pixels,) = inputs.values()
-            levels = pixels.reshape(len(pixels), -1).astype(np.int64)
-            return levels, np.ones(levels.shape, bool)
-        return inputs["input_ids"], inputs["attention_mask"].astype(bool)
-
-    def _shape(self, inputs: Arrays) -> tuple[int, int]:
-        """Rows and tokens."""
-        array = next(iter(inputs.values()))
-        return len(array), self._spec.image.tokens if self._spec.image else array.shape[1]
+        """The token ids and the mask; or an image's levels, of which each counts."""
+        if "input_ids" in inputs:
+            return inputs["input_ids"], inputs["attention_mask"].astype(bool)
+        (pixels,) = inputs.values()
+        levels = pixels.reshape(len(pixels), -1).astype(np.int64)
+        return levels, np.ones(levels.shape, bool)
 
     def _check(self, core: int, inputs: Arrays) -> None:
         problems = []
-        if not 0 <= core < self._cores:
-            problems.append(f"core {core} of {self._cores}")
+        if not 0 <= core < self.cores:
+            problems.append(f"core {core} of {self.cores}")
         if tuple(inputs) != self._spec.inputs:
             problems.append(f"inputs {tuple(inputs)}, expected {self._spec.inputs}")
-        problems += self._problems_of_image(inputs, self._spec.image) if self._spec.image else self._problems_of_tokens(inputs)
+        else:
+            problems += self._problems_of_tokens(inputs) if "input_ids" in inputs else self._problems_of_pixels(inputs)
         if problems:
             raise BackendError("; ".join(problems))
 
-    def _problems_of_image(self, inputs: Arrays, image: ImageSpec) -> list[str]:
-        expected = (3, *image.size)
-        return [f"{array.dtype}{array.shape}" for array in inputs.values() if array.dtype != np.uint8 or array.shape[1:] != expected]
+    def _problems_of_pixels(self, inputs: Arrays) -> list[str]:
+        (expected,), (array,) = self._kind.shortest().values(), inputs.values()
+        return [] if (array.dtype, array.shape[1:]) == (expected.dtype, expected.shape) else [f"{array.dtype}{array.shape}"]
 
     def _problems_of_tokens(self, inputs: Arrays) -> list[str]:
         problems = []
@@ -114,7 +106,7 @@ class FakeBackend:
         return problems
 
     def _output(self, index: int, axes: tuple[int | str, ...], token_ids: Array, mask: Array) -> Array:
-        placed = token_ids * mask * self._positions[: token_ids.shape[1]]
+        placed = token_ids * mask * np.arange(1, token_ids.shape[1] + 1)
         if axes == ("tokens",):
             return np.where(mask, np.sin(placed + index), np.nan).astype(np.float32)
         (width,) = (axis for axis in axes if isinstance(axis, int))

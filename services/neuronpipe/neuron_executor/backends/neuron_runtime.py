@@ -1,15 +1,14 @@
 """The Neuron runtime of this process: it owns the cores, however many models are loaded on them."""
 
-import contextlib
 import functools
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from neuronpipe.core.neuron import sdk_words
 from neuronpipe.neuron_executor.backends.base import CoreLost
+from neuronpipe.runtimes.neuron import sdk_words
 
 # NRT status codes after which a core computes no more: 101 EXEC_UNIT_UNRECOVERABLE, 6 HW_ERROR, 1200 to 1206 hardware.
 # Source: nrt_status.rst of aws-neuron/aws-neuron-sdk.
@@ -17,15 +16,14 @@ _FATAL = re.compile(r"status=(?:101|6|120\d)\b|UNRECOVERABLE|NRT_HW_ERROR")
 
 
 class NeuronRuntime:
-    """Loads traces onto cores and runs them, each core's within its own turns. Cores are counted from 0 within those of this process."""
+    """Loads traces onto cores, and knows which of them are lost. Cores are counted from 0 within those of this process."""
 
     def __init__(self) -> None:
         self._sdk = import_module("torch_neuronx")
         self.version = str(self._sdk.__version__)
         # The context that places a model is the process's, not a thread's.
         self._load_lock = threading.Lock()
-        self._turns: dict[int, threading.Semaphore] = {}
-        self._turns_lock = threading.Lock()
+        self._lost_lock = threading.Lock()
         self._lost: dict[int, str] = {}
 
     def load(self, read: Callable[[], Any], core: int) -> Any:
@@ -37,19 +35,14 @@ class NeuronRuntime:
         """A placement function, where this release of the SDK has it: in `experimental` before 2.25."""
         return getattr(self._sdk, name, None) or getattr(self._sdk.experimental, name)
 
-    @contextlib.contextmanager
-    def turn(self, core: int, in_flight: int) -> Iterator[None]:
-        """For one execution of any model. Raises CoreLost."""
-        with self._turns_lock:
-            turns = self._turns.setdefault(core, threading.Semaphore(in_flight))
-        with turns:
-            if core in self._lost:
-                raise self._lost_before(core)
-            yield
+    def check(self, core: int) -> None:
+        """To be called before an execution of any model. Raises CoreLost."""
+        if core in self._lost:
+            raise self._lost_before(core)
 
     def lose(self, core: int, error: BaseException) -> CoreLost:
         """Gives up a core for all models; the error to raise. A batch that finds it lost already was only made ready for it."""
-        with self._turns_lock:
+        with self._lost_lock:
             if core in self._lost:
                 return self._lost_before(core)
             self._lost[core] = sdk_words(str(error))

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from neuronpipe.core.buckets import Bucket, BucketPlan, cut_bucket, fill_bucket
+from neuronpipe.bundles.buckets import Bucket, BucketPlan, cut_bucket, fill_bucket
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log_warning
-from neuronpipe.core.neuron import DOUBLE_SUFFIX, DOUBLES_VARIABLE, allows_doubles, core_count, sdk_release, sdk_words
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.neuron_executor.backends.base import BackendError, LoadRequest
+from neuronpipe.neuron_executor.backends.base import BackendError, BackendRequest, Finish, Prepare, ResultT
 from neuronpipe.neuron_executor.backends.neuron_runtime import neuron_runtime
+from neuronpipe.runtimes.neuron import DOUBLE_SUFFIX, DOUBLES_VARIABLE, allows_doubles, core_count, sdk_release, sdk_words
 
 _SDK_VERSION = "torch-neuronx"
 
@@ -22,7 +22,7 @@ _SDK_VERSION = "torch-neuronx"
 class NeuronxBackend:
     """See Backend. One execution at a time on a core; with two in flight the next one waits in the runtime, its inputs made ready."""
 
-    def __init__(self, request: LoadRequest) -> None:
+    def __init__(self, request: BackendRequest) -> None:
         self._name = request.spec.name
         self._inputs = request.spec.inputs
         self._outputs = [output.name for output in request.spec.outputs]
@@ -43,7 +43,7 @@ class NeuronxBackend:
         ]
         self._threads = ThreadPoolExecutor(max_workers=self.cores * self.in_flight, thread_name_prefix=f"core-{self._name}")
 
-    def _check_versions(self, request: LoadRequest) -> None:
+    def _check_versions(self, request: BackendRequest) -> None:
         compiled, here = request.versions.get(_SDK_VERSION, ""), self._runtime.version
         if compiled.endswith(DOUBLE_SUFFIX) and not here.endswith(DOUBLE_SUFFIX):
             raise SetupError(
@@ -78,12 +78,10 @@ class NeuronxBackend:
             raise SetupError(f"{path}: cannot be loaded on core {core}: {_advice(error)}") from error
 
     def round_tokens(self, tokens: int) -> int:
-        """See Backend."""
         return self.buckets.round_tokens(tokens)
 
-    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
-        """See Backend."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._compute, core, inputs)
+    async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: finish(self._compute(core, prepare())))
 
     def _compute(self, core: int, inputs: Arrays) -> dict[str, Array]:
         rows, tokens = inputs["input_ids"].shape
@@ -94,8 +92,8 @@ class NeuronxBackend:
             raise BackendError(f"no bucket holds {rows} x {tokens} tokens; there are: {', '.join(map(str, self.buckets.buckets))}")
         filled = fill_bucket(inputs, bucket, self._pad_token_id)
         tensors = tuple(torch.from_numpy(filled[name]) for name in self._inputs)  # by name: a trace knows positions only
-        with self._runtime.turn(core, self.in_flight):
-            outputs = self._execute(core, bucket, tensors)
+        self._runtime.check(core)
+        outputs = self._execute(core, bucket, tensors)
         arrays = {name: output.float().numpy() for name, output in zip(self._outputs, outputs, strict=True)}
         return {name: array[:, :tokens] if name in self._per_token else array for name, array in cut_bucket(arrays, rows).items()}
 

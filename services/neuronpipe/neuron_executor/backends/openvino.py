@@ -5,10 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log_warning
-from neuronpipe.core.openvino import engine, has_bfloat16, openvino
-from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.neuron_executor.backends.base import BackendError, LoadRequest
-from neuronpipe.neuron_executor.backends.cpus import available_cpus
+from neuronpipe.neuron_executor.backends.base import BackendError, BackendRequest, Finish, Prepare, ResultT
+from neuronpipe.runtimes.cpus import cpu_threads
+from neuronpipe.runtimes.openvino import engine, has_bfloat16, openvino
 
 # Lengths in steps: every new shape costs OpenVINO 1.5 ms once (measured 2026-11-21), and padding by up to 3 tokens costs little.
 _TOKEN_STEP = 4
@@ -22,7 +21,7 @@ class OpenVinoBackend:
     buckets = None
     in_flight = 1
 
-    def __init__(self, request: LoadRequest) -> None:
+    def __init__(self, request: BackendRequest) -> None:
         model_file = next((path for path in request.files if path.suffix == ".xml"), None)
         if model_file is None:
             raise SetupError(f"model {request.spec.name!r}: its openvino artefact names no .xml file; compile it again")
@@ -49,44 +48,35 @@ class OpenVinoBackend:
         self._wide_request = wide.create_infer_request()
 
     def round_tokens(self, tokens: int) -> int:
-        """See Backend."""
         return min(-(-tokens // _TOKEN_STEP) * _TOKEN_STEP, self._max_tokens)
 
-    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
-        """See Backend."""
+    async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
         request = self._wide_request if is_alone else self._requests[core]
         # Not start_async with a callback: on OpenVINO 2026.4 a batch that fails does not call back. Nor is it faster: a synchronous batch
         # is computed by the thread that asks for it, with those of its stream.
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._compute, request, inputs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._compute, request, prepare, finish)
 
-    def _compute(self, request: openvino.InferRequest, inputs: Arrays) -> dict[str, Array]:
+    def _compute(self, request: openvino.InferRequest, prepare: Prepare, finish: Finish[ResultT]) -> ResultT:
+        inputs = dict(prepare())
         try:
-            request.infer(dict(inputs), share_inputs=True)
+            request.infer(inputs, share_inputs=True)
         except RuntimeError as error:
             # On OpenVINO 2026.4 a stream on which a batch failed may fail for good with other batches. Compiling took 0.2 s with MiniLM.
             self._compile()
             raise BackendError("OpenVINO could not compute a batch") from error
-        # The request's tensors are overwritten by its next batch.
-        return {name: request.get_tensor(name).data.copy() for name in self._outputs}
+        return finish({name: request.get_tensor(name).data for name in self._outputs})
 
     def close(self) -> None:
-        """See Backend."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         del self._requests, self._wide_request, self._model
 
-    def _warn_of_precision(self, request: LoadRequest) -> None:
+    def _warn_of_precision(self, request: BackendRequest) -> None:
         asked = request.properties.get(_PRECISION, "f32")
         if asked == "bf16" and not has_bfloat16():
             log_warning("this CPU has no bfloat16 instructions; the model computes in float32", model=request.spec.name)
 
 
-def _resources(request: LoadRequest) -> tuple[int, int]:
+def _resources(request: BackendRequest) -> tuple[int, int]:
     """Threads and streams to use. Raises SetupError for more than there are CPUs."""
-    cpus = available_cpus()
-    threads = request.threads or cpus
-    streams = request.cores or threads
-    if threads > cpus:
-        raise SetupError(f"threads: {threads}, there are {cpus} CPUs for this process")
-    if streams > threads:
-        raise SetupError(f"cores: {streams}, each needs a thread of its own and there are {threads}")
-    return threads, streams
+    threads = cpu_threads(request.threads, request.cores)
+    return threads, request.cores or threads

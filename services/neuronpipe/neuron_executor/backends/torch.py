@@ -13,8 +13,8 @@ import torch
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.neuron_executor.backends.base import BackendError, CoreLost, LoadRequest
-from neuronpipe.neuron_executor.backends.cpus import available_cpus
+from neuronpipe.neuron_executor.backends.base import BackendError, BackendRequest, CoreLost, Finish, Prepare, ResultT
+from neuronpipe.runtimes.cpus import cpu_threads
 
 # Lengths in steps, so that sequences share batches; tensor cores work on multiples of 8.
 _TOKEN_STEP = {"cuda": 8, "cpu": 4}
@@ -25,7 +25,7 @@ class TorchBackend:
 
     buckets = None
 
-    def __init__(self, request: LoadRequest) -> None:
+    def __init__(self, request: BackendRequest) -> None:
         path = next((path for path in request.files if path.suffix == ".pt2"), None)
         if path is None:
             raise SetupError(f"model {request.spec.name!r}: its torch artefact names no .pt2 file; compile it again")
@@ -44,12 +44,10 @@ class TorchBackend:
         self._threads = ThreadPoolExecutor(max_workers=self.cores * self.in_flight, thread_name_prefix=f"core-{request.spec.name}")
 
     def round_tokens(self, tokens: int) -> int:
-        """See Backend."""
         return min(-(-tokens // self._step) * self._step, self._max_tokens)
 
-    async def run(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
-        """See Backend."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._compute, core, inputs)
+    async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: finish(self._compute(core, prepare())))
 
     def _compute(self, core: int, inputs: Arrays) -> dict[str, Array]:
         device, program = self._cores[core]
@@ -69,25 +67,18 @@ class TorchBackend:
             raise BackendError(f"PyTorch could not compute a batch on {device}") from error
 
     def close(self) -> None:
-        """See Backend."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._cores.clear()
 
 
-def _cores(kind: str, request: LoadRequest) -> int:
+def _cores(kind: str, request: BackendRequest) -> int:
     """Sets the CPU's threads too, which all models of the process share. Raises SetupError for more than there are."""
     if kind == "cuda":
         devices = torch.cuda.device_count()
         if request.cores > devices:
             raise SetupError(f"cores: {request.cores}, there are {devices} GPUs")
         return request.cores or devices
-    cpus = available_cpus()
-    threads = request.threads or cpus
-    if threads > cpus:
-        raise SetupError(f"threads: {threads}, there are {cpus} CPUs for this process")
-    if request.cores > threads:
-        raise SetupError(f"cores: {request.cores}, each needs a thread of its own and there are {threads}")
-    cores = request.cores or 1
+    threads, cores = cpu_threads(request.threads, request.cores), request.cores or 1
     torch.set_num_threads(max(1, threads // cores))
     return cores
 

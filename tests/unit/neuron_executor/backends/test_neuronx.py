@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from neuronpipe.core.buckets import parse_bucket
+from neuronpipe.bundles.buckets import parse_bucket
 from neuronpipe.core.tensors import Array
-from neuronpipe.neuron_executor.backends.base import Backend, BackendError, CoreLost, LoadRequest
+from neuronpipe.neuron_executor.backends.base import Backend, BackendError, BackendRequest, CoreLost, compute
 from neuronpipe.neuron_executor.backends.neuron_runtime import neuron_runtime
 from tests.unit.model_specs import model_spec
 
@@ -46,7 +46,7 @@ def sdk(neuron_double: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def request_(sdk: Any, tmp_path: Path) -> LoadRequest:
+def request_(sdk: Any, tmp_path: Path) -> BackendRequest:
     files = []
     for text in _BUCKETS:
         bucket = parse_bucket(text)
@@ -57,17 +57,17 @@ def request_(sdk: Any, tmp_path: Path) -> LoadRequest:
         stamp = {"inputs": [{"name": name, "shape": [bucket.batch, bucket.tokens]} for name in _SPEC.inputs]}
         files[-1].write_text(json.dumps(stamp))
     versions = {"torch-neuronx": sdk.__version__}
-    return LoadRequest(_SPEC, files, {}, 2, 0, buckets=tuple(map(parse_bucket, _BUCKETS)), versions=versions)
+    return BackendRequest(_SPEC, files, {}, 2, 0, buckets=tuple(map(parse_bucket, _BUCKETS)), versions=versions)
 
 
-def _load(request: LoadRequest) -> Backend:
+def _load(request: BackendRequest) -> Backend:
     module = importlib.import_module("neuronpipe.neuron_executor.backends.neuronx")
     backend: Backend = module.NeuronxBackend(request)
     return backend
 
 
 @pytest.fixture
-def backend(request_: LoadRequest) -> Iterator[Backend]:
+def backend(request_: BackendRequest) -> Iterator[Backend]:
     backend = _load(request_)
     yield backend
     backend.close()
@@ -85,7 +85,7 @@ def _fault(tmp_path: Path, core: int, status: str) -> Path:
 
 
 async def test_a_batch_is_filled_up_to_its_bucket_and_cut_to_what_it_was(backend: Backend) -> None:
-    outputs = await backend.run(1, _batch([1, 2, 3], [4, 5, 6]))
+    outputs = await compute(backend, 1, _batch([1, 2, 3], [4, 5, 6]))
     assert outputs["start_logits"].tolist() == [[1, 2, 3], [4, 5, 6]]
     assert outputs["end_logits"].tolist() == [[0, 0, 0], [0, 0, 0]]
 
@@ -97,28 +97,28 @@ async def test_a_replica_of_every_bucket_is_on_every_core(backend: Backend, sdk:
 async def test_a_core_with_a_hardware_fault_is_lost_for_good_and_another_goes_on(backend: Backend, tmp_path: Path) -> None:
     fault = _fault(tmp_path, 1, "101")
     with pytest.raises(CoreLost, match=r"core 1 was lost: .*status=101"):
-        await backend.run(1, _batch([1]))
+        await compute(backend, 1, _batch([1]))
     fault.unlink()
     with pytest.raises(CoreLost):
-        await backend.run(1, _batch([1]))
-    assert (await backend.run(0, _batch([7])))["start_logits"].tolist() == [[7]]
+        await compute(backend, 1, _batch([1]))
+    assert (await compute(backend, 0, _batch([7])))["start_logits"].tolist() == [[7]]
 
 
-async def test_a_lost_core_is_lost_for_every_model_on_it(backend: Backend, request_: LoadRequest, tmp_path: Path) -> None:
+async def test_a_lost_core_is_lost_for_every_model_on_it(backend: Backend, request_: BackendRequest, tmp_path: Path) -> None:
     other = _load(request_)
     _fault(tmp_path, 0, "1201")
     with pytest.raises(CoreLost):
-        await backend.run(0, _batch([1]))
+        await compute(backend, 0, _batch([1]))
     with pytest.raises(CoreLost) as lost:
-        await other.run(0, _batch([1]))
+        await compute(other, 0, _batch([1]))
     assert not lost.value.has_begun
     other.close()
 
 
-async def test_of_batches_handed_to_a_core_at_once_it_is_lost_through_one(request_: LoadRequest, tmp_path: Path) -> None:
+async def test_of_batches_handed_to_a_core_at_once_it_is_lost_through_one(request_: BackendRequest, tmp_path: Path) -> None:
     backend = _load(replace(request_, in_flight=2))
     _fault(tmp_path, 0, "101")
-    lost = await asyncio.gather(backend.run(0, _batch([1])), backend.run(0, _batch([2])), return_exceptions=True)
+    lost = await asyncio.gather(compute(backend, 0, _batch([1])), compute(backend, 0, _batch([2])), return_exceptions=True)
     assert sorted(one.has_begun for one in lost if isinstance(one, CoreLost)) == [False, True]
     backend.close()
 
@@ -126,19 +126,19 @@ async def test_of_batches_handed_to_a_core_at_once_it_is_lost_through_one(reques
 async def test_a_core_that_fails_a_batch_and_then_a_known_one_is_lost(backend: Backend, tmp_path: Path) -> None:
     _fault(tmp_path, 0, "5")  # a timeout, which may be anybody's fault
     with pytest.raises(CoreLost):
-        await backend.run(0, _batch([1]))
+        await compute(backend, 0, _batch([1]))
 
 
 async def test_a_batch_that_a_core_cannot_compute_leaves_the_core_as_it_was(backend: Backend) -> None:
     with pytest.raises(BackendError) as raised:
-        await backend.run(0, _batch([1000]))  # the first id that is not in the table
+        await compute(backend, 0, _batch([1000]))  # the first id that is not in the table
     assert not isinstance(raised.value, CoreLost)
-    assert (await backend.run(0, _batch([7])))["start_logits"].tolist() == [[7]]
+    assert (await compute(backend, 0, _batch([7])))["start_logits"].tolist() == [[7]]
 
 
 async def test_a_batch_that_no_bucket_holds_is_refused_with_those_that_there_are(backend: Backend) -> None:
     with pytest.raises(BackendError, match="no bucket holds 5 x 3 tokens; there are: 1x8, 4x16"):
-        await backend.run(0, _batch(*[[1, 2, 3]] * 5))
+        await compute(backend, 0, _batch(*[[1, 2, 3]] * 5))
 
 
 async def test_no_row_reaches_the_device_without_a_token(backend: Backend, monkeypatch: pytest.MonkeyPatch, sdk: Any) -> None:
@@ -151,6 +151,6 @@ async def test_no_row_reaches_the_device_without_a_token(backend: Backend, monke
         return outputs
 
     monkeypatch.setattr(sdk._runtime.Core, "execute", noted)
-    await backend.run(0, _batch([1, 2], [3, 4]))
+    await compute(backend, 0, _batch([1, 2], [3, 4]))
     assert masks[0].shape == (4, 16)
     assert (masks[0].sum(dim=1) > 0).all()

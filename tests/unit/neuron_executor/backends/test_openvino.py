@@ -7,7 +7,7 @@ import pytest
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.neuron_executor.backends import openvino
-from neuronpipe.neuron_executor.backends.base import LoadRequest
+from neuronpipe.neuron_executor.backends.base import BackendRequest
 from tests.unit.model_specs import model_spec
 
 # (threads, streams) by what was asked for, of four CPUs.
@@ -16,11 +16,11 @@ TAKEN: Mapping[tuple[int, int], tuple[int, int]] = {(0, 0): (4, 4), (2, 0): (2, 
 
 @pytest.fixture(autouse=True)
 def four_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openvino, "available_cpus", lambda: 4)
+    monkeypatch.setattr("neuronpipe.runtimes.cpus.available_cpus", lambda: 4)
 
 
-def _request(**resources: Any) -> LoadRequest:
-    return LoadRequest(model_spec(), [], {}, **resources)
+def _request(**resources: Any) -> BackendRequest:
+    return BackendRequest(model_spec(), [], {}, **resources)
 
 
 @pytest.mark.parametrize("asked", TAKEN)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import transformers
 
-from neuronpipe.bundles.compiler.modules import SourceModule, set_attention
+from neuronpipe.bundles.compiler.modules import SourceModule, pretrained_model
+from neuronpipe.bundles.compiler.source_checks import check_tokens
 from neuronpipe.bundles.compiler.tasks import (
     feature_extraction,
     fill_mask,
@@ -19,6 +20,7 @@ from neuronpipe.bundles.compiler.tasks import (
 )
 from neuronpipe.bundles.compiler.tasks.base import SourceTask
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
+from neuronpipe.bundles.compiler.weights import check_missing
 
 SOURCE_TASKS: dict[str, SourceTask] = {
     "text_classification": text_classification.TASK,
@@ -42,6 +44,8 @@ def load_module(folder: Path, task: str, tokenizer: SourceTokenizer, attention: 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     module = SOURCE_TASKS[task].load(folder, tokenizer)
+    check_tokens(folder, module)
+    check_missing(folder, module, SOURCE_TASKS[task].encode(module, ["one text"]))
     if attention:
-        set_attention(module, attention)
+        pretrained_model(module.module).set_attn_implementation(attention)
     return module

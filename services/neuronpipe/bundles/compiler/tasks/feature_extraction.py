@@ -5,16 +5,18 @@ from pathlib import Path
 import numpy as np
 import transformers
 
-from neuronpipe.bundles.compiler.modules import Named, SourceModule, load_weights, source_module
+from neuronpipe.bundles.compiler.modules import Named, SourceModule, source_module
 from neuronpipe.bundles.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
+from neuronpipe.bundles.compiler.weights import load_weights
+from neuronpipe.tasks.feature_extraction import FeatureFacts
 
 _OUTPUT = "last_hidden_state"
 
 
 def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     model = load_weights(transformers.AutoModel, folder)
-    facts = {"embedding_dimensions": model.config.hidden_size}
+    facts = {"feature_extraction": FeatureFacts(embedding_dimensions=model.config.hidden_size)}
     return source_module(Named(model, _OUTPUT), model, "feature_extraction", tokenizer, outputs=(_OUTPUT,), per_token=True, facts=facts)
 
 

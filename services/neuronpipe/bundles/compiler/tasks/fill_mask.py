@@ -9,10 +9,12 @@ import numpy as np
 import torch
 import transformers
 
-from neuronpipe.bundles.compiler.modules import SourceModule, load_weights, source_module
+from neuronpipe.bundles.compiler.modules import SourceModule, source_module
 from neuronpipe.bundles.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
+from neuronpipe.bundles.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError
+from neuronpipe.tasks.fill_mask import FillMaskFacts
 
 _POSITION = "mask_position"
 
@@ -69,7 +71,7 @@ def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     if own.mask_token_id is None:
         raise SetupError(f"{folder}: its tokenizer has no mask token, so there is nothing to fill")
     model = load_weights(transformers.AutoModelForMaskedLM, folder)
-    facts = {"mask_token": str(own.mask_token), "mask_token_id": int(own.mask_token_id)}
+    facts = {"fill_mask": FillMaskFacts(mask_token=str(own.mask_token), mask_token_id=int(own.mask_token_id))}
     return source_module(_AtPosition(model), model, "fill_mask", tokenizer, outputs=("logits",), facts=facts, further_inputs=(_POSITION,))
 
 
@@ -81,7 +83,7 @@ def _encode(module: SourceModule, texts: Sequence[str]) -> Batch:
     middle = batch["attention_mask"].sum(axis=1) // 2
     batch[_POSITION] = np.zeros_like(batch["input_ids"])
     batch[_POSITION][rows, middle] = 1
-    batch["input_ids"][rows, middle] = module.facts["mask_token_id"]
+    batch["input_ids"][rows, middle] = module.fact("mask_token_id")
     return batch
 
 

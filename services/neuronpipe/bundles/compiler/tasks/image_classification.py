@@ -9,10 +9,12 @@ import torch
 import transformers
 
 from neuronpipe.bundles.compiler.image_processors import Normalize, load_image_processor, sample_pixels
-from neuronpipe.bundles.compiler.modules import SourceModule, load_weights
+from neuronpipe.bundles.compiler.modules import SourceModule
+from neuronpipe.bundles.compiler.source_checks import check_labels
 from neuronpipe.bundles.compiler.tasks.base import Batch, SourceTask
-from neuronpipe.bundles.compiler.tasks.text_classification import classifier_facts, same_best_label
+from neuronpipe.bundles.compiler.tasks.text_classification import classifier_facts, labels_of, same_best_label
 from neuronpipe.bundles.compiler.tokenizers import NO_TOKENIZER, SourceTokenizer
+from neuronpipe.bundles.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError
 
 _INPUT, _OUTPUT = "pixels", "logits"
@@ -34,6 +36,7 @@ class _Classifier(torch.nn.Module):
 def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     processor = load_image_processor(folder)
     model = load_weights(transformers.AutoModelForImageClassification, folder)
+    check_labels(folder, model.config)
     module = _Classifier(processor.normalize, model).eval()
     height, width = processor.spec.size
     try:
@@ -51,14 +54,17 @@ def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
         max_tokens=processor.spec.tokens,
         config=model.config,
         tokenizer=tokenizer,
-        facts=classifier_facts(model.config) | {"image": processor.spec, "vocabulary_size": 0},
+        labels=labels_of(model.config),
+        image=processor.spec,
+        facts={"image_classification": classifier_facts(model.config)},
         remarks={"images": f"{width} x {height} pixels"},
     )
 
 
 def _encode(module: SourceModule, texts: Sequence[str]) -> Batch:
     """An image for each text, by its words."""
-    return {_INPUT: np.stack([sample_pixels(module.facts["image"], zlib.crc32(text.encode())) for text in texts])}
+    assert module.image is not None  # noqa: S101 (as _load made it)
+    return {_INPUT: np.stack([sample_pixels(module.image, zlib.crc32(text.encode())) for text in texts])}
 
 
 TASK = SourceTask(

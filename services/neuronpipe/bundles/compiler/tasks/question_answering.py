@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import transformers
 
-from neuronpipe.bundles.compiler.modules import Named, SourceModule, load_weights, source_module
+from neuronpipe.bundles.compiler.modules import Named, SourceModule, source_module
 from neuronpipe.bundles.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
+from neuronpipe.bundles.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError
+from neuronpipe.tasks.question_answering import QuestionAnsweringFacts
 
 _OUTPUTS = ("start_logits", "end_logits")
 
@@ -21,7 +23,8 @@ def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     if tokenizer.transformers_tokenizer.padding_side != "right":
         raise SetupError(f"{folder}: pads on the left, so it reads the context before the question, which is not supported")
     model = load_weights(transformers.AutoModelForQuestionAnswering, folder)
-    return source_module(Named(model, *_OUTPUTS), model, "question_answering", tokenizer, outputs=_OUTPUTS, per_token=True)
+    facts = {"question_answering": QuestionAnsweringFacts(cls_token_id=tokenizer.cls_token_id)}
+    return source_module(Named(model, *_OUTPUTS), model, "question_answering", tokenizer, outputs=_OUTPUTS, per_token=True, facts=facts)
 
 
 def _encode(module: SourceModule, texts: Sequence[str]) -> Batch:

@@ -6,10 +6,12 @@ import numpy as np
 import torch
 import transformers
 
-from neuronpipe.bundles.compiler.modules import Named, SourceModule, load_weights, source_module
+from neuronpipe.bundles.compiler.modules import Named, SourceModule, source_module
 from neuronpipe.bundles.compiler.sentence_transformers import read_sentence_transformer
 from neuronpipe.bundles.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
+from neuronpipe.bundles.compiler.weights import load_weights
+from neuronpipe.tasks.sentence_embedding import EmbeddingFacts
 
 _OUTPUT = "sentence_embedding"
 
@@ -38,12 +40,8 @@ def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentenc
     model = load_weights(transformers.AutoModel, parts.model_folder)
     module = _Embedding(model, parts.head)
     with torch.inference_mode():
-        example = module(torch.full((1, 1), tokenizer.pad_token_id), torch.ones((1, 1), dtype=torch.int64))
-    facts = {
-        "prompt": parts.prompt,
-        "embedding_dimensions": example[_OUTPUT].shape[1],
-        "also_answers": tuple(other for other in _TASKS if other != task),
-    }
+        example = module(torch.zeros((1, 1), dtype=torch.int64), torch.ones((1, 1), dtype=torch.int64))
+    facts = dict.fromkeys(_TASKS, EmbeddingFacts(embedding_dimensions=example[_OUTPUT].shape[1], prompt=parts.prompt))
     remarks = {"pooling": parts.head.describe()}
     return source_module(module, model, task, tokenizer, outputs=(_OUTPUT,), max_tokens=parts.max_tokens, facts=facts, remarks=remarks)
 

@@ -1,5 +1,6 @@
 """Text classification, compiled: the logits of a classifier. Two more tasks are served by the same graph, where its labels allow it."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,16 +9,19 @@ import numpy as np
 import transformers
 
 from neuronpipe.bundles.compiler.cross_encoders import entailing, ranking
-from neuronpipe.bundles.compiler.modules import Named, SourceModule, load_weights, source_module
+from neuronpipe.bundles.compiler.modules import Named, SourceModule, source_module
 from neuronpipe.bundles.compiler.sentence_transformers import read_limits
+from neuronpipe.bundles.compiler.source_checks import check_labels
 from neuronpipe.bundles.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
+from neuronpipe.bundles.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.model import ScoreFunctionName
+from neuronpipe.core.model import TaskFacts
+from neuronpipe.tasks.scores import ClassifierFacts, ScoreFunctionName
 
-# Task → what it needs to know of a model besides; raises SetupError for a model that cannot have it.
-_FACTS: Mapping[str, Callable[[Path, Any], dict[str, Any]]] = {
-    "text_classification": lambda folder, config: {},
+# Task → its facts of a model; raises SetupError for a model that cannot have it.
+_FACTS: Mapping[str, Callable[[Path, Any], TaskFacts]] = {
+    "text_classification": lambda folder, config: classifier_facts(config),
     "rerank": ranking,
     "zero_shot_classification": entailing,
 }
@@ -25,27 +29,28 @@ _FACTS: Mapping[str, Callable[[Path, Any], dict[str, Any]]] = {
 
 def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_classification") -> SourceModule:
     """A classifier for one of the tasks that its graph serves, which says which others it answers. Raises SetupError."""
-    _FACTS[task](folder, transformers.AutoConfig.from_pretrained(folder))  # before the weights are read in vain
+    config = transformers.AutoConfig.from_pretrained(folder)  # before the weights are read in vain
+    check_labels(folder, config)
+    _FACTS[task](folder, config)
     model = load_weights(transformers.AutoModelForSequenceClassification, folder)
-    facts = classifier_facts(model.config)
-    others = []
-    for other, find in _FACTS.items():
-        try:
-            facts |= find(folder, model.config)
-        except SetupError:
-            continue
-        others.append(other)
-    facts["also_answers"] = tuple(other for other in others if other != task)
+    facts = {}
+    for answered, find in _FACTS.items():
+        with contextlib.suppress(SetupError):
+            facts[answered] = find(folder, model.config)
+    labels = labels_of(model.config)
     limit = read_limits(folder).get("max_seq_length")
-    return source_module(Named(model, "logits"), model, task, tokenizer, outputs=("logits",), max_tokens=limit, facts=facts)
+    named = Named(model, "logits")
+    return source_module(named, model, task, tokenizer, outputs=("logits",), max_tokens=limit, labels=labels, facts=facts)
 
 
-def classifier_facts(config: Any) -> dict[str, Any]:
-    """A classifier's labels, and how its logits become scores, as fields of ModelSpec."""
-    return {
-        "labels": tuple(config.id2label[index] for index in range(config.num_labels)),
-        "score_function": _score_function(config),
-    }
+def labels_of(config: Any) -> tuple[str, ...]:
+    """A classifier's labels, in the order of its logits."""
+    return tuple(config.id2label[index] for index in range(config.num_labels))
+
+
+def classifier_facts(config: Any) -> ClassifierFacts:
+    """How a classifier's logits become scores."""
+    return ClassifierFacts(score_function=_score_function(config))
 
 
 def _score_function(config: Any) -> ScoreFunctionName:

@@ -5,16 +5,21 @@ from pathlib import Path
 import numpy as np
 import transformers
 
-from neuronpipe.bundles.compiler.modules import Named, SourceModule, load_weights, source_module
+from neuronpipe.bundles.compiler.modules import Named, SourceModule, source_module
+from neuronpipe.bundles.compiler.source_checks import check_labels
 from neuronpipe.bundles.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
+from neuronpipe.bundles.compiler.tasks.text_classification import labels_of
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
+from neuronpipe.bundles.compiler.weights import load_weights
+from neuronpipe.core.model import TaskFacts
 
 
 def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     model = load_weights(transformers.AutoModelForTokenClassification, folder)
-    facts = {"labels": tuple(model.config.id2label[index] for index in range(model.config.num_labels))}
+    check_labels(folder, model.config)
+    labels, facts = labels_of(model.config), {"token_classification": TaskFacts()}
     named = Named(model, "logits")
-    return source_module(named, model, "token_classification", tokenizer, outputs=("logits",), per_token=True, facts=facts)
+    return source_module(named, model, "token_classification", tokenizer, outputs=("logits",), per_token=True, labels=labels, facts=facts)
 
 
 def _same_best_labels(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:

@@ -1,0 +1,44 @@
+"""What accept and the process that measures for it hand each other: files in a folder."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+REQUEST_FILE, FOUND_FILE = "request.json", "found.json"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRequest:
+    """`batches` batches of comparison are in the folder as in-0.npz and so on; each of `shapes`, as 8x128, is measured for `seconds`."""
+
+    bundle: str
+    backend: str
+    cores: int
+    shapes: list[str]
+    seconds: float
+    batches: int
+
+
+def output_file(core: int, number: int) -> str:
+    """Where a core's outputs of a batch are."""
+    return f"out-{core}-{number}.npz"
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Arrays by name."""
+    np.savez(path, **arrays)
+
+
+def read_arrays(path: Path) -> dict[str, Any]:
+    """See write_arrays."""
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+def error_text(error: BaseException) -> str:
+    """An error and its cause, for the report."""
+    cause = error.__cause__
+    return f"{type(error).__name__}: {error}" + (f" <- {type(cause).__name__}: {cause}" if cause else "")

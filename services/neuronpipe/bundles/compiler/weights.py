@@ -1,0 +1,93 @@
+"""A model's weights: loaded in float32, and proved to be all that the task's graph reads."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from neuronpipe.bundles.compiler.architectures import prepare
+from neuronpipe.bundles.compiler.modules import SourceModule, pretrained_model
+from neuronpipe.bundles.compiler.sentence_transformers import transformer_folder
+from neuronpipe.bundles.compiler.source_checks import why_not_loaded
+from neuronpipe.core.errors import SetupError
+
+_SHOWN_KEYS = 4
+
+
+def load_weights(auto_class: Any, folder: Path) -> Any:
+    """A model in float32 and evaluation mode. Parameters that its files lack are 0 and the only ones that require gradients.
+
+    Raises SetupError for one that cannot be loaded, and for weights of another shape or with NaN or infinity.
+    """
+    folder = transformer_folder(folder)
+    try:
+        model, info = auto_class.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False
+        )
+    except Exception as error:  # a file that is missing or broken: each raises something else
+        raise SetupError(f"{folder}: transformers {transformers.__version__} cannot load it: {why_not_loaded(folder, error)}") from error
+    # transformers 5 says the shapes, too.
+    resized = sorted(key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"])
+    if resized:
+        raise SetupError(
+            f"{folder}: its weights {_shown(resized)} have another shape than config.json says, which has {model.config.num_labels} "
+            "labels; give the name of each label there (id2label and label2id)"
+        )
+    missing, parameters = sorted(info["missing_keys"]), dict(model.named_parameters(remove_duplicate=False))
+    _refuse_missing(folder, model, [name for name in missing if name not in parameters])  # buffers, which have no gradients
+    damaged = [name for name, tensor in model.state_dict().items() if name not in missing and not tensor.isfinite().all()]
+    if damaged:
+        raise SetupError(f"{folder}: its weights {_shown(damaged)} hold NaN or infinity; train the model again, or get its files again")
+    model.requires_grad_(False)
+    with torch.no_grad():  # two names may be of one parameter
+        for name in missing:
+            parameters[name].zero_().requires_grad_(True)
+    try:
+        prepare(model)
+    except SetupError as error:
+        raise SetupError(f"{folder}: {error}") from error
+    return model.eval()
+
+
+def check_missing(folder: Path, module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> None:
+    """Raises SetupError where the graph reads a parameter that the files lack."""
+    model = pretrained_model(module.module)
+    missing = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if missing:
+        try:
+            read = find_read(module, sample)
+        except Exception:  # a head for another number of labels, of which the files have none
+            read = missing
+        _refuse_missing(folder, model, read)
+        model.requires_grad_(False)
+
+
+def find_read(module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> list[str]:
+    """Of the parameters that require gradients the names of those that the graph reads: an output for `sample` has a gradient by them."""
+    candidates = {name: one for name, one in pretrained_model(module.module).named_parameters() if one.requires_grad}
+    outputs = module.module(**{name: torch.from_numpy(sample[name]) for name in module.inputs})
+    differentiable = [output.sum() for output in outputs.values() if output.requires_grad]
+    if not differentiable:
+        return []
+    gradients = torch.autograd.grad(differentiable, [*candidates.values()], allow_unused=True)
+    return [name for name, gradient in zip(candidates, gradients, strict=True) if gradient is not None]
+
+
+def _refuse_missing(folder: Path, model: Any, names: Sequence[str]) -> None:
+    if not names:
+        return
+    loaded = type(model).__name__
+    trained = (model.config.architectures or [loaded])[0]
+    reason = (
+        f"its files lost what a {trained} is made of; save the model again"
+        if trained == loaded
+        else f"the model was not trained for this task; it is a {trained}, not a {loaded}: leave out --task, or train it for the task first"
+    )
+    raise SetupError(f"{folder}: its weights lack {_shown(sorted(names))}: {reason}")
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN_KEYS])

@@ -1,0 +1,129 @@
+"""The models that a process serves: each opened and closed by itself, in one table that changes at once."""
+
+import asyncio
+import enum
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Generic, TypeVar
+
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.errors import SetupError, Unavailable
+from neuronpipe.core.items import ModelKey
+from neuronpipe.core.model import ModelSpec, ModelTable
+
+ResourceT = TypeVar("ResourceT")
+
+
+class ModelState(enum.Enum):
+    """The states of a served model, in their order."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+class ServedModel(Generic[ResourceT]):
+    """One version of one model with what this process has of it. Made by `ServedModels`."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
+        self.state = ModelState.LOADING
+        self.resource: ResourceT
+        self._stack = AsyncExitStack()
+        self._uses = 0
+        self._is_unused = asyncio.Event()
+        self._is_unused.set()
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model."""
+        return self.bundle.spec
+
+    @property
+    def key(self) -> ModelKey:
+        """The model's name and version."""
+        return ModelKey(*self.bundle.key)
+
+    @contextmanager
+    def use(self) -> Iterator[ResourceT]:
+        """What this process has of the model, which is not closed before the block ends. Raises Unavailable for one that is closing."""
+        if self.state is not ModelState.READY:
+            raise Unavailable(f"model {self.spec.name!r} version {self.spec.version} is {self.state.value}")
+        self._uses += 1
+        self._is_unused.clear()
+        try:
+            yield self.resource
+        finally:
+            self._uses -= 1
+            if not self._uses:
+                self._is_unused.set()
+
+    async def open(self, resource: AbstractAsyncContextManager[ResourceT]) -> None:
+        """Loads the model. Raises what its loading does."""
+        self.resource = await self._stack.enter_async_context(resource)
+        self.state = ModelState.READY
+
+    async def close(self) -> None:
+        """Waits for those that use the model, and unloads it."""
+        self.state = ModelState.DRAINING
+        await self._is_unused.wait()
+        self.state = ModelState.CLOSED
+        await self._stack.aclose()
+
+
+class ServedModels(Generic[ResourceT]):
+    """A process's models. Whoever looks one up sees the table of that moment."""
+
+    def __init__(self, open_model: Callable[[Bundle], AbstractAsyncContextManager[ResourceT]]) -> None:
+        self._open_model = open_model
+        self.table: ModelTable[ServedModel[ResourceT]] = ModelTable({})
+        self._watchers: list[Callable[[], None]] = []
+        self._opening: set[ModelKey] = set()
+
+    @property
+    def keys(self) -> frozenset[ModelKey]:
+        """The models that are ready."""
+        return frozenset(model.key for model in self.table)
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Calls `changed` after each change of the table; the function that is returned ends that."""
+        self._watchers.append(changed)
+        return lambda: self._watchers.remove(changed)
+
+    async def open(self, bundle: Bundle) -> None:
+        """Loads a model, and serves it once it is ready. Raises SetupError for one that is served already, and what loading raises."""
+        model: ServedModel[ResourceT] = ServedModel(bundle)
+        if model.key in self.keys | self._opening:
+            raise SetupError(f"{bundle.folder}: model {bundle.spec.name!r} version {bundle.spec.version} is served already")
+        self._opening.add(model.key)
+        try:
+            await model.open(self._open_model(bundle))
+        finally:
+            self._opening.remove(model.key)
+        self._replace([*self.table, model])
+
+    async def close(self, key: ModelKey) -> None:
+        """Serves a model no longer, waits for those that use it, and unloads it. Does nothing where it is not served."""
+        closing = [model for model in self.table if model.key == key]
+        if closing:
+            self._replace([model for model in self.table if model.key != key])
+            await closing[0].close()
+
+    def _replace(self, models: list[ServedModel[ResourceT]]) -> None:
+        self.table = ModelTable({(model.spec.name, model.spec.version): model for model in models})
+        for changed in list(self._watchers):
+            changed()
+
+
+@asynccontextmanager
+async def running_models(models: ServedModels[ResourceT], bundles: list[Bundle]) -> AsyncIterator[ServedModels[ResourceT]]:
+    """Opens these models in a table, and closes whatever it holds with the block, the last one first. Raises what loading raises."""
+    async with AsyncExitStack() as closing:  # which closes the others also where one cannot be closed
+        try:
+            for bundle in bundles:
+                await models.open(bundle)
+            yield models
+        finally:
+            for model in models.table:
+                closing.push_async_callback(models.close, model.key)

@@ -1,0 +1,52 @@
+"""What waits to be stored in Redis."""
+
+from typing import Generic
+
+from neuronpipe.cache.sealing import ValueCodec, ValueT, seal
+
+# More is dropped, since whoever needs it computes it.
+_MAX_BYTES = 8 << 20
+# A value larger than this is not worth its place in a shared cache.
+_MAX_VALUE_BYTES = 1 << 20
+# Packed and sealed in one pass of the event loop, which takes 1 ms, but for a single value that is larger.
+_MAX_BATCH_BYTES = 256 << 10
+
+
+class Unstored(Generic[ValueT]):
+    """Values that are packed only when their turn comes, the first one first."""
+
+    def __init__(self, codec: ValueCodec[ValueT]) -> None:
+        self._codec = codec
+        # With the size of each.
+        self._values: dict[bytes, tuple[ValueT, int]] = {}
+        self._size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, key: bytes, value: ValueT) -> None:
+        """Takes a value where there is room for it."""
+        size_bytes = self._codec.size_bytes(value)
+        if size_bytes > _MAX_VALUE_BYTES or self._size_bytes + size_bytes > _MAX_BYTES:
+            return
+        if before := self._values.get(key):
+            self._size_bytes -= before[1]
+        self._values[key] = value, size_bytes
+        self._size_bytes += size_bytes
+
+    def next_sealed(self, max_values: int) -> dict[bytes, bytes]:
+        """Some values, sealed, which wait no longer."""
+        batch: dict[bytes, bytes] = {}
+        taken_bytes = 0
+        while self._values and len(batch) < max_values and taken_bytes < _MAX_BATCH_BYTES:
+            key = next(iter(self._values))
+            value, size_bytes = self._values.pop(key)
+            taken_bytes += size_bytes
+            batch[key] = seal(key, self._codec.pack(value))
+        self._size_bytes -= taken_bytes
+        return batch
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._values.clear()
+        self._size_bytes = 0

@@ -1,0 +1,66 @@
+"""The command line. Each command is a file here of its name with HELP, EXTRA, `add_options(parser)` and `run(options)`.
+
+EXTRA is what of pyproject.toml's extras installs what the command needs; "" where the package alone does.
+
+What a command needs is imported as it runs: `infer` must work where only the client is installed.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from neuronpipe import __version__
+from neuronpipe.cli.parser import CommandParser
+from neuronpipe.core.errors import NeuronpipeError, SetupError
+
+COMMANDS = ("compile", "accept", "serve", "infer", "trace", "models", "health", "load", "cache")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command. Exit codes: 0 done, 1 the request failed, 2 the command, a setting or a bundle is at fault."""
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    try:
+        options.run(options)
+    except SetupError as error:
+        _exit(str(error), 2)
+    except NeuronpipeError as error:
+        _exit(f"{error.reason}: {error.message}", 1)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] == "neuronpipe":
+            raise
+        wanted = f"'neuronpipe[{options.extra}]'" if options.extra else "neuronpipe"
+        _exit(f"{options.command} needs the package {error.name}, which is not installed: pip install {wanted}", 2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _exit(message: str, code: int) -> None:
+    print(f"neuronpipe: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _parser()
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:  # Python keeps bytes of the command line that are no UTF-8 as halves of characters
+            parser.error(f"argument {argument!r}: not valid UTF-8")
+    return parser.parse_args(arguments)
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(prog="neuronpipe", description="Transformers served over gRPC as a pipeline of services.")
+    parser.add_argument("--version", action="version", version=f"neuronpipe {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        command = importlib.import_module(f"neuronpipe.cli.{name}")
+        command_parser = commands.add_parser(name, help=command.HELP)
+        command.add_options(command_parser)
+        command_parser.set_defaults(run=command.run, command=name, extra=command.EXTRA)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""`neuronpipe accept`: its options, and what it measures. Imports what it needs only as it runs."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from neuronpipe.cli.ending import ending_on_sigterm
+from neuronpipe.core.errors import SetupError
+
+HELP = "compile and measure models on this machine, into a report folder"
+EXTRA = "compile"
+
+_SHAPES = ("1x128", "8x128")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="folders of models, or ids on the Hub: a small one and a base one")
+    parser.add_argument("--task", required=True, help="the task of all of them")
+    parser.add_argument("--backend", required=True, choices=["neuronx", "openvino", "torch"])
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the report's folder")
+    parser.add_argument("--dtype", default="float32", help="default: float32")
+    parser.add_argument(
+        "--bucket", action="append", metavar="BATCHxTOKENS", help="shapes to measure, and to compile for neuronx (default: 1x128 and 8x128)"
+    )
+    parser.add_argument("--cores", default="0", help="how many cores, or which, as 0-1 (default: all)")
+    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to measure each row (default: 10)")
+    parser.add_argument("--price-per-hour", type=float, default=0.0, metavar="USD", help="of this machine, for the cost of a million")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prints where the report is. Raises SetupError for options that make no sense; what fails later is in the report."""
+    from neuronpipe.acceptance.settings import AcceptSettings
+    from neuronpipe.core.settings import read_settings
+    from neuronpipe.runtimes.neuron import runtime_environment
+
+    if not 0 < options.seconds < float("inf"):
+        raise SetupError(f"--seconds {options.seconds}: must be more than 0")
+    if not 0 <= options.price_per_hour < float("inf"):
+        raise SetupError(f"--price-per-hour {options.price_per_hour}: must be 0 or more")
+    settings = read_settings(AcceptSettings, {"cores": options.cores})
+    environment = runtime_environment(settings.cores, os.environ)
+    from neuronpipe.acceptance.run import AcceptRequest, accept
+    from neuronpipe.bundles.buckets import parse_bucket
+    from neuronpipe.bundles.compiler import CompileRequest
+    from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest
+    from neuronpipe.bundles.repository import default_name
+
+    words = tuple(dict.fromkeys(options.bucket or _SHAPES))
+    models = [
+        CompileRequest(
+            source=source,
+            task=options.task.replace("-", "_"),
+            repository=options.out / "repository",
+            name=default_name(source),
+            backend=options.backend,
+            dtype=options.dtype,
+            buckets=BucketRequest(words) if options.backend == "neuronx" else NO_BUCKETS,
+        )
+        for source in options.sources
+    ]
+    request = AcceptRequest(
+        models=models,
+        shapes=[parse_bucket(word) for word in words],
+        folder=options.out,
+        cores=settings.core_count,
+        environment=environment,
+        seconds=options.seconds,
+        price_per_hour=options.price_per_hour,
+    )
+    with ending_on_sigterm():
+        print(accept(request, lambda line: print(line, file=sys.stderr, flush=True)))

@@ -1,0 +1,202 @@
+"""`neuronpipe cache`: what lies in Redis, counted, deleted, and filled ahead."""
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neuronpipe.core.errors import InvalidInput, SetupError, Unavailable
+from neuronpipe.core.lines import read_lines
+
+if TYPE_CHECKING:
+    from neuronpipe.api.v1.tasks_pb2 import TaskInput
+    from neuronpipe.cache.remote import Remote
+    from neuronpipe.cache.settings import RedisSettings
+    from neuronpipe.tokenizer.stage import Encoder
+
+HELP = "look at, delete or fill what is cached in Redis"
+EXTRA = "tokenizer"
+
+_KINDS = ("tokens", "pixels", "results")
+# Nobody's request waits for these.
+_TIMEOUT_S = 10.0
+_SAMPLED_KEYS = 500
+_BATCH = 256
+_MAX_FILE_BYTES = 1 << 30
+_REPORT_EVERY_S = 1.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `neuronpipe cache`."""
+    verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    stats = verbs.add_parser("stats", help="count what is cached in Redis")
+    stats.set_defaults(verb=_stats)
+    clear = verbs.add_parser("clear", help="delete what is cached in Redis")
+    clear.set_defaults(verb=_clear)
+    clear.add_argument("--kind", choices=_KINDS, help="only these (default: all)")
+    warm = verbs.add_parser("warm", help="encode inputs and store them in Redis ahead of requests")
+    warm.set_defaults(verb=_warm)
+    warm.add_argument("--repository", required=True, type=Path, metavar="DIR", help="folder of bundles")
+    warm.add_argument("--model", required=True, metavar="M", help="the model's name")
+    warm.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
+    source = warm.add_mutually_exclusive_group(required=True)
+    source.add_argument("--texts", type=Path, metavar="FILE", help="UTF-8, a text a line, for tasks of one text")
+    source.add_argument("--inputs", type=Path, metavar="FILE", help="""UTF-8, a TaskInput as JSON a line, as {"sentence_embedding": …}""")
+    for verb in (stats, clear, warm):
+        verb.add_argument(
+            "--redis-url", default=argparse.SUPPRESS, metavar="URL", help="Redis of the services (or NEURONPIPE_CACHE_REDIS_URL)"
+        )
+        verb.add_argument("--redis-prefix", default=argparse.SUPPRESS, metavar="P", help="their prefix (default: neuronpipe)")
+    warm.add_argument("--redis-ttl-s", default=argparse.SUPPRESS, metavar="S", help="seconds that Redis keeps them (default: a week)")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs one of the commands. Raises Unavailable where Redis does not answer."""
+    from neuronpipe.cache.remote import Remote, RemoteError
+    from neuronpipe.cache.settings import CacheCommandSettings
+    from neuronpipe.core.settings import read_settings
+
+    given = {name: value for name, value in vars(options).items() if name.startswith("redis_")}
+    settings = read_settings(CacheCommandSettings, given)
+    if not settings.redis_url:
+        raise SetupError("--redis-url: is missing; it is that of the services")
+
+    async def ask() -> None:
+        remote = Remote(settings.redis_url, prefix=settings.redis_prefix, timeout_s=_TIMEOUT_S, connections=settings.redis_connections)
+        try:
+            await options.verb(options, remote, settings)
+        except RemoteError as error:
+            raise Unavailable(f"Redis does not answer ({error})") from error
+        finally:
+            await remote.close()
+
+    asyncio.run(ask())
+
+
+async def _stats(options: argparse.Namespace, remote: "Remote", settings: "RedisSettings") -> None:
+    counts = dict.fromkeys(_KINDS, 0)
+    samples: dict[str, list[bytes]] = {kind: [] for kind in _KINDS}
+    async for found in remote.scan():
+        for key in found:
+            kind = key.partition(b":")[0].decode(errors="replace")
+            if kind in counts:
+                counts[kind] += 1
+                _sample(samples[kind], key, counts[kind])
+    print(f"{'KIND':8} {'VALUES':>12} {'BYTES':>16}")
+    for kind, count in counts.items():
+        sizes = await remote.sizes(samples[kind])
+        size_bytes = round(sum(sizes) / len(sizes) * count) if sizes else 0
+        about = "about " if len(sizes) < count else ""
+        print(f"{kind:8} {count:12,} {about + f'{size_bytes:,}':>16}")
+
+
+def _sample(sample: list[bytes], key: bytes, number: int) -> None:
+    """Takes the key with that number into the sample, so that each key has the same chance (reservoir sampling, algorithm R)."""
+    if len(sample) < _SAMPLED_KEYS:
+        sample.append(key)
+    elif (place := random.randrange(number)) < _SAMPLED_KEYS:
+        sample[place] = key
+
+
+async def _clear(options: argparse.Namespace, remote: "Remote", settings: "RedisSettings") -> None:
+    kinds = (options.kind,) if options.kind else _KINDS
+    prefixes = tuple(f"{kind}:".encode() for kind in kinds)
+    deleted = 0
+    async for found in remote.scan():
+        if chosen := [key for key in found if key.startswith(prefixes)]:
+            deleted += await remote.delete(chosen)
+    print(f"{deleted:,} values deleted")
+
+
+async def _warm(options: argparse.Namespace, remote: "Remote", settings: "RedisSettings") -> None:
+    from neuronpipe.bundles.repository import read_repository
+    from neuronpipe.core.model import ModelTable
+    from neuronpipe.tokenizer.stage import Encoder
+
+    bundles = ModelTable({bundle.key: bundle for bundle in read_repository(options.repository)})
+    bundle = bundles.find(options.model, options.version)
+    inputs = list(_inputs(options, bundle.spec.tasks))
+    encoder, report = Encoder(bundle), _Report(len(inputs))
+    for begin in range(0, len(inputs), _BATCH):
+        await _warm_batch(encoder, remote, settings.redis_ttl_s, inputs[begin : begin + _BATCH], report)
+        report.show()
+    report.end()
+
+
+async def _warm_batch(
+    encoder: "Encoder", remote: "Remote", ttl_s: int, inputs: "Sequence[tuple[int, TaskInput]]", report: "_Report"
+) -> None:
+    from neuronpipe.cache.cache import name_of
+    from neuronpipe.cache.sealing import seal, unseal
+    from neuronpipe.tokenizer.packing import pack
+
+    wanted = {name_of(encoder.kind, encoder.key(input)): (line, input) for line, input in inputs}
+    stored = await remote.get(list(wanted))
+    values = {}
+    for (key, (line, input)), value in zip(wanted.items(), stored, strict=True):
+        if value is not None and unseal(key, value) is not None:
+            continue
+        try:
+            encoder.check(input)
+            values[key] = seal(key, pack(encoder.encode(input)))
+        except InvalidInput as error:
+            report.refuse(line, error)
+    if values:
+        refused = await remote.put(values, ttl_s)
+        if refused:
+            raise Unavailable(f"Redis refused to store {refused} values: it is full, or read-only; {report.stored:,} were stored before")
+    report.done += len(inputs)
+    report.stored += len(values)
+
+
+class _Report:
+    def __init__(self, inputs: int) -> None:
+        self._inputs = inputs
+        self._began_s = self._shown_s = time.monotonic()
+        self.done = self.stored = self.refused = 0
+
+    def refuse(self, line: int, error: InvalidInput) -> None:
+        self.refused += 1
+        print(f"line {line}: {error.message}", file=sys.stderr)
+
+    def show(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._shown_s >= _REPORT_EVERY_S:
+            self._shown_s = now_s
+            rate = self.done / (now_s - self._began_s)
+            print(f"{self.done:,} of {self._inputs:,} inputs, {rate:,.0f} a second", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        known = self.done - self.stored - self.refused
+        print(f"{self.done:,} inputs: {self.stored:,} stored, {known:,} there already or given twice, {self.refused:,} refused")
+
+
+def _inputs(options: argparse.Namespace, tasks: Sequence[str]) -> "Iterator[tuple[int, TaskInput]]":
+    """The inputs of a file with the numbers of their lines."""
+    from google.protobuf import json_format
+
+    from neuronpipe.api.v1.tasks_pb2 import TaskInput
+    from neuronpipe.cli.task_json import read_task_input
+
+    option, path = ("--texts", options.texts) if options.texts else ("--inputs", options.inputs)
+
+    def of_text(line: str) -> TaskInput:
+        return json_format.ParseDict({tasks[0]: {"text": line}}, TaskInput())
+
+    def of_json(line: str) -> TaskInput:
+        input = read_task_input(line)
+        if input.WhichOneof("task") not in tasks:
+            raise SetupError(f"it is not for the task {' or '.join(tasks).replace('_', '-')}")
+        return input
+
+    read: Callable[[str], TaskInput] = of_text if options.texts else of_json
+    for number, line in read_lines(path, option, max_bytes=_MAX_FILE_BYTES):
+        try:
+            yield number, read(line)
+        except (json_format.ParseError, SetupError) as error:
+            problem = "the model's task takes more than a text; use --inputs" if options.texts else f"is no input of this model: {error}"
+            raise SetupError(f"{option} {path}: line {number}: {problem}") from error

@@ -1,0 +1,149 @@
+"""`neuronpipe compile`: its options, and what it asks the compiler for. Imports the compiler only as it runs."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neuronpipe.cli.ending import ending_on_sigterm
+from neuronpipe.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from neuronpipe.bundles.compiler.buckets import BucketRequest
+
+
+HELP = "compile a Transformers model into a bundle"
+EXTRA = "compile"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("source", metavar="SOURCE", help="local folder of a model, or its id on the Hugging Face Hub")
+    parser.add_argument(
+        "--task",
+        default="",
+        help="what to compile for, such as text-classification, rerank or sentence-embedding (default: found in its configuration)",
+    )
+    parser.add_argument("--repository", required=True, type=Path, metavar="DIR", help="folder of bundles to write to")
+    parser.add_argument("--name", help="the model's name in requests (default: the last part of SOURCE)")
+    parser.add_argument("--version", type=int, metavar="V", help="the bundle's version (default: the next free one)")
+    parser.add_argument("--if-missing", action="store_true", help="do nothing where the repository has the model for this back end already")
+    parser.add_argument("--revision", help="branch, tag or commit on the Hub")
+    parser.add_argument("--backend", default="openvino", help="openvino (default), neuronx, torch or fake")
+    parser.add_argument(
+        "--dtype", default="", help="float32, bfloat16, float16 (torch) or int8 (openvino); default: as its weights, or else float32"
+    )
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="for int8: texts like those that the model will get, UTF-8, one a line, 32 or more; 300 are used (default: sample text)",
+    )
+    parser.add_argument(
+        "--max-divergence", type=float, metavar="X", help="fail where an output differs from PyTorch float32 by more than this"
+    )
+    parser.add_argument(
+        "--min-agreement",
+        type=float,
+        metavar="Y",
+        help="fail where the agreement with PyTorch float32 is less (0 to 1): the share of texts with the same best label or answer, or "
+        "the smallest cosine similarity of embeddings",
+    )
+    parser.add_argument("--cache-results", action="store_true", help="have gateways cache this model's results (see docs/cache.md)")
+    parser.add_argument(
+        "--bucket",
+        action="append",
+        default=[],
+        metavar="BATCHxTOKENS",
+        help="a shape to compile for, as in 8x128; repeat it for others. Longer inputs are refused",
+    )
+    parser.add_argument("--buckets", choices=["auto"], help="choose the lengths that leave the least padding, for --lengths")
+    parser.add_argument(
+        "--lengths", type=Path, metavar="FILE", help='lengths of real inputs in tokens, a line "LENGTH" or "LENGTH COUNT" for each'
+    )
+    parser.add_argument("--max-lengths", type=int, metavar="N", help="most bucket lengths of --buckets auto (default: 4)")
+    parser.add_argument("--batches", type=_whole_numbers, metavar="B,B", help="batch sizes of --buckets auto (default: 1,8)")
+
+    parser.add_argument(
+        "--device-times", default="", metavar="TABLE", help="for fake: simulate a device, inf2-bert-base or inf2-distilbert"
+    )
+    neuron = parser.add_argument_group("for neuronx")
+    neuron.add_argument("--target", default="inf2", choices=["inf2", "trn1", "trn1n"], help="instances to compile for (default: inf2)")
+    neuron.add_argument("--optlevel", type=int, default=2, choices=[1, 2, 3], help="the compiler's optimization level (default: 2)")
+    neuron.add_argument("--model-type", default="transformer", choices=["transformer", "generic"], help="default: transformer")
+    neuron.add_argument(
+        "--auto-cast",
+        default="",
+        choices=["none", "matmult", "all"],
+        help="what to compute in bfloat16 (default: matmult with that --dtype)",
+    )
+    neuron.add_argument("--attention", default="eager", choices=["eager", "sdpa"], help="form of attention that is traced (default: eager)")
+    neuron.add_argument("--compile-workers", type=int, default=1, metavar="N", help="buckets compiled at once (default: 1)")
+    neuron.add_argument(
+        "--compile-cache",
+        type=Path,
+        default=Path("~/.cache/neuronpipe/neuronx"),
+        metavar="DIR",
+        help="where compiled buckets are kept, so that none is compiled twice (default: ~/.cache/neuronpipe/neuronx)",
+    )
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be whole numbers with commas") from None
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prints the bundle's folder. Raises SetupError."""
+    with ending_on_sigterm():
+        print(_compile(options))
+
+
+def _compile(options: argparse.Namespace) -> Path:
+    """Compiles and returns the bundle's folder, or with --if-missing the newest that is there. Raises SetupError."""
+    from neuronpipe.bundles.repository import default_name, newest_bundle
+
+    name = options.name if options.name is not None else default_name(options.source)
+    if options.if_missing and (present := newest_bundle(options.repository, name, options.backend)):
+        return present.folder
+
+    from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+    from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
+
+    request = CompileRequest(
+        source=options.source,
+        revision=options.revision,
+        task=options.task.replace("-", "_"),
+        repository=options.repository,
+        name=name,
+        version=options.version,
+        backend=options.backend,
+        dtype=options.dtype,
+        calibration=options.calibration,
+        buckets=_bucket_request(options),
+        device_times=options.device_times,
+        neuronx=NeuronxOptions(
+            target=options.target,
+            model_type=options.model_type,
+            optlevel=options.optlevel,
+            auto_cast=options.auto_cast,
+            attention=options.attention,
+            workers=options.compile_workers,
+            cache=options.compile_cache,
+        ),
+        max_divergence=options.max_divergence,
+        min_agreement=options.min_agreement,
+        cache_results=options.cache_results,
+    )
+    return compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True)).folder
+
+
+def _bucket_request(options: argparse.Namespace) -> "BucketRequest":
+    from neuronpipe.bundles.compiler.buckets import BucketRequest
+
+    if options.buckets and options.bucket:
+        raise SetupError("--buckets auto chooses the buckets; leave out --bucket")
+    chosen = (options.buckets,) if options.buckets else tuple(options.bucket)
+    return BucketRequest(chosen, options.lengths, options.max_lengths, options.batches)

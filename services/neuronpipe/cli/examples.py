@@ -1,0 +1,31 @@
+"""An input of each task."""
+
+import json
+from collections.abc import Mapping
+
+# Task → the fields of its input. The image is a PNG of one pixel, in Base64.
+EXAMPLES: Mapping[str, Mapping[str, object]] = {
+    "text_classification": {"text": "A fine day.", "top_k": 2, "function": "softmax", "truncation": "right"},
+    "sentence_embedding": {"text": "A fine day.", "truncation": "right"},
+    "question_answering": {"question": "Who sat on the mat?", "context": "The cat sat on the mat.", "top_k": 1},
+    "token_classification": {"text": "Ada Lovelace lived in London.", "aggregation": "simple"},
+    "fill_mask": {"text": "Paris is the [MASK] of France.", "top_k": 3},
+    "feature_extraction": {"text": "A fine day.", "pooling": "mean", "type": "float32"},
+    "sentence_similarity": {"source": "A fine day.", "texts": ["Lovely weather.", "The train is late."]},
+    "rerank": {"query": "Who sat on the mat?", "texts": ["A dog ran.", "The cat sat on the mat."], "top_n": 1},
+    "zero_shot_classification": {
+        "text": "The match ended in a draw.",
+        "candidate_labels": ["sports", "politics"],
+        "hypothesis_template": "This text is about {}.",
+        "multi_label": False,
+    },
+    "image_classification": {
+        "image": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC",
+        "top_k": 3,
+    },
+}
+
+
+def example_of(task: str) -> str:
+    """The input of a task as JSON, to change and send."""
+    return json.dumps({task: EXAMPLES[task]}, indent=2, ensure_ascii=False)

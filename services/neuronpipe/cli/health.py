@@ -1,0 +1,27 @@
+"""`neuronpipe health`: asks a server for its health."""
+
+import argparse
+
+from neuronpipe.cli.request import parse_target, parse_timeout_s
+
+HELP = "exit with 0 where a server is serving: for the health checks of containers"
+EXTRA = ""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--target", required=True, type=parse_target, metavar="HOST:PORT", help="any of the services")
+    parser.add_argument(
+        "--service",
+        metavar="S",
+        help="a gRPC service of it by its full name; '' is the process alone (default: InferenceService where the server has it)",
+    )
+    parser.add_argument("--timeout-s", type=parse_timeout_s, default=3.0, metavar="S", help="how long to wait, in seconds (default: 3)")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prints what is serving. Raises Unavailable."""
+    from neuronpipe.rpc.health_check import check_health
+
+    service = check_health(options.target, options.service, options.timeout_s)
+    print(f"{options.target}: {service or 'the process'} is serving")

@@ -1,0 +1,102 @@
+"""`neuronpipe load`: its options, and where its report goes.
+
+What runs the load is imported by the command alone: the parser of every other command is built with these options too.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from neuronpipe.cli.request import parse_target
+from neuronpipe.core.errors import SetupError
+from neuronpipe.load import request as limits
+from neuronpipe.load.request import PRIORITIES, LoadRequest
+
+HELP = "send requests to a gateway and measure how it answers"
+EXTRA = ""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `neuronpipe load`."""
+    parser.add_argument("--target", required=True, type=parse_target, metavar="HOST:PORT", help="the gateway")
+    parser.add_argument("--model", required=True, metavar="M", help="the model's name")
+    parser.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
+    loop = parser.add_mutually_exclusive_group()
+    loop.add_argument(
+        "--concurrency",
+        type=int,
+        metavar="N",
+        help=f"callers, each waiting for its answer, at most {limits.MAX_CONCURRENCY:,} (default: 1)",
+    )
+    loop.add_argument(
+        "--rate", type=float, metavar="R", help=f"requests a second, sent whatever became of others, at most {limits.MAX_RATE_PER_S:,}"
+    )
+    parser.add_argument(
+        "--duration", type=float, default=10.0, metavar="S", help=f"seconds to measure, at most {limits.MAX_DURATION_S:,} (default: 10)"
+    )
+    parser.add_argument(
+        "--warm-up", type=float, default=1.0, metavar="S", help=f"seconds before, at most {limits.MAX_WARM_UP_S:,} (default: 1)"
+    )
+    parser.add_argument("--texts", type=Path, metavar="FILE", help="a text a line, UTF-8 (default: English, 33 tokens on average)")
+    parser.add_argument("--deadline-ms", type=float, metavar="MS", help=f"deadline of each request, at most {limits.MAX_DEADLINE_MS:,}")
+    parser.add_argument("--priority", choices=PRIORITIES, help="priority of each request")
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help=f"processes to send from, at most {limits.MAX_PROCESSES} (default: 1)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="for the times and the built-in texts (default: 0)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - for standard output, where the table then is not")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the load. Exit codes: 0 done, 1 no request was answered, 130 broken off by Ctrl-C; the report is printed in all cases."""
+    request = LoadRequest(
+        target=options.target,
+        model=options.model,
+        version=options.version,
+        concurrency=options.concurrency,
+        rate_per_s=options.rate,
+        duration_s=options.duration,
+        warm_up_s=options.warm_up,
+        texts=options.texts,
+        deadline_ms=options.deadline_ms,
+        priority=options.priority,
+        processes=options.processes,
+        seed=options.seed,
+    )
+    _check_json(options.json)
+
+    from neuronpipe.load.report import table
+    from neuronpipe.load.run import run_load
+
+    result = run_load(request, lambda line: print(line, file=sys.stderr, flush=True))
+    figures = json.dumps(dataclasses.asdict(result), indent=2, allow_nan=False)
+    print(table(result), file=sys.stderr if options.json == "-" else sys.stdout)
+    if options.json == "-":
+        print(figures)
+    elif options.json is not None:
+        _write(Path(options.json), figures + "\n")
+    if result.is_broken_off:
+        sys.exit(130)
+    if not result.answers:
+        sys.exit(1)
+
+
+def _check_json(file: str | None) -> None:
+    """Finds out before the run whether its figures can be written."""
+    if file is None or file == "-":
+        return
+    if not file:
+        raise SetupError("--json: is no file name")
+    try:
+        Path(file).open("a").close()
+    except OSError as error:
+        raise SetupError(f"--json {file}: {error.strerror}") from error
+
+
+def _write(file: Path, content: str) -> None:
+    try:
+        file.write_text(content)
+    except OSError as error:
+        raise SetupError(f"--json {file}: {error.strerror}") from error

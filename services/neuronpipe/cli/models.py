@@ -1,0 +1,45 @@
+"""`neuronpipe models`: lists what a gateway serves."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from neuronpipe.cli.request import add_target
+
+if TYPE_CHECKING:
+    from neuronpipe.api.v1.models_pb2 import Model
+
+HELP = "list the models that a gateway serves"
+EXTRA = ""
+
+# The version with a star is the one that requests get which name none.
+_COLUMNS = ("MODEL", "VERSION", "TASKS", "TOKENS", "BACK END", "DTYPE", "ARCHITECTURE")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_target(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prints a line for each version of each model. Raises the errors of the call."""
+    from neuronpipe.client import Client
+
+    with Client(options.target, timeout_s=options.timeout_s) as client:
+        models = client.list_models()
+    rows = [_COLUMNS, *map(_row, models)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _row(model: "Model") -> tuple[str, ...]:
+    tasks = dict.fromkeys([model.task, *model.tasks])  # the one that it was compiled for first
+    return (
+        model.name,
+        model.version + ("*" if model.is_default else ""),
+        ",".join(task.replace("_", "-") for task in tasks),
+        str(model.max_tokens),
+        ",".join(model.backends),
+        model.dtype,
+        model.architecture,
+    )

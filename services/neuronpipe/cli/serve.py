@@ -1,0 +1,87 @@
+"""`neuronpipe serve`: reads a service's settings and runs it."""
+
+import argparse
+import asyncio
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from neuronpipe.cli.parser import CommandParser
+from neuronpipe.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from neuronpipe.process.settings import ServerSettings
+
+HELP = "run one service, or all of them in one process"
+EXTRA = "server"
+
+# service → its package, with `run` in server.py, the class of its settings in settings.py, and the extra that installs what it needs
+SERVICES = {
+    "all": ("neuronpipe.local", "AllSettings", "all"),
+    "gateway": ("neuronpipe.gateway", "GatewaySettings", "gateway"),
+    "tokenizer": ("neuronpipe.tokenizer", "TokenizerSettings", "tokenizer"),
+    "neuron-executor": ("neuronpipe.neuron_executor", "NeuronExecutorSettings", "executor-openvino"),
+    "postprocessor": ("neuronpipe.postprocessor", "PostprocessorSettings", "postprocessor"),
+}
+# The package of a back end, which a bundle may choose, and the extra that installs it.
+_BACKEND_EXTRAS = {"torch": "executor-torch", "torch_neuronx": "executor-neuronx"}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("service", choices=SERVICES, metavar="SERVICE", help=", ".join(SERVICES))
+    parser.add_argument("settings", nargs=argparse.REMAINDER, metavar="...", help="see `neuronpipe serve SERVICE --help`")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Serves until SIGTERM. Raises SetupError; a crash ends the process with the exit code 1."""
+    package, settings_name, options.extra = SERVICES[options.service]
+    from neuronpipe.core.logs import log_fault, start_logging
+    from neuronpipe.core.settings import read_settings, variable_name
+    from neuronpipe.runtimes.neuron import runtime_environment
+    from neuronpipe.telemetry.start import running_telemetry
+
+    kind: type[ServerSettings] = getattr(importlib.import_module(f"{package}.settings"), settings_name)
+    parser = CommandParser(prog=f"neuronpipe serve {options.service}", description=kind.__doc__)
+    for name, field in kind.model_fields.items():
+        default = "required" if field.is_required() else f"default: {field.default!r}"
+        text = f"{field.description} ({default}; {variable_name(kind, name)})".replace("%", "%%")
+        parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar=name.upper(), help=text)
+    given = vars(parser.parse_args(options.settings))
+    _check_required(kind, given)
+    settings = read_settings(kind, given)
+    start_logging(options.service)
+    if "cores" in kind.model_fields:
+        os.environ.update(runtime_environment(getattr(settings, "cores"), os.environ))  # noqa: B009 (of two of the five kinds)
+    # Threads of the tokenizers' own cost more than they bring: a tenth of the throughput (docs/decisions/0002).
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        with running_telemetry(options.service, settings, os.environ) as telemetry, asyncio.Runner(loop_factory=_event_loop) as runner:
+            runner.run(importlib.import_module(f"{package}.server").run(settings, telemetry))
+    except SetupError:
+        raise
+    except ModuleNotFoundError as error:
+        options.extra = _BACKEND_EXTRAS.get(str(error.name), options.extra)
+        raise
+    except Exception as fault:
+        log_fault("the service crashed", fault)
+        sys.exit(1)
+
+
+def _check_required(kind: "type[ServerSettings]", given: Mapping[str, str]) -> None:
+    """Raises SetupError for a setting that neither the command line nor the environment has."""
+    from neuronpipe.core.settings import variable_name
+
+    in_environment = {name.upper() for name, value in os.environ.items() if value}
+    for name, field in kind.model_fields.items():
+        if field.is_required() and name not in given and variable_name(kind, name) not in in_environment:
+            raise SetupError(f"--{name.replace('_', '-')}: is missing: {field.description} (or set {variable_name(kind, name)})")
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

@@ -1,0 +1,69 @@
+"""Inputs of tasks as JSON, read with messages that say what is right."""
+
+import difflib
+import json
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
+from neuronpipe.cli.examples import EXAMPLES
+from neuronpipe.core.errors import SetupError
+
+
+def read_task_input(text: str) -> TaskInput:
+    """The input that JSON describes. Raises SetupError, whose message names the part at fault and what is right.
+
+    Task names may have hyphens, and enum values their short names in either case, as in {"text-classification": {"truncation": "right"}}.
+    """
+    try:
+        return json_format.ParseDict(_as_protobuf(json.loads(text, object_pairs_hook=_object), TaskInput.DESCRIPTOR, ""), TaskInput())
+    except (json_format.ParseError, ValueError) as error:
+        raise SetupError(str(error)) from error
+
+
+def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(fields)
+    if len(found) < len(fields):
+        raise ValueError("a field is there twice")
+    return found
+
+
+def _as_protobuf(value: object, kind: Descriptor, path: str) -> dict[str, Any]:
+    """A message's JSON in protobuf's own words. Raises SetupError."""
+    if not isinstance(value, dict):
+        example = EXAMPLES[path] if path else {"text_classification": {"text": "A fine day."}}
+        raise SetupError(f"{path and path + ': '}must be an object, such as {json.dumps(example)}")
+    found = {}
+    for name, one in value.items():
+        field = kind.fields_by_name.get(name.replace("-", "_")) or kind.fields_by_camelcase_name.get(name)
+        if field is None:
+            raise SetupError(f"{path and path + ': '}there is no field {name!r}{_suggest(name, list(kind.fields_by_name))}")
+        if field.name in found:
+            raise SetupError(f"{path and path + ': '}the field {field.name!r} is there twice")
+        found[field.name] = _as_value(one, field, f"{path}.{field.name}" if path else field.name)
+    return found
+
+
+def _as_value(value: object, field: FieldDescriptor, path: str) -> object:
+    if field.message_type:
+        return _as_protobuf(value, field.message_type, path)
+    if field.enum_type and isinstance(value, str):
+        return _enum_name(value, field.enum_type, path)
+    return value
+
+
+def _enum_name(word: str, kind: EnumDescriptor, path: str) -> str:
+    """The full name of an enum's value: that of "right" is TRUNCATION_RIGHT."""
+    prefix = kind.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    words = {name.removeprefix(prefix).lower(): name for name in kind.values_by_name}
+    short = word.upper().removeprefix(prefix).lower()
+    if short not in words:
+        raise SetupError(f"{path}: there is no {word!r}{_suggest(short, [one for one in words if one != 'unspecified'])}")
+    return words[short]
+
+
+def _suggest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, 1)
+    return (f"; did you mean {near[0]!r}?" if near else "") + f" (there are: {', '.join(known)})"

@@ -1,0 +1,51 @@
+"""A method of a task, written once for both clients."""
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import wraps
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.tasks_pb2 import TaskResult
+
+if TYPE_CHECKING:
+    from neuronpipe.client.asynchronous import AsyncClient
+    from neuronpipe.client.synchronous import Client
+
+P = ParamSpec("P")
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCall(Generic[ValueT]):
+    """A request, and how its result is read. `Client` returns what is read; of `AsyncClient` it has to be awaited."""
+
+    request: InferRequest
+    read: Callable[[TaskResult], ValueT]
+
+
+class TaskMethod(Generic[P, ValueT]):
+    """A method that prepares a call, which the client whose method it is then makes."""
+
+    def __init__(self, prepare: Callable[Concatenate[Any, P], TaskCall[ValueT]]) -> None:
+        self._prepare = prepare
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[Concatenate[Any, P], TaskCall[ValueT]]: ...
+    @overload
+    def __get__(self, client: "AsyncClient", owner: type) -> Callable[P, Coroutine[Any, Any, ValueT]]: ...
+    @overload
+    def __get__(self, client: "Client", owner: type) -> Callable[P, ValueT]: ...
+
+    def __get__(self, client: "AsyncClient | Client | None", owner: type) -> Callable[..., Any]:
+        """The method of one client; without one the function itself, for those who read its documentation."""
+        if client is None:
+            return self._prepare
+        prepare = MethodType(self._prepare, client)
+
+        @wraps(prepare)
+        def call(*arguments: Any, **options: Any) -> Any:
+            return client._call(prepare(*arguments, **options))
+
+        return call

@@ -1,0 +1,242 @@
+"""The clients' methods for tasks."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
+from numpy.typing import NDArray
+
+from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
+from neuronpipe.api.v1.tasks_pb2 import (
+    Aggregation,
+    Answer,
+    Entity,
+    FeaturePooling,
+    FeatureType,
+    FilledMask,
+    LabelScore,
+    RankedText,
+    ScoreFunction,
+    TaskInput,
+    TaskResult,
+    Truncation,
+)
+from neuronpipe.client.features import to_array
+from neuronpipe.client.task_call import TaskCall, TaskMethod, ValueT
+from neuronpipe.core.errors import InvalidInput
+
+_KINDS = {FieldDescriptor.TYPE_STRING: (str, "one text"), FieldDescriptor.TYPE_BYTES: (bytes, "the bytes of a file")}
+
+
+class TaskMethods:
+    """A method for each task. They raise InvalidInput for what is no text, or no list of texts, before anything is sent."""
+
+    def __init__(self, *, is_bulk: bool) -> None:
+        self._priority = Priority.PRIORITY_BULK if is_bulk else Priority.PRIORITY_INTERACTIVE
+
+    @TaskMethod
+    def classify(
+        self,
+        model: str,
+        text: str,
+        text_pair: str = "",
+        *,
+        top_k: int = 1,
+        function: "ScoreFunction.ValueType" = ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> TaskCall[Sequence[LabelScore]]:
+        """The `top_k` labels of a text or a pair, best first."""
+        fields = {"text": text, "text_pair": text_pair, "top_k": top_k, "function": function, "truncation": truncation}
+        return self._prepare("text_classification", model, version, fields, lambda result: result.text_classification.labels)
+
+    @TaskMethod
+    def embed(
+        self,
+        model: str,
+        text: str,
+        *,
+        normalize: bool = True,
+        dimensions: int = 0,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> TaskCall[NDArray[np.float32]]:
+        """The vector of a text: float32 [dimensions, or the model's width]."""
+        fields = {"text": text, "skip_normalize": not normalize, "dimensions": dimensions, "truncation": truncation}
+        return self._prepare(
+            "sentence_embedding", model, version, fields, lambda result: np.array(result.sentence_embedding.embedding, np.float32)
+        )
+
+    @TaskMethod
+    def answer(
+        self,
+        model: str,
+        question: str,
+        context: str,
+        *,
+        top_k: int = 1,
+        max_answer_tokens: int = 0,
+        window_stride_tokens: int = 0,
+        allow_no_answer: bool = False,
+        version: str = "",
+    ) -> TaskCall[Sequence[Answer]]:
+        """The `top_k` passages of the context that answer the question, best first."""
+        fields = {
+            "question": question,
+            "context": context,
+            "top_k": top_k,
+            "max_answer_tokens": max_answer_tokens,
+            "window_stride_tokens": window_stride_tokens,
+            "allow_no_answer": allow_no_answer,
+        }
+        return self._prepare("question_answering", model, version, fields, lambda result: result.question_answering.answers)
+
+    @TaskMethod
+    def find_entities(
+        self,
+        model: str,
+        text: str,
+        *,
+        aggregation: "Aggregation.ValueType" = Aggregation.AGGREGATION_SIMPLE,
+        ignore_labels: Sequence[str] = (),
+        keep_all_labels: bool = False,
+        window_stride_tokens: int = 0,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
+        version: str = "",
+    ) -> TaskCall[Sequence[Entity]]:
+        """The named things of a text, in its order; with AGGREGATION_NONE a label for each token."""
+        fields = {
+            "text": text,
+            "aggregation": aggregation,
+            "ignore_labels": ignore_labels,
+            "keep_all_labels": keep_all_labels,
+            "window_stride_tokens": window_stride_tokens,
+            "truncation": truncation,
+        }
+        return self._prepare("token_classification", model, version, fields, lambda result: result.token_classification.entities)
+
+    @TaskMethod
+    def fill_masks(
+        self,
+        model: str,
+        text: str,
+        *,
+        top_k: int = 0,
+        targets: Sequence[str] = (),
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> TaskCall[Sequence[FilledMask]]:
+        """The `top_k` tokens (default 5) that fit in place of each mask, best first. get_model gives the model's `mask_token`."""
+        fields = {"text": text, "top_k": top_k, "targets": targets, "truncation": truncation}
+        return self._prepare("fill_mask", model, version, fields, lambda result: result.fill_mask.masks)
+
+    @TaskMethod
+    def extract_features(
+        self,
+        model: str,
+        text: str,
+        text_pair: str = "",
+        *,
+        pooling: "FeaturePooling.ValueType" = FeaturePooling.FEATURE_POOLING_NONE,
+        type: "FeatureType.ValueType" = FeatureType.FEATURE_TYPE_FLOAT32,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> TaskCall[NDArray[np.float32]]:
+        """The token vectors of a text or a pair: float32 [tokens, width], or pooled [width]. They travel as `type`."""
+        fields = {"text": text, "text_pair": text_pair, "pooling": pooling, "type": type, "truncation": truncation}
+        return self._prepare("feature_extraction", model, version, fields, lambda result: to_array(result.feature_extraction))
+
+    @TaskMethod
+    def compare(
+        self,
+        model: str,
+        source: str,
+        texts: Iterable[str],
+        *,
+        dimensions: int = 0,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> TaskCall[Sequence[float]]:
+        """How alike the source and each of the texts are, -1 to 1, in the order of the texts."""
+        fields = {"source": source, "texts": texts, "dimensions": dimensions, "truncation": truncation}
+        return self._prepare("sentence_similarity", model, version, fields, lambda result: result.sentence_similarity.scores)
+
+    @TaskMethod
+    def rerank(
+        self,
+        model: str,
+        query: str,
+        texts: Iterable[str],
+        *,
+        top_n: int = 0,
+        function: "ScoreFunction.ValueType" = ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> TaskCall[Sequence[RankedText]]:
+        """The `top_n` texts (0: all) that answer the query, best first, each with its place among `texts`."""
+        fields = {"query": query, "texts": texts, "top_n": top_n, "function": function, "truncation": truncation}
+        return self._prepare("rerank", model, version, fields, lambda result: result.rerank.texts)
+
+    @TaskMethod
+    def classify_zero_shot(
+        self,
+        model: str,
+        text: str,
+        candidate_labels: Iterable[str],
+        *,
+        hypothesis_template: str = "",
+        multi_label: bool = False,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> TaskCall[Sequence[LabelScore]]:
+        """All candidate labels of a text, best first."""
+        fields = {
+            "text": text,
+            "candidate_labels": candidate_labels,
+            "hypothesis_template": hypothesis_template,
+            "multi_label": multi_label,
+            "truncation": truncation,
+        }
+        return self._prepare("zero_shot_classification", model, version, fields, lambda result: result.zero_shot_classification.labels)
+
+    @TaskMethod
+    def classify_image(
+        self,
+        model: str,
+        image: bytes,
+        *,
+        top_k: int = 0,
+        function: "ScoreFunction.ValueType" = ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
+        version: str = "",
+    ) -> TaskCall[Sequence[LabelScore]]:
+        """The `top_k` labels (0: five, or all) of an image, which is the bytes of a JPEG, PNG or WebP file; best first."""
+        fields = {"image": image, "top_k": top_k, "function": function}
+        return self._prepare("image_classification", model, version, fields, lambda result: result.image_classification.labels)
+
+    def _prepare(
+        self, task: str, model: str, version: str, fields: Mapping[str, object], read: Callable[[TaskResult], ValueT]
+    ) -> TaskCall[ValueT]:
+        kinds = getattr(TaskInput(), task).DESCRIPTOR.fields_by_name
+        checked = {name: _checked(kinds[name], value) for name, value in fields.items()}
+        input = cast(TaskInput, {task: checked})  # protobuf makes messages of dictionaries
+        return TaskCall(InferRequest(model=model, version=version, input=input, priority=self._priority), read)
+
+
+def _checked(field: FieldDescriptor, value: object) -> object:
+    kind, what = _KINDS.get(field.type, (object, ""))
+    if field.is_repeated:
+        if isinstance(value, str) or not isinstance(value, Iterable):  # of a text, each character would be one
+            raise InvalidInput(field.name, f"takes a list of texts, not {_name(value)}")
+        for one in (values := list(value)):
+            if not isinstance(one, kind):
+                raise InvalidInput(field.name, f"takes texts, not {_name(one)}")
+        return values
+    if not isinstance(value, kind):
+        hint = "; infer_batch runs many inputs in one call" if isinstance(value, list | tuple) else ""
+        raise InvalidInput(field.name, f"takes {what}, not {_name(value)}{hint}")
+    return value
+
+
+def _name(value: object) -> str:
+    return f"a value of the type {type(value).__name__}"

@@ -1,0 +1,231 @@
+"""The names that telemetry uses. Defined here and nowhere else; docs/telemetry.md is made from them.
+
+A span, an attribute or an event is a `Name`, which is its word and says what it stands for. A metric is an `Instrument`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+# W3C Trace Context, https://www.w3.org/TR/trace-context/: gRPC carries both as metadata under these keys.
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+
+
+class Name(str):
+    """A name, and what it stands for."""
+
+    __slots__ = ("text",)
+
+    text: str
+
+    def __new__(cls, word: str, text: str) -> "Name":
+        """A name with its text."""
+        name = super().__new__(cls, word)
+        name.text = text
+        return name
+
+
+class Spans:
+    """Spans. Those of kind SERVER bear the name of their rpc, as OpenTelemetry's conventions want it."""
+
+    INFER = Name("neuronpipe.api.v1.InferenceService/Infer", "SERVER, gateway: one request, as long as its `total_ns`")
+    INFER_BATCH = Name("neuronpipe.api.v1.InferenceService/InferBatch", "SERVER, gateway: a call with many requests")
+    INFER_STREAM = Name("neuronpipe.api.v1.InferenceService/InferStream", "SERVER, gateway: one request of a stream, as `Infer`")
+    REQUEST = Name("request", "gateway: one request of an InferBatch, as long as its `total_ns`")
+    PREPROCESS = Name("preprocess", "gateway: tokenizing, hop and queue included (`preprocess_ns`)")
+    PREDICT = Name("predict", "gateway: prediction, hop and queue included (`predict_ns`)")
+    POSTPROCESS = Name("postprocess", "gateway: decoding, hop and queue included (`postprocess_ns`)")
+    TOKENIZE_RPC = Name("neuronpipe.api.v1.TokenizerService/Tokenize", "SERVER, tokenizer: one item, from its message to its outcome")
+    EXECUTE_RPC = Name("neuronpipe.api.v1.NeuronExecutorService/Execute", "SERVER, neuron-executor: one item, as above")
+    POSTPROCESS_RPC = Name("neuronpipe.api.v1.PostprocessorService/Postprocess", "SERVER, postprocessor: one item, as above")
+    QUEUE = Name("predict.queue", "neuron-executor: none of the item's sequences is being computed; all of them make `predict_queue_ns`")
+    COMPUTE = Name("predict.compute", "neuron-executor: a batch with sequences of the item runs; together they cover `predict_compute_ns`")
+    BATCH = Name("batch", "neuron-executor: one run of the model, a trace of its own, with a link to the compute span of each sampled row")
+
+
+class Attributes:
+    """Attributes of spans, links and metrics."""
+
+    MODEL = Name("neuronpipe.model.name", "the model's name; empty where a request names none that is served")
+    VERSION = Name("neuronpipe.model.version", "the version that runs")
+    TASK = Name("neuronpipe.task", "the model's task")
+    BACKEND = Name("neuronpipe.backend", "the back end that runs it")
+    REQUEST_ID = Name("neuronpipe.request.id", "the request's id")
+    PRIORITY = Name("neuronpipe.request.priority", "interactive or bulk")
+    STAGE = Name(
+        "neuronpipe.stage", "preprocess, predict, postprocess; predict.queue, predict.compute; unattributed: in no stage; admission"
+    )
+    UNATTRIBUTED_NS = Name("neuronpipe.unattributed_ns", "of a request's span, what is in none of its three stages, in nanoseconds")
+    TOKENS = Name("neuronpipe.tokens", "tokens given to the model")
+    TRUNCATED_TOKENS = Name("neuronpipe.truncated_tokens", "tokens dropped to fit the model")
+    TOKEN_CACHE = Name("neuronpipe.token_cache", "where the tokenization came from: none, hit_memory, hit_redis, miss or bypass")
+    RESULT_CACHE = Name("neuronpipe.result_cache", "where the result came from, in the same words; only of models whose results are cached")
+    CACHE = Name("neuronpipe.cache", "which cache: tokens, pixels or results")
+    SEQUENCES = Name("neuronpipe.sequences", "sequences of the item")
+    BATCH_SIZE = Name("neuronpipe.batch.size", "sequences in the batch; of an item in several batches, the largest")
+    BUCKET_TOKENS = Name("neuronpipe.bucket.tokens", "the batch's padded length; of an item in several batches, the largest")
+    PADDED_TOKENS = Name("neuronpipe.padded_tokens", "tokens computed, padding included")
+    PADDING_RATIO = Name("neuronpipe.padding_ratio", "of the tokens computed, the share that is padding")
+    ROW = Name("neuronpipe.batch.row", "the sequence's row in the batch")
+    CORE = Name("neuronpipe.core", "the core that runs the batch")
+    IS_ALONE = Name("neuronpipe.batch.is_alone", "whether the batch had all cores for itself")
+    OUTCOME = Name("neuronpipe.outcome", "what became of it")
+    MEMORY_LOCATION = Name("neuronpipe.neuron.memory_location", "device or host")
+    PERCENTILE = Name("neuronpipe.neuron.percentile", "p0, p1, p25, p50, p75, p99 or p100")
+    NEURON_OUTCOME = Name("neuronpipe.neuron.outcome", "of an execution, in neuron-monitor's words: completed, timed_out, …")
+    NEURON_ERROR = Name("neuronpipe.neuron.error", "generic, numerical, transient, model, runtime or hardware")
+    SERVICE = Name("neuronpipe.service", "the service that was asked")
+    RPC_SYSTEM = Name("rpc.system.name", "grpc")
+    RPC_METHOD = Name("rpc.method", "the rpc, fully qualified")
+    RPC_STATUS = Name("rpc.response.status_code", "the gRPC status, as `OK` or `DEADLINE_EXCEEDED`")
+    ERROR_TYPE = Name("error.type", "on a failure, the gRPC status")
+
+
+class Events:
+    """Events of spans."""
+
+    SHED = Name("shed", "refused, or given up for others, since there was too much")
+    EXPIRED = Name("expired", "its deadline passed, or would have")
+    CANCELLED = Name("cancelled", "its caller left")
+    RETRIED = Name("retried", "sent again, to another process, since the one that had it is gone or stops")
+
+
+# Upper bounds of histograms' buckets.
+_DURATIONS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
+_DURATIONS_NS = tuple(round(milliseconds * 1e6) for milliseconds in _DURATIONS_MS)
+_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+_RATIOS = (0.0, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75)
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """A metric. One in "s" is recorded in nanoseconds, as integers, so that sums stay exact; it is exported in seconds.
+
+    `bounds`: a histogram's upper bounds, in what is recorded.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    unit: str
+    text: str
+    labels: tuple[Name, ...] = ()
+    bounds: tuple[float, ...] = ()
+
+
+def _counter(name: str, unit: str, text: str, *labels: Name) -> Instrument:
+    return Instrument(name, "counter", unit, text, labels)
+
+
+def _gauge(name: str, unit: str, text: str, *labels: Name) -> Instrument:
+    return Instrument(name, "gauge", unit, text, labels)
+
+
+def _histogram(name: str, unit: str, text: str, bounds: tuple[float, ...], *labels: Name) -> Instrument:
+    return Instrument(name, "histogram", unit, text, labels, bounds)
+
+
+def _durations(name: str, text: str, *labels: Name) -> Instrument:
+    return _histogram(name, "s", text, _DURATIONS_NS, *labels)
+
+
+_OF_MODEL = (Attributes.MODEL, Attributes.VERSION)
+_OF_STAGE = (*_OF_MODEL, Attributes.STAGE)
+
+
+class Metrics:
+    """Metrics."""
+
+    REQUEST_DURATION = _durations(
+        "neuronpipe.request.duration",
+        "requests in the gateway, from decoded to answered, whatever became of them",
+        *_OF_MODEL,
+        Attributes.RPC_STATUS,
+    )
+    STAGE_DURATION = _durations(
+        "neuronpipe.stage.duration", "the parts of answered requests: the same numbers as in their responses and spans", *_OF_STAGE
+    )
+    REQUEST_TOKENS = _counter("neuronpipe.request.tokens", "{token}", "tokens of answered requests", *_OF_MODEL)
+    REQUEST_TRUNCATED = _counter("neuronpipe.request.truncated_tokens", "{token}", "tokens dropped to fit models", *_OF_MODEL)
+    TOKEN_CACHE = _counter("neuronpipe.token_cache.lookups", "{request}", "tokenizations by origin", *_OF_MODEL, Attributes.TOKEN_CACHE)
+    RESULT_CACHE = _counter(
+        "neuronpipe.result_cache.lookups",
+        "{request}",
+        "results by origin, of models whose results are cached",
+        *_OF_MODEL,
+        Attributes.RESULT_CACHE,
+    )
+    CACHE_BYTES = _gauge("neuronpipe.cache.memory", "By", "what a cache holds in this process", Attributes.CACHE)
+    CACHE_REDIS = _gauge("neuronpipe.cache.redis_available", "1", "0 while Redis does not answer, else 1", Attributes.CACHE)
+    SHED = _counter("neuronpipe.request.shed", "{request}", "requests refused, or given up for others", *_OF_STAGE)
+    EXPIRED = _counter("neuronpipe.request.expired", "{request}", "requests that their deadline ended, by where", *_OF_STAGE)
+    CANCELLED = _counter("neuronpipe.request.cancelled", "{request}", "requests that their caller left, by where", *_OF_STAGE)
+    RETRIED = _counter("neuronpipe.item.retried", "{item}", "items sent again, to another process", Attributes.SERVICE)
+    REQUESTS_IN_FLIGHT = _gauge("neuronpipe.request.in_flight", "{request}", "requests inside the gateway's gate")
+    TOKENS_IN_FLIGHT = _gauge("neuronpipe.request.tokens_in_flight", "{token}", "their tokens, estimated until counted")
+    ITEM_DURATION = _durations(
+        "neuronpipe.item.duration",
+        "items in a stage's process, from their message to their outcome",
+        Attributes.RPC_METHOD,
+        Attributes.RPC_STATUS,
+    )
+    ITEMS_IN_FLIGHT = _gauge("neuronpipe.item.in_flight", "{item}", "items being worked on", Attributes.RPC_METHOD)
+    QUEUE_SEQUENCES = _gauge("neuronpipe.queue.sequences", "{sequence}", "sequences that wait for a core", *_OF_MODEL)
+    QUEUE_TOKENS = _gauge("neuronpipe.queue.tokens", "{token}", "their tokens, each padded for itself", *_OF_MODEL)
+    QUEUE_DROPPED = _counter(
+        "neuronpipe.queue.dropped",
+        "{item}",
+        "items that were not computed, or in vain: shed, expired, cancelled or failed",
+        *_OF_MODEL,
+        Attributes.OUTCOME,
+    )
+    BATCH_SIZE = _histogram("neuronpipe.batch.size", "{sequence}", "sequences in a batch", _COUNTS, *_OF_MODEL)
+    BATCH_PADDING = _histogram("neuronpipe.batch.padding_ratio", "1", "share of padding in a batch", _RATIOS, *_OF_MODEL)
+    BATCH_DURATION = _durations("neuronpipe.batch.duration", "runs of the model", *_OF_MODEL, Attributes.BACKEND)
+    BATCH_TOKENS = _counter("neuronpipe.batch.tokens", "{token}", "tokens computed, padding included", *_OF_MODEL)
+    BATCH_FAILURES = _counter("neuronpipe.batch.failures", "{batch}", "batches that could not be run", *_OF_MODEL)
+    CORE_BUSY = _counter(
+        "neuronpipe.core.busy", "s", "time in which a core computed batches; its rate is utilisation", *_OF_MODEL, Attributes.CORE
+    )
+    CORES = _gauge("neuronpipe.cores", "{core}", "cores that a model has left", *_OF_MODEL)
+    READY_DURATION = _gauge(
+        "neuronpipe.model.ready_duration", "s", "from a compiled bundle to a model that is loaded and warm", *_OF_MODEL, Attributes.BACKEND
+    )
+    NEURON_UTILIZATION = _gauge(
+        "neuronpipe.neuron.core.utilization",
+        "1",
+        "by neuron-monitor, as all neuronpipe.neuron: share of the time in which a NeuronCore computed",
+        Attributes.CORE,
+    )
+    NEURON_CORE_MEMORY = _gauge(
+        "neuronpipe.neuron.core.memory", "By", "device memory that this process has on a NeuronCore", Attributes.CORE
+    )
+    NEURON_MEMORY = _gauge("neuronpipe.neuron.memory", "By", "memory of this process's Neuron runtime", Attributes.MEMORY_LOCATION)
+    NEURON_DEVICE_LATENCY = _gauge(
+        "neuronpipe.neuron.device_latency", "s", "executions on the device in the monitor's last period", Attributes.PERCENTILE
+    )
+    NEURON_TOTAL_LATENCY = _gauge("neuronpipe.neuron.total_latency", "s", "the same as the Neuron runtime sees them", Attributes.PERCENTILE)
+    NEURON_EXECUTIONS = _counter(
+        "neuronpipe.neuron.executions", "{execution}", "executions by what became of them", Attributes.NEURON_OUTCOME
+    )
+    NEURON_ERRORS = _counter("neuronpipe.neuron.errors", "{error}", "errors of executions", Attributes.NEURON_ERROR)
+    SPANS = _counter(
+        "neuronpipe.telemetry.spans",
+        "{span}",
+        "spans by what became of them: exported; dropped, since the queue was full; failed, since the collector took them not",
+        Attributes.OUTCOME,
+    )
+
+
+# Where a request was refused before any stage.
+ADMISSION = "admission"
+UNATTRIBUTED = "unattributed"
+
+
+def names_in(group: type) -> list[Name]:
+    """The names of a group, in order."""
+    return [value for value in vars(group).values() if isinstance(value, Name)]
+
+
+def instruments() -> list[Instrument]:
+    """All metrics, in order."""
+    return [value for value in vars(Metrics).values() if isinstance(value, Instrument)]

@@ -1,0 +1,43 @@
+"""Settings, each from the command line or from the environment, read once in cli.
+
+A setting `max_batch_size` of the service `neuron-executor` is `--max-batch-size` on the command line, which wins, or
+`NEURONPIPE_NEURON_EXECUTOR_MAX_BATCH_SIZE` in the environment. A variable under the prefix that is no setting is an error, since it
+is a typing error more often than not. Each service has its settings in its own settings.py.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from neuronpipe.core.errors import SetupError
+
+SettingsT = TypeVar("SettingsT", bound="Settings")
+
+
+class Settings(BaseSettings):
+    """The base of all settings."""
+
+    # On all bases alike: of several, pydantic takes the last one's value, were it only a default.
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_ignore_empty=True)
+
+
+def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
+    """The settings of one service, or command, from what the command line gave and the environment. Raises SetupError."""
+    prefix = str(kind.model_config.get("env_prefix"))
+    known = {variable_name(kind, field) for field in kind.model_fields}
+    unknown = sorted(name for name in os.environ if name.startswith(prefix) and name not in known)
+    if unknown:
+        raise SetupError(f"{', '.join(unknown)}: no such setting; there are {', '.join(sorted(known))}")
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        problems = [f"{variable_name(kind, str(problem['loc'][0]))}: {problem['msg']}" for problem in error.errors()]
+        raise SetupError("; ".join(problems)) from error
+
+
+def variable_name(kind: type[Settings], field: str) -> str:
+    """The environment variable of a setting."""
+    return f"{kind.model_config.get('env_prefix')}{field}".upper()

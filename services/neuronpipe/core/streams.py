@@ -1,0 +1,52 @@
+"""What goes over the stream between a gateway and a process of a stage, as values."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from neuronpipe.core.items import ModelKey, StageItem
+
+# An item's number, and the stage's value or a NeuronpipeError. The values of three stages alike, which types cannot say.
+Outcome: TypeAlias = tuple[int, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StageResponse:
+    """One message of a stage's process.
+
+    `kept_item_ids`: from one that reads no more, what it still works on. `models`: those that it has, where they have changed.
+    """
+
+    outcomes: Sequence[Outcome] = ()
+    kept_item_ids: Sequence[int] | None = None
+    models: frozenset[ModelKey] | None = None
+
+
+class Stream(Protocol):
+    """An open stream to one process of a stage. Its methods raise Unavailable once it is lost."""
+
+    @property
+    def models(self) -> frozenset[ModelKey] | None:
+        """What the process said to have as it opened the stream; None from one of an older release, which gets every item."""
+
+    @property
+    def retired(self) -> asyncio.Event:
+        """Set when the process shall get nothing new."""
+
+    async def send(self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int]) -> Sequence[Outcome]:
+        """Sends items by their numbers. Returns the errors of those that cannot be sent."""
+
+    async def receive(self) -> StageResponse:
+        """The next message."""
+
+
+class AnnouncedModels(Protocol):
+    """The models that a stage's process tells gateways of; see bundles/served.py."""
+
+    @property
+    def keys(self) -> frozenset[ModelKey]:
+        """Those that are ready."""
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Calls `changed` after each change; the function that is returned ends that."""

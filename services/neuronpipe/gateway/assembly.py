@@ -1,0 +1,38 @@
+"""What a gateway's doors call, over stages that are near or far."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.bundles.served import running_models
+from neuronpipe.core.items import Stages
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.models import open_gateway_models
+from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.results import kept_results, running_result_cache
+from neuronpipe.gateway.settings import PipelineSettings, ResultCacheSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What every door gets: one pipeline for all, and what is served."""
+
+    pipeline: Pipeline
+    catalog: Catalog
+
+
+@asynccontextmanager
+async def running_gateway(
+    bundles: list[Bundle], stages: Stages, settings: PipelineSettings, results: ResultCacheSettings, telemetry: Telemetry
+) -> AsyncIterator[Gateway]:
+    """The gateway of these models. Raises SetupError."""
+    keeps_results = kept_results(bundles, results)
+    async with AsyncExitStack() as stack:
+        cache = None
+        if any(map(keeps_results, bundles)):
+            cache = await stack.enter_async_context(running_result_cache(results, telemetry))
+        models = open_gateway_models(telemetry.meters, keeps_results)
+        await stack.enter_async_context(running_models(models, bundles))
+        yield Gateway(Pipeline(models, stages, settings, telemetry, cache), Catalog(models))

@@ -1,0 +1,133 @@
+"""neuronpipe.api.v1 over gRPC: InferenceService and ModelService.
+
+Inputs and results stay bytes where no stage of this process parses or makes them.
+"""
+
+import random
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from dataclasses import replace
+from typing import Any
+
+from neuronpipe.api.v1 import inference_pb2, models_pb2
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.core.packed import Packed
+from neuronpipe.core.status import to_status
+from neuronpipe.forward.v1 import inference_pb2 as wire
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.inference import InferenceOutcome, InferenceRequest, InferenceResult
+from neuronpipe.gateway.many import infer_batch, infer_stream
+from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.process.door import Handler
+from neuronpipe.rpc.rpcs import Rpc, by_path, call_of, rpcs_of
+
+INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+MODEL_SERVICE = models_pb2.DESCRIPTOR.services_by_name["ModelService"]
+
+
+def native_rpcs() -> list[Rpc]:
+    """The rpcs of both services."""
+    return [*rpcs_of(INFERENCE_SERVICE, wire.DESCRIPTOR), *rpcs_of(MODEL_SERVICE)]
+
+
+class NativeDoor:
+    """Converts messages to calls of the pipeline and back. `call`: what came with the rpc."""
+
+    def __init__(self, pipeline: Pipeline, catalog: Catalog, settings: PipelineSettings) -> None:
+        self._pipeline = pipeline
+        self._catalog = catalog
+        self._settings = settings
+
+    def handlers(self) -> dict[str, Handler]:
+        """The handlers of both services, by path."""
+
+        def on(answer: Handler) -> Handler:
+            return lambda message, context: answer(message, call_of(context))
+
+        return {
+            **by_path(INFERENCE_SERVICE, Infer=on(self.infer), InferBatch=on(self.infer_batch), InferStream=on(self.infer_stream)),
+            **by_path(MODEL_SERVICE, ListModels=on(self.list_models), GetModel=on(self.get_model)),
+        }
+
+    async def infer(self, message: wire.InferRequest, call: Call) -> wire.InferResponse:
+        """Infer."""
+        response = wire.InferResponse()
+        _write_result(await self._pipeline.infer(_read_request(message, call)), response)
+        return response
+
+    async def infer_batch(self, message: wire.InferBatchRequest, call: Call) -> wire.InferBatchResponse:
+        """InferBatch. Results beyond the limit of a response become errors of their own."""
+        count, limit = len(message.requests), self._settings.max_batch_items
+        if not 1 <= count <= limit:
+            raise InvalidInput("requests", f"{count} requests, a batch takes 1 to {limit}")
+        outcomes = await infer_batch(self._pipeline, call, lambda shared: [_read_request(one, shared) for one in message.requests])
+        return _batch_response(outcomes, self._settings.max_batch_response_bytes)
+
+    async def infer_stream(self, messages: AsyncIterable[wire.InferStreamRequest], call: Call) -> AsyncIterator[wire.InferStreamResponse]:
+        """InferStream."""
+        requests = (_read_request(message.request, call, is_id_required=True) async for message in messages)
+        async for request_id, outcome in infer_stream(self._pipeline, requests, self._settings.max_stream_in_flight):
+            response = wire.InferStreamResponse(request_id=request_id)
+            _write_outcome(outcome, response.outcome)
+            yield response
+
+    async def list_models(self, message: models_pb2.ListModelsRequest, call: Call) -> models_pb2.ListModelsResponse:
+        """ListModels."""
+        return self._catalog.list_models()
+
+    async def get_model(self, message: models_pb2.GetModelRequest, call: Call) -> models_pb2.GetModelResponse:
+        """GetModel."""
+        return self._catalog.get_model(message)
+
+
+def _read_request(message: wire.InferRequest, call: Call, *, is_id_required: bool = False) -> InferenceRequest:
+    # Ids must be unique, not secret, so the quick source of random numbers will do.
+    request_id = message.request_id or ("" if is_id_required else f"{random.getrandbits(128):032x}")
+    return InferenceRequest(
+        replace(call, request_id=request_id, priority=message.priority),
+        message.model,
+        message.version,
+        Packed(TaskInput, data=message.input),
+        message.cache_control,
+    )
+
+
+def _write_result(result: InferenceResult, response: wire.InferResponse) -> None:
+    """In place: a message that is handed to another's constructor would be serialized and parsed once more."""
+    response.model, response.version = result.model.name, str(result.model.version)
+    response.request_id = result.request_id
+    response.result = result.result.data
+    _copy_fields(result.usage, response.usage)
+    _copy_fields(result.timings, response.timings)
+
+
+def _copy_fields(value: Any, message: Any) -> None:
+    """Writes a value's numbers into the message whose fields have the same names."""
+    for name in value.__slots__:
+        number = getattr(value, name)
+        if number:
+            setattr(message, name, number)
+
+
+def _write_outcome(outcome: InferenceOutcome, message: wire.InferOutcome) -> None:
+    if isinstance(outcome, NeuronpipeError):
+        message.error.CopyFrom(to_status(outcome))
+    else:
+        _write_result(outcome, message.response)
+
+
+def _batch_response(outcomes: Iterable[InferenceOutcome], limit: int) -> wire.InferBatchResponse:
+    """The outcomes, with an error in the place of each that would make a response of more than `limit` bytes."""
+    response, size_bytes = wire.InferBatchResponse(), 0
+    for outcome in outcomes:
+        message = response.outcomes.add()
+        _write_outcome(outcome, message)
+        outcome_bytes = message.ByteSize()
+        if size_bytes + outcome_bytes <= limit:
+            size_bytes += outcome_bytes
+        else:
+            problem = f"the results are too large for one response, the limit is {limit} bytes; send fewer at once, or over a stream"
+            _write_outcome(InvalidInput("requests", problem), message)
+    return response

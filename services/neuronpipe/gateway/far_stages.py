@@ -1,0 +1,54 @@
+"""The stages of a gateway in other processes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+from neuronpipe.core.background import run_beside
+from neuronpipe.core.items import Stages
+from neuronpipe.core.logs import log, log_warning
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.names import Metrics
+from neuronpipe.gateway.coalescing import Coalescer
+from neuronpipe.gateway.settings import GatewaySettings
+from neuronpipe.rpc.endpoints import follow_endpoints
+from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE
+
+# How long the first requests wait for the gateway's connections; a stage that is there takes milliseconds.
+_CONNECT_LIMIT_S = 1.0
+
+
+@asynccontextmanager
+async def running_far_stages(settings: GatewaySettings, meters: Meters, report: Callable[[str, bool], None]) -> AsyncIterator[Stages]:
+    """The stages behind the settings' targets. `report` is told of each whether it can be reached, at first and when that changes."""
+    reached: set[str] = set()
+    complete, ending = asyncio.Event(), asyncio.Event()
+
+    async def note(service: str, is_reached: bool) -> None:
+        (reached.add if is_reached else reached.discard)(service)
+        report(service, is_reached)
+        if reached == coalescers.keys():
+            complete.set()
+            log("all stages reached")
+        elif not is_reached and not ending.is_set():
+            log_warning("stage lost", stage=service)
+
+    coalescers = {
+        service: Coalescer(service, partial(note, service), meters.counter(Metrics.RETRIED, service))
+        for service in ("tokenizer", "neuron-executor", "postprocessor")
+    }
+    for service in coalescers:
+        report(service, False)
+    tokenize, execute, postprocess = coalescers.values()
+    async with run_beside(
+        follow_endpoints(TOKENIZE, settings.tokenizer_target, tokenize.serve),
+        follow_endpoints(EXECUTE, settings.executor_target, execute.serve),
+        follow_endpoints(POSTPROCESS, settings.postprocessor_target, postprocess.serve),
+    ):
+        try:
+            await asyncio.wait_for(complete.wait(), _CONNECT_LIMIT_S)
+        except TimeoutError:  # a stage that is down must not keep the others' models from being listed
+            log_warning("stages not reached yet", stages=sorted(coalescers.keys() - reached))
+        yield Stages(tokenize, execute, postprocess)
+        ending.set()

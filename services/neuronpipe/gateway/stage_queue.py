@@ -1,0 +1,138 @@
+"""The items that wait for one stage: a line for each model and priority, so that what waits for one model is not in another's way."""
+
+import asyncio
+import itertools
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeAlias
+
+from neuronpipe.core.items import ModelKey, StageItem
+from neuronpipe.core.tracing import Event
+
+_MAX_ITEMS = 128
+_MAX_BYTES = 1 << 20
+# An item that so many endpoints died with may be the reason: from then on it travels without others of its kind, so that it takes none of
+# them along. Not from the first on: those of a process that was killed would each have to wait for the other.
+_SUSPECT_LOSSES = 2
+
+
+class ItemHolder(Protocol):
+    """Who works on an item."""
+
+    def abandon(self, item_id: int) -> None:
+        """Notes that nobody waits for it any more."""
+
+
+class QueuedItem:
+    """An item until its outcome is there: the value or a NeuronpipeError is the result of `future`."""
+
+    __slots__ = ("cost_tokens", "endpoint", "future", "is_returned", "item", "item_id", "losses", "retries")
+
+    def __init__(self, item_id: int, item: StageItem) -> None:
+        self.item_id = item_id
+        self.item = item
+        self.cost_tokens = max(1, item.call.cost_tokens)
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.endpoint: ItemHolder | None = None
+        self.losses = 0
+        self.is_returned = False
+        self.retries: list[Event] = []
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be what endpoints die of."""
+        return self.losses >= _SUSPECT_LOSSES
+
+    def end(self, outcome: object) -> None:
+        """Tells whoever waits."""
+        if not self.future.done():
+            self.future.set_result(outcome)
+
+
+_Line: TypeAlias = OrderedDict[int, QueuedItem]
+_HasModel: TypeAlias = Callable[[ModelKey], bool]
+
+
+class StageQueue:
+    """Whoever takes from it gets suspects one by one, then interactive items before bulk, the oldest of all models first."""
+
+    def __init__(self) -> None:
+        # What waits, suspects apart, by the models that it is for.
+        self.cost_tokens: Counter[ModelKey] = Counter()
+        self._suspects: _Line = OrderedDict()
+        self._interactive: dict[ModelKey, _Line] = {}
+        self._bulk: dict[ModelKey, _Line] = {}
+
+    def __iter__(self) -> Iterator[QueuedItem]:
+        lines = [self._suspects, *self._interactive.values(), *self._bulk.values()]
+        return itertools.chain.from_iterable(line.values() for line in lines)
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether any suspect waits."""
+        return bool(self._suspects)
+
+    def append(self, queued: QueuedItem) -> None:
+        """Adds an item behind the others."""
+        self._line_of(queued)[queued.item_id] = queued
+
+    def put_back(self, returned: Iterable[QueuedItem]) -> None:
+        """Adds items that were taken before in front of the others, in their order."""
+        for queued in reversed(list(returned)):
+            line = self._line_of(queued)
+            line[queued.item_id] = queued
+            line.move_to_end(queued.item_id, last=False)
+
+    def remove(self, queued: QueuedItem) -> None:
+        """Takes an item out wherever it is, in constant time; does nothing where it is not here."""
+        model, lines = queued.item.model, self._lines_of(queued)
+        if queued.item_id in self._suspects:
+            del self._suspects[queued.item_id]
+        elif queued.item_id in lines.get(model, ()):
+            del lines[model][queued.item_id]
+            self.cost_tokens[model] -= queued.cost_tokens
+            if not lines[model]:
+                del lines[model]
+            if not self.cost_tokens[model]:
+                del self.cost_tokens[model]
+
+    def has_any(self, has_model: _HasModel, *, takes_suspects: bool) -> bool:
+        """Whether somebody with these models would find something."""
+        return any(map(has_model, self.cost_tokens)) or bool(takes_suspects and self._oldest_suspect(has_model))
+
+    def take(self, has_model: _HasModel, share_tokens: int, *, takes_suspects: bool) -> list[QueuedItem]:
+        """Items for one message to somebody with these models: until they cost as much as the share, or fill the message."""
+        taken: list[QueuedItem] = []
+        if takes_suspects and (suspect := self._oldest_suspect(has_model)):
+            self.remove(suspect)
+            taken.append(suspect)
+        cost_tokens = sum(queued.cost_tokens for queued in taken)
+        size_bytes = sum(queued.item.size_bytes for queued in taken)
+        for lines in (self._interactive, self._bulk):
+            while len(taken) < _MAX_ITEMS and size_bytes < _MAX_BYTES and cost_tokens < share_tokens:
+                queued = _oldest(lines, has_model)
+                if queued is None:
+                    break
+                self.remove(queued)
+                if not queued.future.done():  # else its caller left a moment ago
+                    taken.append(queued)
+                    cost_tokens += queued.cost_tokens
+                    size_bytes += queued.item.size_bytes
+        return taken
+
+    def _oldest_suspect(self, has_model: _HasModel) -> QueuedItem | None:
+        return next((one for one in self._suspects.values() if has_model(one.item.model) and not one.future.done()), None)
+
+    def _lines_of(self, queued: QueuedItem) -> dict[ModelKey, _Line]:
+        return self._bulk if queued.item.call.is_bulk else self._interactive
+
+    def _line_of(self, queued: QueuedItem) -> _Line:
+        if queued.is_suspect:
+            return self._suspects
+        self.cost_tokens[queued.item.model] += queued.cost_tokens
+        return self._lines_of(queued).setdefault(queued.item.model, OrderedDict())
+
+
+def _oldest(lines: dict[ModelKey, _Line], has_model: _HasModel) -> QueuedItem | None:
+    heads = (next(iter(line.values())) for model, line in lines.items() if has_model(model))
+    return min(heads, key=lambda queued: queued.item_id, default=None)

@@ -1,0 +1,152 @@
+"""What the executor notes of its batches and items: numbers for all, spans for those of sampled requests."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.names import Attributes, Events, Metrics, Spans
+from neuronpipe.core.tracing import AttributeValue, Link, Span, SpanContext, event_of
+
+# An item that no event stands for.
+_FAILED = "failed"
+# What a compute span repeats of its batch. All of it would be a third more to export.
+_OF_COMPUTE = (Attributes.BACKEND, Attributes.CORE, Attributes.BATCH_SIZE, Attributes.BUCKET_TOKENS)
+
+
+class Member(Protocol):
+    """A sequence of a batch; `trace` is the context of its item where that is sampled, the same for all of an item's sequences."""
+
+    @property
+    def tokens(self) -> int:
+        """Its length."""
+
+    @property
+    def trace(self) -> SpanContext | None:
+        """Where it belongs."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRun:
+    """One run of the model; times on time.monotonic_ns(), from when the core was free for it.
+
+    `computed_tokens`: of all rows, those included that hold no sequence.
+    """
+
+    core: int
+    is_alone: bool
+    padded_tokens: int
+    computed_tokens: int
+    started_ns: int
+    ended_ns: int
+
+
+class BatchObserver:
+    """Notes what becomes of one model's batches and items."""
+
+    def __init__(self, telemetry: Telemetry, spec: ModelSpec, backend: str, cores: int) -> None:
+        self._tracer = telemetry.tracer
+        self._meters = meters = telemetry.meters
+        self._backend = backend
+        self.labels = labels = (spec.name, str(spec.version))
+        self._sizes = meters.histogram(Metrics.BATCH_SIZE, *labels)
+        self._paddings = meters.histogram(Metrics.BATCH_PADDING, *labels)
+        self._durations = meters.histogram(Metrics.BATCH_DURATION, *labels, backend)
+        self._tokens = meters.counter(Metrics.BATCH_TOKENS, *labels)
+        self._failures = meters.counter(Metrics.BATCH_FAILURES, *labels)
+        self._busy = [meters.counter(Metrics.CORE_BUSY, *labels, str(core)) for core in range(cores)]
+        for outcome in (Events.SHED, Events.EXPIRED, Events.CANCELLED, _FAILED):  # a rate from nothing to one is none
+            meters.counter(Metrics.QUEUE_DROPPED, *labels, outcome)
+
+    def watch(self, queued: Callable[[], tuple[int, int]], cores_left: Callable[[], int]) -> None:
+        """`queued` tells how many sequences wait now, and their padded tokens; `cores_left` how many cores are not lost."""
+        self._meters.gauge(Metrics.CORES, cores_left, *self.labels)
+        self._meters.gauge(Metrics.QUEUE_SEQUENCES, lambda: queued()[0], *self.labels)
+        self._meters.gauge(Metrics.QUEUE_TOKENS, lambda: queued()[1], *self.labels)
+
+    def unwatch(self) -> None:
+        """The model has left."""
+        for instrument in (Metrics.CORES, Metrics.QUEUE_SEQUENCES, Metrics.QUEUE_TOKENS):
+            self._meters.remove_gauge(instrument, *self.labels)
+
+    def ready(self, duration_ns: int) -> None:
+        """The model is loaded and warm, so long after its loading began."""
+        self._meters.gauge(Metrics.READY_DURATION, lambda: duration_ns, *self.labels, self._backend)
+
+    def batch(self, run: BatchRun, members: Sequence[Member], fault: Exception | None = None) -> None:
+        """A batch has run, or failed."""
+        size, real_tokens = len(members), sum(member.tokens for member in members)
+        computed_tokens = run.computed_tokens
+        padding = 1 - real_tokens / computed_tokens
+        duration_ns = run.ended_ns - run.started_ns
+        self._busy[run.core].add(duration_ns)
+        batch = SpanContext.new(is_sampled=True) if any(member.trace for member in members) else None
+        if fault:
+            self._failures.add()
+        else:
+            self._sizes.record(size, batch)
+            self._paddings.record(padding, batch)
+            self._durations.record(duration_ns, batch)
+            self._tokens.add(computed_tokens)
+        if batch:
+            self._record_spans(run, members, batch, padding, fault)
+
+    def _record_spans(
+        self,
+        run: BatchRun,
+        members: Sequence[Member],
+        batch: SpanContext,
+        padding: float,
+        fault: Exception | None,
+    ) -> None:
+        """The batch's span with a link for every sampled row, and a compute span for every item, which links back."""
+        name, version = self.labels
+        span = Span(Spans.BATCH, batch, None, run.started_ns, run.ended_ns)
+        span.attributes |= {
+            Attributes.MODEL: name,
+            Attributes.VERSION: version,
+            Attributes.BACKEND: self._backend,
+            Attributes.CORE: run.core,
+            Attributes.IS_ALONE: run.is_alone,
+            Attributes.BATCH_SIZE: len(members),
+            Attributes.BUCKET_TOKENS: run.padded_tokens,
+            Attributes.PADDED_TOKENS: run.computed_tokens,
+            Attributes.PADDING_RATIO: padding,
+        }
+        own: dict[SpanContext, Span] = {}
+        for row, member in enumerate(members):
+            if not member.trace:
+                continue
+            of_row: dict[str, AttributeValue] = {
+                Attributes.ROW: row,
+                Attributes.TOKENS: member.tokens,
+                Attributes.BUCKET_TOKENS: run.padded_tokens,
+            }
+            compute = own.get(member.trace)
+            if compute is None:
+                compute = own[member.trace] = Span(Spans.COMPUTE, member.trace.child(), member.trace, run.started_ns, run.ended_ns)
+                compute.attributes |= {key: span.attributes[key] for key in _OF_COMPUTE}
+            span.links.append(Link(compute.context, of_row))
+            compute.links.append(Link(batch, of_row))
+        for one in (span, *own.values()):
+            if fault:
+                one.fail(fault, run.ended_ns)
+            self._tracer.record(one)
+
+    def waited(self, trace: SpanContext, gaps: Sequence[tuple[int, int]]) -> None:
+        """A sampled item is computed; in the gaps it waited."""
+        for began_ns, ended_ns in gaps:
+            self._tracer.record(self._queue_span(trace, began_ns, ended_ns))
+
+    def dropped(self, trace: SpanContext | None, arrived_ns: int, error: BaseException) -> None:
+        """An item is not computed, or in vain."""
+        self._meters.counter(Metrics.QUEUE_DROPPED, *self.labels, event_of(error) or _FAILED).add()
+        if trace:
+            span = self._queue_span(trace, arrived_ns, time.monotonic_ns())
+            span.fail(error, span.ended_ns)
+            self._tracer.record(span)
+
+    def _queue_span(self, trace: SpanContext, began_ns: int, ended_ns: int) -> Span:
+        return Span(Spans.QUEUE, trace.child(), trace, began_ns, ended_ns)

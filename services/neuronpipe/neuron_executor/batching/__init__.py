@@ -1,0 +1,1 @@
+"""How batches come about: what waits (queue), which of it runs together (policies), and how long that takes (forecast)."""

@@ -1,0 +1,85 @@
+"""The devices of this process, and the models on them, which come and go one by one."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.background import run_beside
+from neuronpipe.core.logs import log
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.neuron_executor.backends import load_backend
+from neuronpipe.neuron_executor.backends.base import Backend, BackendRequest
+from neuronpipe.neuron_executor.batch_observer import BatchObserver
+from neuronpipe.neuron_executor.batching.policy import Limits
+from neuronpipe.neuron_executor.executor_model import ExecutorModel
+from neuronpipe.neuron_executor.scheduler import DeviceScheduler
+from neuronpipe.neuron_executor.settings import EngineSettings
+from neuronpipe.neuron_executor.warm_up import warm_up
+
+
+class Devices:
+    """A scheduler for each back end in use, since that owns the cores. Made by `running_devices`."""
+
+    def __init__(self, settings: EngineSettings, telemetry: Telemetry, start: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        self._settings = settings
+        self._telemetry = telemetry
+        self._start = start
+        self._schedulers: dict[str, DeviceScheduler] = {}
+        self._limits = Limits(settings.max_batch_size, settings.max_batch_tokens, settings.max_queue_sequences)
+
+    @asynccontextmanager
+    async def open_model(self, bundle: Bundle) -> AsyncIterator[ExecutorModel]:
+        """A model, loaded and warmed up; others are served meanwhile. After the block its batches are waited for, and it is unloaded.
+
+        Raises SetupError for a bundle that cannot run here.
+        """
+        began_ns = time.monotonic_ns()
+        backend = await asyncio.to_thread(self._load, bundle)
+        try:
+            name = bundle.artifact(self._settings.backend).backend
+            scheduler = self._scheduler(name, backend)
+            times = await warm_up(backend, bundle, scheduler)
+            log("model ready", model=bundle.spec.name, version=bundle.spec.version, cores=scheduler.cores.left)
+            observer = BatchObserver(self._telemetry, bundle.spec, name, backend.cores)
+            observer.ready(time.monotonic_ns() - began_ns)
+            model = scheduler.join(backend, bundle.spec, self._limits, times, observer)
+            try:
+                yield model
+            finally:
+                await scheduler.leave(model)
+        finally:
+            await asyncio.to_thread(backend.close)
+
+    def _scheduler(self, name: str, backend: Backend) -> DeviceScheduler:
+        if name not in self._schedulers:
+            self._schedulers[name] = scheduler = DeviceScheduler(backend.cores, backend.in_flight, self._settings.batch_limit_s)
+            for worker in scheduler.workers():
+                self._start(worker)
+        return self._schedulers[name]
+
+    def _load(self, bundle: Bundle) -> Backend:
+        settings, artifact = self._settings, bundle.artifact(self._settings.backend)
+        return load_backend(
+            artifact.backend,
+            BackendRequest(
+                bundle.spec,
+                bundle.artifact_files(artifact),
+                artifact.properties,
+                cores=settings.core_count,
+                cores_per_replica=settings.cores_per_replica,
+                threads=settings.threads,
+                in_flight=settings.in_flight,
+                buckets=artifact.buckets,
+                versions=artifact.versions,
+            ),
+        )
+
+
+@asynccontextmanager
+async def running_devices(settings: EngineSettings, telemetry: Telemetry) -> AsyncIterator[Devices]:
+    """Devices whose cores work until the block ends. Raises CoresLost where it must end."""
+    async with run_beside() as start:
+        yield Devices(settings, telemetry, start)

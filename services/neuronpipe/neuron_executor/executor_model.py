@@ -1,0 +1,203 @@
+"""One model on its device: what waits for it, how its batches are formed, made and taken apart. Its device's scheduler runs them."""
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError, Overloaded, Unavailable
+from neuronpipe.core.logs import log, log_warning
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Arrays
+from neuronpipe.core.tracing import SpanContext
+from neuronpipe.inputs.kind import input_kind
+from neuronpipe.neuron_executor.backends.base import Backend, Finish, Prepare
+from neuronpipe.neuron_executor.batch_observer import BatchObserver
+from neuronpipe.neuron_executor.batching.batch_time import BatchTimes
+from neuronpipe.neuron_executor.batching.fixed_buckets import FixedBuckets
+from neuronpipe.neuron_executor.batching.forecast import Forecast
+from neuronpipe.neuron_executor.batching.free_shapes import FreeShapes
+from neuronpipe.neuron_executor.batching.outputs import cut, fault_of
+from neuronpipe.neuron_executor.batching.policy import Batch, BatchPolicy, Limits
+from neuronpipe.neuron_executor.batching.queue import ComputedSequence, QueuedSequence, SequenceQueue
+from neuronpipe.neuron_executor.cores import Cores
+
+# The shortest wait that a refused caller is told; a place is seldom free sooner.
+_MIN_RETRY_AFTER_S = 0.05
+# How often at most the queue is searched for what would be too late, so that refusing stays cheap: 4096 sequences take 2.7 ms
+# (measured 2026-11-21 on a CPU with two cores).
+_SWEEP_INTERVAL_S = 0.05
+
+# A sequence's outputs, or what is wrong with them.
+Row: TypeAlias = Arrays | NeuronpipeError
+
+
+class Device(Protocol):
+    """What a model sees of its device, which other models share."""
+
+    cores: Cores
+    # Of every model.
+    forecasts: list[Forecast]
+    # Sequences are numbered as they come, for whichever model.
+    numbers: Iterator[int]
+
+    def wake(self) -> None:
+        """Something waits that did not before."""
+
+
+class ExecutorModel:
+    """A model that runs sequences. Made by DeviceScheduler.join."""
+
+    def __init__(
+        self, backend: Backend, spec: ModelSpec, limits: Limits, device: Device, times: BatchTimes, observer: BatchObserver
+    ) -> None:
+        self.backend = backend
+        self.spec = spec
+        self.observer = observer
+        self.queue = SequenceQueue()
+        self.forecast = Forecast(self.queue, device.cores, times, device.forecasts)
+        plan = backend.buckets
+        self.policy: BatchPolicy = FixedBuckets(self.queue, self.forecast, plan) if plan else FreeShapes(self.queue, self.forecast, limits)
+        self.batches_running = 0
+        self._kind = input_kind(spec)
+        self._max_queue_sequences = limits.max_queue_sequences
+        self._device = device
+        self._computed = 0
+        self._unwanted = 0
+        self._next_sweep_s = 0.0
+        self._is_closed = False
+        observer.watch(lambda: self.queued, lambda: self.cores_left)
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        """Sequences that wait, and their padded tokens."""
+        return len(self.queue), self.queue.tokens_before(is_bulk=True)
+
+    @property
+    def cores_left(self) -> int:
+        """Cores that are not lost."""
+        return self._device.cores.left
+
+    async def run(
+        self, sequences: Sequence[Arrays], deadline_s: float | None, *, is_bulk: bool = False, trace: SpanContext | None = None
+    ) -> list[ComputedSequence]:
+        """Runs the sequences of one input and returns their outputs in order.
+
+        All are queued or none. Raises InvalidInput, Overloaded, DeadlineExceeded (as soon as it is clear that the deadline cannot be
+        met), Unavailable, and InternalError where a sequence could not be computed. The caller may leave at any time (cancel): what
+        waits then is forgotten at once, and only what runs already is computed.
+        """
+        for arrays in sequences:
+            self._kind.check(arrays)
+        queued = self._enqueue(sequences, math.inf if deadline_s is None else deadline_s, is_bulk, trace)
+        try:
+            return [await queued[0].future] if len(queued) == 1 else list(await asyncio.gather(*(one.future for one in queued)))
+        finally:
+            for one in queued:
+                one.future.cancel()
+                if one.is_waiting:
+                    self.queue.forget(one)
+
+    def _enqueue(self, sequences: Sequence[Arrays], deadline_s: float, is_bulk: bool, trace: SpanContext | None) -> list[QueuedSequence]:
+        limit = self._max_queue_sequences
+        if self._is_closed:
+            raise stopping()
+        if not sequences:
+            raise InvalidInput("sequences", "holds none")
+        if len(sequences) > limit:
+            raise InvalidInput("input", f"{len(sequences)} sequences, the executor's queue takes {limit}")
+        if len(self.queue) + len(sequences) > limit:
+            self._sweep()
+        queued = len(self.queue)
+        if queued + len(sequences) > limit:
+            retry_after_s = max(_MIN_RETRY_AFTER_S, self.forecast.queue_s(is_bulk=is_bulk))
+            raise Overloaded(f"{queued} sequences wait for {self.spec.name!r}, the limit is {limit}", retry_after_s)
+        loop, numbers, round_tokens = asyncio.get_running_loop(), self._device.numbers, self.backend.round_tokens
+        now_s = loop.time()
+        new = []
+        for arrays in sequences:
+            tokens = self._kind.tokens_of(arrays)
+            future = loop.create_future()
+            new.append(QueuedSequence(now_s, deadline_s, next(numbers), is_bulk, arrays, tokens, round_tokens(tokens), future, trace))
+        own_s = self.forecast.alone_s(self.policy.lone_tokens(max(one.padded_tokens for one in new)))
+        if len(new) > 1:
+            own_s = max(own_s, self.forecast.together_s(sum(one.padded_tokens for one in new)))
+        if not self._is_in_time(deadline_s - own_s, is_bulk=is_bulk):
+            raise DeadlineExceeded("the deadline would pass in the executor's queue")
+        for one in new:
+            self.queue.push(one)
+        self._device.wake()
+        return new
+
+    def _is_in_time(self, start_s: float, *, is_bulk: bool) -> bool:
+        """Whether a sequence that comes now can begin by then."""
+        if time.monotonic() + self.forecast.queue_s(is_bulk=is_bulk) < start_s:
+            return True
+        self._sweep()  # it must not be refused for the sake of what is too late
+        return time.monotonic() + self.forecast.queue_s(is_bulk=is_bulk) < start_s
+
+    def _sweep(self) -> None:
+        """Makes room of what would be too late."""
+        if time.monotonic() >= self._next_sweep_s:
+            self.queue.forget_unwanted()
+            self._next_sweep_s = time.monotonic() + _SWEEP_INTERVAL_S
+
+    def work(self, batch: Batch) -> tuple[Prepare, Finish[list[Row]]]:
+        """What the back end calls in its thread, before it computes and after: makes the batch, and takes the outputs apart into rows."""
+        # Taken here: a member's arrays may be forgotten while the thread works.
+        sequences, lengths = [one.arrays for one in batch.members], [one.tokens for one in batch.members]
+
+        def finish(outputs: Arrays) -> list[Row]:
+            rows = (cut(outputs, row, tokens, self.spec.outputs) for row, tokens in enumerate(lengths))
+            return [fault_of(arrays) or arrays for arrays in rows]
+
+        return lambda: self._kind.pad(sequences, batch.padded_tokens), finish
+
+    def answer(self, core: int, batch: Batch, rows: Sequence[Row], started_ns: int, ended_ns: int) -> None:
+        """Gives the callers of a batch that has run what is theirs."""
+        members = batch.members
+        self._computed += len(members)
+        self._unwanted += sum(one.future.done() for one in members)
+        for one, row in zip(members, rows, strict=True):
+            if isinstance(row, NeuronpipeError):
+                ids = one.trace.ids if one.trace else {}
+                log_warning("a sequence's outputs are not finite", model=self.spec.name, core=core, tokens=one.tokens, **ids)
+                fail([one], row)
+            elif not one.future.done():
+                one.future.set_result(ComputedSequence(row, started_ns, ended_ns, len(members), batch.padded_tokens))
+
+    def give_back(self, one: QueuedSequence) -> None:
+        """Puts a sequence of a lost core back into the queue, for the cores that are left."""
+        if self._is_closed:
+            fail([one], stopping())
+        elif not one.future.done():
+            self.queue.push(one)
+            self._device.wake()
+
+    def close(self) -> None:
+        """Takes no more; whoever still waits learns that the executor stops. Logs how many sequences were computed, and in vain."""
+        if not self._is_closed:
+            log("computed", model=self.spec.name, version=self.spec.version, sequences=self._computed, unwanted=self._unwanted)
+        self._is_closed = True
+        waiting = list(self.queue)
+        fail(waiting, stopping())
+        for one in waiting:
+            self.queue.forget(one)
+
+
+def fail(members: Iterable[QueuedSequence], error: NeuronpipeError) -> None:
+    """Tells those who still wait."""
+    for one in members:
+        if not one.future.done():
+            one.future.set_exception(error)
+
+
+def uncomputable() -> InternalError:
+    """What the caller of a sequence learns that a back end could not compute."""
+    return InternalError("the model could not compute this input")
+
+
+def stopping() -> Unavailable:
+    """What whoever waits learns where a model, or the executor with all of its models, ends."""
+    return Unavailable("the neuron-executor is stopping")

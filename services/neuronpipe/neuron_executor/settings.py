@@ -1,0 +1,62 @@
+"""The settings of the neuron-executor."""
+
+from pydantic import Field, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.settings import Settings
+from neuronpipe.process.settings import ServerSettings, listen_field
+from neuronpipe.runtimes.neuron import MAX_CORES, parse_cores
+
+
+class CoreSettings(Settings):
+    """The cores that models run on."""
+
+    cores: int | str = Field(
+        0,
+        description="cores that models share: how many, or which NeuronCores, as 0-3; 0: all NeuronCores, one a CPU thread with openvino",
+    )
+
+    @field_validator("cores", mode="before")
+    @classmethod
+    def _check_cores(cls, cores: object) -> object:
+        if isinstance(cores, str) and not cores.isdigit():
+            try:
+                parse_cores(cores)
+            except SetupError as error:
+                raise ValueError(str(error)) from error
+            return cores
+        if not 0 <= int(str(cores)) <= MAX_CORES:
+            raise ValueError(f"at most {MAX_CORES}")
+        return int(str(cores))
+
+    @property
+    def core_count(self) -> int:
+        """How many cores; 0 for as many as there are."""
+        return len(parse_cores(self.cores)) if isinstance(self.cores, str) else self.cores
+
+
+class EngineSettings(CoreSettings):
+    """How the executor runs models."""
+
+    backend: str = Field("", description="back end to run on; default: the first that the bundle was compiled for")
+    cores_per_replica: int = Field(1, ge=1, le=MAX_CORES, description="cores that compute one replica of a model together")
+    in_flight: int = Field(1, ge=1, le=4, description="batches handed to a core at once: 1 for latency, 2 keeps a NeuronCore busy")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads shared by the cores; 0: one for each available CPU")
+    max_batch_size: int = Field(32, ge=1, le=4096, description="most sequences in a batch; buckets have their own")
+    max_batch_tokens: int = Field(8192, ge=1, description="most padded tokens in a batch of more than one sequence; not for buckets")
+    max_queue_sequences: int = Field(4096, ge=1, description="most sequences that wait for each model; more are refused")
+    batch_limit_s: float = Field(
+        60.0,
+        ge=1,
+        le=3600,
+        description="seconds after which a batch hangs, or ten times what it should take: its core is given up",
+    )
+
+
+class NeuronExecutorSettings(ServerSettings, EngineSettings):
+    """Settings of the neuron-executor."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_NEURON_EXECUTOR_")
+
+    listen: str = listen_field("127.0.0.1:50052")

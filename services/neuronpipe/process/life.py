@@ -1,0 +1,118 @@
+"""The life of a process, whatever its doors speak.
+
+Listen (calls are refused as "starting") → load → SERVING → SIGTERM → NOT_SERVING → tell the parts → refuse new calls, finish those in
+flight within the grace → unload.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TypeAlias
+
+from neuronpipe.core.logs import log, log_fault, log_warning
+from neuronpipe.process.door import Door, Handler
+from neuronpipe.process.health import HealthBoard
+from neuronpipe.process.in_flight import InFlight
+from neuronpipe.process.settings import ServerSettings
+
+# How long models may take to unload once all calls have ended; a device that hangs must not keep the process.
+_UNLOAD_LIMIT_S = 10.0
+# How long calls in flight get at most where a part of the service has crashed: enough for all to be answered, with its error or another's.
+_CRASH_GRACE_S = 2.0
+
+
+class Life:
+    """A process that serves, as its parts see it."""
+
+    def __init__(self, name: str, settings: ServerSettings, doors: Sequence[Door]) -> None:
+        self.health = HealthBoard(service for door in doors for service in door.services)
+        self.is_open = False
+        self._doors = doors
+        self._in_flight = InFlight(name, settings.max_message_bytes, settings.max_receiving_bytes)
+        self._told: list[Callable[[], Awaitable[None]]] = []
+
+    def on_draining(self, tell: Callable[[], Awaitable[None]]) -> None:
+        """Has `tell` run, and waits for it, after NOT_SERVING is reported and before new calls are refused."""
+        self._told.append(tell)
+
+    async def listen(self) -> None:
+        """Opens the doors' addresses. Raises SetupError."""
+        for door in self._doors:
+            await door.listen(self.health, self._in_flight)
+
+    def open(self, handlers: Mapping[str, Handler]) -> None:
+        """Takes calls from now on."""
+        self.is_open = True
+        for door in self._doors:
+            door.open(handlers)
+        self.health.open()
+        log("ready")
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuses new calls, waits for those in flight and for their answers to leave, `grace_s` at most, and ends the rest."""
+        deadline_s = time.monotonic() + grace_s
+        log("draining", calls=self._in_flight.count, grace_s=grace_s)
+        self.health.drain()
+        if self._told:
+            results = await asyncio.gather(*(asyncio.wait_for(tell(), grace_s) for tell in self._told), return_exceptions=True)
+            for result in results:
+                if isinstance(result, Exception):
+                    log_fault("a part of the service cannot drain", result)
+        self._in_flight.drain()
+        for door in self._doors:
+            door.drain()
+        await self._in_flight.wait_until_idle(max(0.0, deadline_s - time.monotonic()))
+        self.health.end_watches()
+        await self.stop(max(0.0, deadline_s - time.monotonic()))
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Ends every call and connection, after `grace_s` at most."""
+        await asyncio.gather(*(door.stop(grace_s) for door in self._doors))
+
+
+# Makes the handlers of a process by their paths, and unmakes them.
+Assemble: TypeAlias = Callable[[Life], AbstractAsyncContextManager[Mapping[str, Handler]]]
+
+
+async def serve(name: str, settings: ServerSettings, doors: Sequence[Door], assemble: Assemble) -> None:
+    """Serves until SIGTERM or SIGINT. Raises SetupError for an address that cannot be used, and whatever `assemble` raises."""
+    loop, serving, stop = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+    life = Life(name, settings, doors)
+
+    def on_signal() -> None:
+        stop.set()
+        if serving and not life.is_open:  # loading can take minutes
+            serving.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    give_up = None
+    try:
+        await life.listen()
+        async with assemble(life) as handlers:
+            life.open(handlers)
+            try:
+                await stop.wait()
+                await life.drain(settings.grace_s)
+            except asyncio.CancelledError:  # what was assembled has crashed; its end may take long, which nobody shall wait for
+                await life.drain(min(settings.grace_s, _CRASH_GRACE_S))
+                raise
+            finally:
+                give_up = loop.call_later(_UNLOAD_LIMIT_S, _end_process)
+    except asyncio.CancelledError:
+        if life.is_open or not stop.is_set() or not serving:
+            raise
+        serving.uncancel()
+    finally:
+        await life.stop()
+        if give_up:
+            give_up.cancel()
+    log("stopped")
+
+
+def _end_process() -> None:
+    log_warning("a batch did not end; the process ends without it", limit_s=_UNLOAD_LIMIT_S)
+    os._exit(1)

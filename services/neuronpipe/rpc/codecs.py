@@ -1,0 +1,185 @@
+"""Where values become messages: one codec a stage, from item to message and back, and from value to outcome and back.
+
+Messages are written in place: one that is handed to another's constructor would be serialized and parsed once more.
+"""
+
+import time
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeVar
+
+from neuronpipe.api.v1.stages_pb2 import Announcement, ItemContext
+from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import DeadlineExceeded, ModelNotFound
+from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, PostprocessItem, Prediction, StageItem, TokenizeItem
+from neuronpipe.core.packed import Packed, TensorSets
+from neuronpipe.core.tracing import SpanContext
+from neuronpipe.forward.v1 import stages_pb2 as wire
+from neuronpipe.tasks import TASKS
+
+ItemT = TypeVar("ItemT", bound=StageItem)
+ValueT = TypeVar("ValueT")
+
+# Almost 300 years: what the wire can hold of a deadline.
+_FOREVER_NS = (1 << 63) - 1
+
+
+class Codec(Protocol[ItemT, ValueT]):
+    """One stage's messages, those of package neuronpipe.forward.v1."""
+
+    def write_item(self, item: ItemT, message: Any) -> None:
+        """Fills an empty message of an item, its context's item_id apart. Raises DeadlineExceeded where no time is left."""
+
+    def read_item(self, message: Any) -> ItemT:
+        """The item of a message. Raises ModelNotFound."""
+
+    def write_value(self, value: ValueT, outcome: Any) -> None:
+        """Fills an empty outcome, its item_id apart, with what the stage returned."""
+
+    def read_value(self, outcome: Any) -> ValueT:
+        """What the stage returned, of an outcome that is no error."""
+
+    def pack(self, value: ValueT) -> int:
+        """Serializes what is in a value, which keeps the bytes. Returns how many they are."""
+
+
+class TokenizeCodec:
+    """See Codec."""
+
+    def write_item(self, item: TokenizeItem, message: wire.TokenizeItem) -> None:
+        _write_head(item, message)
+        message.input = item.input.data
+
+    def read_item(self, message: wire.TokenizeItem) -> TokenizeItem:
+        return TokenizeItem(_read_call(message.context), _read_model(message), Packed(TaskInput, data=message.input))
+
+    def write_value(self, value: EncodedInput, outcome: wire.TokenizeOutcome) -> None:
+        encoded = outcome.encoded
+        encoded.sequences.extend(value.sequences.data)
+        encoded.annotations.extend(value.annotations.data)
+        encoded.tokens = value.tokens
+        encoded.truncated_tokens = value.truncated_tokens
+        encoded.token_cache = value.token_cache
+
+    def read_value(self, outcome: wire.TokenizeOutcome) -> EncodedInput:
+        encoded = outcome.encoded
+        return EncodedInput(
+            TensorSets(data=list(encoded.sequences)),
+            TensorSets(data=list(encoded.annotations)),
+            encoded.tokens,
+            encoded.truncated_tokens,
+            encoded.token_cache,
+        )
+
+    def pack(self, value: EncodedInput) -> int:
+        return sum(map(len, value.sequences.data)) + sum(map(len, value.annotations.data))
+
+
+class ExecuteCodec:
+    """See Codec."""
+
+    def write_item(self, item: ExecuteItem, message: wire.ExecuteItem) -> None:
+        _write_head(item, message)
+        message.sequences.extend(item.sequences.data)
+
+    def read_item(self, message: wire.ExecuteItem) -> ExecuteItem:
+        return ExecuteItem(_read_call(message.context), _read_model(message), TensorSets(data=list(message.sequences)))
+
+    def write_value(self, value: Prediction, outcome: wire.ExecuteOutcome) -> None:
+        prediction = outcome.prediction
+        prediction.outputs.extend(value.outputs.data)
+        prediction.queue_ns = value.queue_ns
+        prediction.compute_ns = value.compute_ns
+        prediction.batch_size = value.batch_size
+        prediction.bucket_tokens = value.bucket_tokens
+        prediction.padded_tokens = value.padded_tokens
+
+    def read_value(self, outcome: wire.ExecuteOutcome) -> Prediction:
+        prediction = outcome.prediction
+        return Prediction(
+            TensorSets(data=list(prediction.outputs)),
+            prediction.queue_ns,
+            prediction.compute_ns,
+            prediction.batch_size,
+            prediction.bucket_tokens,
+            prediction.padded_tokens,
+        )
+
+    def pack(self, value: Prediction) -> int:
+        return sum(map(len, value.outputs.data))
+
+
+class PostprocessCodec:
+    """See Codec. Of the input goes what the task's decoding needs."""
+
+    def write_item(self, item: PostprocessItem, message: wire.PostprocessItem) -> None:
+        _write_head(item, message)
+        message.input = _decoding_part(item.input)
+        message.annotations.extend(item.annotations.data)
+        message.outputs.extend(item.outputs.data)
+
+    def read_item(self, message: wire.PostprocessItem) -> PostprocessItem:
+        return PostprocessItem(
+            _read_call(message.context),
+            _read_model(message),
+            Packed(TaskInput, data=message.input),
+            TensorSets(data=list(message.annotations)),
+            TensorSets(data=list(message.outputs)),
+        )
+
+    def write_value(self, value: Packed[TaskResult], outcome: wire.PostprocessOutcome) -> None:
+        outcome.result = value.data
+
+    def read_value(self, outcome: wire.PostprocessOutcome) -> Packed[TaskResult]:
+        return Packed(TaskResult, data=outcome.result)
+
+    def pack(self, value: Packed[TaskResult]) -> int:
+        return len(value.data)
+
+
+def write_announcement(models: Iterable[ModelKey], max_message_bytes: int, announcement: Announcement) -> None:
+    """Fills an empty announcement."""
+    announcement.max_message_bytes = max_message_bytes
+    for model in sorted(models):
+        announcement.models.add(name=model.name, version=str(model.version))
+
+
+def read_models(announcement: Announcement) -> frozenset[ModelKey]:
+    """The models of an announcement."""
+    return frozenset(ModelKey(model.name, int(model.version)) for model in announcement.models if model.version.isdecimal())
+
+
+def _decoding_part(input: Packed[TaskInput]) -> bytes:
+    return TASKS[input.task or ""].decoding_part(input.message).SerializeToString()
+
+
+def _write_head(item: StageItem, message: Any) -> None:
+    message.model, message.version = item.model.name, str(item.model.version)
+    call, context = item.call, message.context
+    context.request_id = call.request_id
+    context.priority = call.priority
+    context.cost_tokens = call.cost_tokens
+    if call.trace:
+        context.traceparent, context.tracestate = call.trace.traceparent, call.trace.tracestate
+    remaining_s = call.remaining_s
+    if remaining_s is not None:
+        if remaining_s <= 0:
+            raise DeadlineExceeded("the deadline passed between two stages")
+        context.remaining_ns = max(1, min(_FOREVER_NS, int(remaining_s * 1e9)))
+
+
+def _read_call(context: ItemContext) -> Call:
+    return Call(
+        request_id=context.request_id,
+        deadline_s=time.monotonic() + context.remaining_ns / 1e9 if context.remaining_ns else None,
+        priority=context.priority,
+        trace=SpanContext.parse(context.traceparent, context.tracestate) if context.traceparent else None,
+        cost_tokens=context.cost_tokens,
+    )
+
+
+def _read_model(message: Any) -> ModelKey:
+    try:
+        return ModelKey(message.model, int(message.version))
+    except ValueError:  # no gateway of ours sends it
+        raise ModelNotFound(f"model {message.model!r} has no version {message.version!r}") from None

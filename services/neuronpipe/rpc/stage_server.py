@@ -1,0 +1,40 @@
+"""A stage as a process of its own."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeAlias
+
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.streams import AnnouncedModels
+from neuronpipe.process.door import Handler
+from neuronpipe.process.life import Life, serve
+from neuronpipe.process.settings import ServerSettings
+from neuronpipe.rpc.door import GrpcDoor
+from neuronpipe.rpc.items import StageFunction, StageRpc, stage_method
+from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs
+
+# A stage's function, and the models that it has.
+OpenedStage: TypeAlias = tuple[StageFunction, AnnouncedModels]
+# Makes a stage, and unmakes it.
+OpenStage: TypeAlias = Callable[[], AbstractAsyncContextManager[OpenedStage]]
+
+
+async def serve_stage(
+    rpc: StageRpc, settings: ServerSettings, telemetry: Telemetry, open_stage: OpenStage, *, leaves_unavailable: bool = False
+) -> None:
+    """Serves a stage until SIGTERM. `leaves_unavailable`: see stage_method. Raises SetupError, and what `open_stage` raises."""
+
+    @asynccontextmanager
+    async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
+        async with open_stage() as (function, models):
+            method = stage_method(
+                rpc,
+                function,
+                telemetry,
+                models=models,
+                max_message_bytes=settings.max_message_bytes,
+                leaves_unavailable=leaves_unavailable,
+            )
+            yield {rpc.path: method} | trace_handlers(telemetry.traces)
+
+    await serve(rpc.service_name, settings, [GrpcDoor(settings, [rpc, *trace_rpcs(telemetry.traces)])], assemble)

@@ -1,0 +1,23 @@
+"""The settings of the tokenizer."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from neuronpipe.cache.settings import CachePolicy, RedisSettings
+from neuronpipe.process.settings import ServerSettings, listen_field
+
+
+class TokenCacheSettings(RedisSettings):
+    """The caches of encoded inputs: texts' tokens, and images' pixels."""
+
+    token_cache_bytes: int = Field(64 << 20, ge=0, description="memory for tokenizations in this process, in bytes; 0: none")
+    image_cache_bytes: int = Field(64 << 20, ge=0, description="memory for images' pixels in this process, in bytes; 0: none")
+    token_cache_redis: CachePolicy = Field("auto", description="look in Redis: auto (where that is quicker than encoding), always, never")
+
+
+class TokenizerSettings(ServerSettings, TokenCacheSettings):
+    """Settings of the tokenizer."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_TOKENIZER_")
+
+    listen: str = listen_field("127.0.0.1:50051")

@@ -1,0 +1,80 @@
+"""Sends one sampled request and shows what became of it."""
+
+import asyncio
+import json
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
+from neuronpipe.api.v1.traces_pb2 import GetTraceRequest
+from neuronpipe.api.v1.traces_pb2_grpc import TraceServiceStub
+from neuronpipe.core.errors import NeuronpipeError, SetupError
+from neuronpipe.core.names import TRACEPARENT
+from neuronpipe.core.tracing import SpanContext
+from neuronpipe.rpc.client import error_of, open_channel
+from neuronpipe.waterfall.chart import draw
+from neuronpipe.waterfall.page import draw_page
+from neuronpipe.waterfall.spans import read_trace
+
+_TRACES_LIMIT_S = 10.0
+
+
+def sample(request: InferRequest, target: str, *, timeout_s: float, warm_up: int, html: Path | None, otlp: Path | None) -> None:
+    """Prints the waterfall of one request, sent after `warm_up` others; writes it as a page and as OTLP JSON where asked to.
+
+    Raises SetupError, and the request's error once its trace is shown.
+    """
+    context = SpanContext(int(secrets.token_hex(16), 16), int(secrets.token_hex(8), 16), is_sampled=True)
+    found, client_ns, failure = asyncio.run(_record(request, target, timeout_s, warm_up, context))
+    if otlp:
+        otlp.write_text(json.dumps(found, indent=1))
+    trace = read_trace(found, f"{context.trace_id:032x}")
+    if trace:
+        print("\n".join(draw(trace, client_ns)))
+        if html:
+            html.write_text(draw_page(trace, client_ns))
+    elif not failure:
+        raise SetupError(f"{target} keeps traces, but this one not any more: --kept-traces is too small for its load")
+    if failure:
+        raise failure
+
+
+async def _record(
+    request: InferRequest, target: str, timeout_s: float, warm_up: int, context: SpanContext
+) -> tuple[dict[str, Any], int, NeuronpipeError | None]:
+    """The request's spans as OTLP JSON, how long it took here, and what it failed with."""
+    async with open_channel(target) as channel:
+        for _ in range(warm_up):  # the first request of a connection also opens it
+            await _infer(channel, request, timeout_s, None)
+        began_ns = time.monotonic_ns()
+        failure = await _infer(channel, request, timeout_s, context)
+        client_ns = time.monotonic_ns() - began_ns
+        return await _find_trace(channel, context, failure), client_ns, failure
+
+
+async def _infer(channel: grpc.aio.Channel, request: InferRequest, timeout_s: float, context: SpanContext | None) -> NeuronpipeError | None:
+    """What the request failed with."""
+    metadata = ((TRACEPARENT, context.traceparent),) if context else ()
+    try:
+        await InferenceServiceStub(channel).Infer(request, timeout=timeout_s, metadata=metadata)
+    except grpc.aio.AioRpcError as failure:
+        return error_of(failure)
+    return None
+
+
+async def _find_trace(channel: grpc.aio.Channel, context: SpanContext, failure: NeuronpipeError | None) -> dict[str, Any]:
+    try:
+        response = await TraceServiceStub(channel).GetTrace(GetTraceRequest(trace_id=f"{context.trace_id:032x}"), timeout=_TRACES_LIMIT_S)
+    except grpc.aio.AioRpcError as error:
+        if failure:
+            raise failure from error
+        if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+            raise SetupError("the gateway keeps no traces; start it, and its stages, with --kept-traces 100") from error
+        raise error_of(error) from error
+    found: dict[str, Any] = json.loads(response.otlp_json)
+    return found

@@ -1,0 +1,66 @@
+"""docs/alerts.yaml: when an alert fires and when it does not, as Prometheus itself evaluates it."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+_RULES = Path(__file__).parents[2] / "docs" / "alerts.yaml"
+_TOKENIZER = 'job="tokenizer", instance="t:9464"'
+_GATEWAY = 'job="gateway", instance="g:9464"'
+
+
+def _check(tmp_path: Path, alert: str, series: dict[str, str], expected: list[dict[str, str]]) -> None:
+    """Ten minutes of series, a value a minute in promtool's notation, end with these alerts, by their labels."""
+    promtool = shutil.which("promtool")
+    if not promtool:
+        pytest.skip("promtool, of Prometheus, is not installed; `make setup` installs it")
+    case: dict[str, Any] = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [],
+        "alert_rule_test": [{"alertname": alert, "eval_time": "10m", "exp_alerts": [{"exp_labels": labels} for labels in expected]}],
+    }
+    # Annotations are compared, too, where an alert is expected.
+    [rule] = [rule for group in yaml.safe_load(_RULES.read_text())["groups"] for rule in group["rules"] if rule["alert"] == alert]
+    for one, labels in zip(case["alert_rule_test"][0]["exp_alerts"], expected, strict=True):
+        texts = {
+            name: text.replace("{{ $labels.neuronpipe_cache }}", labels["neuronpipe_cache"]) for name, text in rule["annotations"].items()
+        }
+        one["exp_annotations"] = texts
+    file = tmp_path / "test.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(_RULES)], "evaluation_interval": "1m", "tests": [case]}))
+    result = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_replica_that_gets_no_requests_does_not_say_that_redis_is_away(tmp_path: Path) -> None:
+    series = {
+        f'neuronpipe_cache_redis_available{{{_TOKENIZER}, neuronpipe_cache="tokens"}}': "0x10",
+        f"neuronpipe_item_duration_seconds_count{{{_TOKENIZER}}}": "7x10",
+        # Another replica is busy, and its Redis answers.
+        'neuronpipe_cache_redis_available{job="tokenizer", instance="u:9464", neuronpipe_cache="tokens"}': "1x10",
+        'neuronpipe_item_duration_seconds_count{job="tokenizer", instance="u:9464"}': "0+60x10",
+    }
+    _check(tmp_path, "NeuronpipeRedisAway", series, [])
+
+
+def test_a_replica_that_was_never_asked_anything_has_no_counter_and_does_not_fire(tmp_path: Path) -> None:
+    series = {f'neuronpipe_cache_redis_available{{{_TOKENIZER}, neuronpipe_cache="tokens"}}': "0x10"}
+    _check(tmp_path, "NeuronpipeRedisAway", series, [])
+
+
+@pytest.mark.parametrize(
+    ("where", "cache", "counter"),
+    [(_TOKENIZER, "tokens", "neuronpipe_item_duration_seconds_count"), (_GATEWAY, "results", "neuronpipe_request_duration_seconds_count")],
+)
+def test_redis_that_is_away_while_requests_come_fires(tmp_path: Path, where: str, cache: str, counter: str) -> None:
+    series = {
+        f'neuronpipe_cache_redis_available{{{where}, neuronpipe_cache="{cache}"}}': "0x10",
+        f"{counter}{{{where}}}": "0+60x10",
+    }
+    labels = {"severity": "info", "job": where.split('"')[1], "neuronpipe_cache": cache}
+    _check(tmp_path, "NeuronpipeRedisAway", series, [labels])

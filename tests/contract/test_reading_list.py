@@ -1,0 +1,27 @@
+"""README's reading list: the main path is there, and can be read in twenty minutes."""
+
+import re
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+_MAX_LINES = 1600
+
+
+def _section() -> str:
+    return (_ROOT / "README.md").read_text(encoding="utf-8").partition("## Read the code in twenty minutes")[2].partition("\n## ")[0]
+
+
+def _files(markdown: str) -> list[Path]:
+    return [_ROOT / link for link in re.findall(r"\]\(([^)#]+)\)", markdown)]
+
+
+def test_every_file_of_the_reading_list_is_there() -> None:
+    files = _files(_section())
+    assert files
+    assert [str(file) for file in files if not file.exists()] == []
+
+
+def test_the_main_path_has_at_most_sixteen_hundred_lines() -> None:
+    main_path = [file for file in _files(_section().partition("Beside it")[0]) if file.suffix == ".py"]
+    assert len(main_path) > 10
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in main_path) <= _MAX_LINES

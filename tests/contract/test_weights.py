@@ -1,0 +1,117 @@
+"""Weights that the task's graph reads must be in the model's files; others may be missing.
+
+Runs with transformers 4.57.6 as well: .venv-transformers4/bin/python -m pytest tests/contract/test_weights.py
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.bundles.compiler.modules import SourceModule, pretrained_model
+from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
+from neuronpipe.bundles.compiler.weights import find_read
+from neuronpipe.core.errors import SetupError
+from tests.architectures import ARCHITECTURES, make_source, tasks_of
+from tests.models import bert_config, classifier, embedder, save, tagger
+
+
+def _compile(source: Path, task: str, repository: Path) -> None:
+    compile_bundle(CompileRequest(str(source), task, repository, "m", backend="fake"), lambda line: None)
+
+
+def _drop(source: Path, *keys: str) -> None:
+    path = source / "model.safetensors"
+    kept = {name: tensor for name, tensor in load_file(path).items() if not any(key in name for key in keys)}
+    save_file(kept, path, {"format": "pt"})
+
+
+def _load(source: Path, task: str) -> SourceModule:
+    return load_module(source, task, SOURCE_TASKS[task].load_tokenizer(source))
+
+
+def _outputs(module: SourceModule) -> list[torch.Tensor]:
+    batch = SOURCE_TASKS[module.task].encode(module, ["the quick brown fox"])
+    with torch.inference_mode():
+        return list(module.module(**{name: torch.from_numpy(batch[name]) for name in module.inputs}).values())
+
+
+def _readers(module: SourceModule) -> set[str]:
+    """The parameters of which an output depends: computed by changing each."""
+    expected, found = _outputs(module), set()
+    for name, parameter in pretrained_model(module.module).named_parameters():
+        kept = parameter.clone()
+        # Noise, as no attention changes where the same is added to all keys.
+        parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+        if not all(torch.equal(one, other) for one, other in zip(_outputs(module), expected, strict=True)):
+            found.add(name)
+        parameter.copy_(kept)
+    return found
+
+
+@pytest.mark.parametrize("task", ["text_classification", "sentence_embedding", "fill_mask", "image_classification"])
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "Longformer"])  # which cannot be compiled
+def test_a_graph_reads_the_weights_that_change_an_output_when_they_are_changed_and_no_others(
+    architecture: str, task: str, tmp_path: Path
+) -> None:
+    if task not in tasks_of(architecture):
+        pytest.skip("texts or images")
+    module = _load(make_source(tmp_path / "source", architecture, task), task)
+    expected = _readers(module)
+    pretrained_model(module.module).requires_grad_(True)
+    assert set(find_read(module, SOURCE_TASKS[task].encode(module, ["one text"]))) == expected
+
+
+def test_a_checkpoint_for_another_task_is_refused_with_what_it_is_and_what_to_do(tmp_path: Path) -> None:
+    source = tagger(tmp_path / "source")
+    sentence = (
+        r"source: its weights lack bert\.pooler\.dense\.bias, bert\.pooler\.dense\.weight: the model was not trained for this "
+        r"task; it is a BertForTokenClassification, not a BertForSequenceClassification: "
+        r"leave out --task, or train it for the task first$"
+    )
+    with pytest.raises(SetupError, match=sentence):
+        _compile(source, "text_classification", tmp_path)
+    _compile(source, "", tmp_path)
+
+
+def test_a_classifier_whose_file_lost_its_pooler_is_refused(tmp_path: Path) -> None:
+    source = classifier(tmp_path / "source")
+    _drop(source, "pooler")
+    with pytest.raises(
+        SetupError, match=r"its weights lack bert\.pooler\..*: its files lost what a BertForSequenceClassification is made of"
+    ):
+        _compile(source, "text_classification", tmp_path)
+
+
+def test_a_pooler_that_the_graph_does_not_read_may_be_missing_and_leaves_no_trace(tmp_path: Path) -> None:
+    source = embedder(tmp_path / "source")
+    expected = _outputs(_load(source, "sentence_embedding"))
+    _drop(source, "pooler")
+    module = _load(source, "sentence_embedding")
+    assert all(torch.equal(one, other) for one, other in zip(_outputs(module), expected, strict=True))
+    assert not any(tensor.any() for name, tensor in module.module.state_dict().items() if "pooler" in name)
+    assert not any(parameter.requires_grad for parameter in module.module.parameters())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_named(value: float, tmp_path: Path) -> None:
+    model = transformers.BertForSequenceClassification(bert_config())
+    source = save(model, tmp_path / "source")
+    with torch.no_grad():
+        model.bert.encoder.layer[0].output.dense.weight[3, 5] = value
+    model.save_pretrained(source)
+    with pytest.raises(SetupError, match=r"its weights bert\.encoder\.layer\.0\.output\.dense\.weight hold NaN or infinity; train"):
+        _compile(source, "text_classification", tmp_path)
+
+
+def test_a_head_of_another_size_is_named_with_what_to_write_into_the_configuration(tmp_path: Path) -> None:
+    source = save(transformers.BertForSequenceClassification(bert_config(num_labels=5)), tmp_path / "source")
+    bert_config(architectures=["BertForSequenceClassification"]).save_pretrained(source)
+    sentence = (
+        r"its weights classifier\.bias, classifier\.weight have another shape than config\.json says, which has 2 labels; give the name"
+    )
+    with pytest.raises(SetupError, match=sentence):
+        _compile(source, "text_classification", tmp_path)

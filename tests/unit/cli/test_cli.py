@@ -1,0 +1,427 @@
+"""cli/: exit codes, and messages that say what to do."""
+
+import base64
+import importlib
+import io
+import json as json_library
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from neuronpipe import __version__, cli
+from neuronpipe.api.v1.models_pb2 import Model
+from neuronpipe.api.v1.tasks_pb2 import Entity, RankedText, RerankResult, TaskInput, TaskResult, TokenClassificationResult
+from neuronpipe.cli import models, serve
+from neuronpipe.cli.examples import EXAMPLES
+from neuronpipe.cli.request import parse_target
+from neuronpipe.core import logs
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
+from neuronpipe.core.settings import variable_name
+from neuronpipe.gateway.settings import GatewaySettings
+from neuronpipe.local.settings import AllSettings
+from neuronpipe.neuron_executor.settings import NeuronExecutorSettings
+from neuronpipe.postprocessor.settings import PostprocessorSettings
+from neuronpipe.process.settings import ServerSettings
+from neuronpipe.telemetry import start
+from neuronpipe.tokenizer.settings import TokenizerSettings
+from tests.unit.client.fake_gateway import fake_gateway
+from tests.unit.every_error import EVERY_ERROR
+
+_SERVICES: dict[str, type[ServerSettings]] = {
+    "all": AllSettings,
+    "gateway": GatewaySettings,
+    "tokenizer": TokenizerSettings,
+    "neuron-executor": NeuronExecutorSettings,
+    "postprocessor": PostprocessorSettings,
+}
+_ROOT = Path(__file__).parents[3]
+# Nothing listens on the discard port.
+_NOWHERE = "127.0.0.1:9"
+_INFER = ("infer", "--model", "m", "--json", "{}")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("NEURONPIPE_"):
+            monkeypatch.delenv(name)
+
+
+def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command that ends by itself."""
+    code = 0
+    try:
+        cli.main(arguments)
+    except SystemExit as exit:
+        code = int(exit.code or 0)
+    return code, *capsys.readouterr()
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(capsys, "--version") == (0, f"neuronpipe {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("frobnicate",), ("serve",), ("serve", "frobnicator"), ("infer", "--model", "m"), ("compile", "x", "--version", "one")],
+    ids=str,
+)
+def test_a_command_that_cannot_be_understood_exits_with_two(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    code, output, errors = _run(capsys, *arguments)
+    assert (code, output) == (2, "")
+    assert errors.startswith("usage: neuronpipe")
+
+
+def test_an_unknown_service_is_told_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, errors = _run(capsys, "serve", "frobnicator")
+    assert all(service in errors for service in _SERVICES)
+
+
+def test_an_unknown_setting_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, errors = _run(capsys, "serve", "gateway", "--repositry", "/x")
+    assert code == 2
+    assert "--repositry" in errors
+
+
+@pytest.mark.parametrize("service", _SERVICES)
+def test_help_lists_every_setting_with_its_variable(capsys: pytest.CaptureFixture[str], service: str) -> None:
+    code, output, _ = _run(capsys, "serve", service, "--help")
+    assert code == 0
+    flattened = " ".join(output.split())
+    # A long name may be broken at its hyphens.
+    missing = [
+        name
+        for name, field in _SERVICES[service].model_fields.items()
+        if f"--{name.replace('_', '-')} {name.upper()}" not in flattened
+        or variable_name(_SERVICES[service], name) not in flattened
+        or str(field.description).split(" ", 1)[0] not in flattened
+    ]
+    assert missing == []
+
+
+def test_every_command_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    _, output, _ = _run(capsys, "--help")
+    commands = re.findall(r"^    ([a-z]+) ", output, re.MULTILINE)
+    assert {"compile", "serve", "infer", "models"} <= set(commands)
+
+
+@pytest.mark.parametrize("service", _SERVICES)
+def test_a_missing_setting_exits_with_two_and_is_named_by_its_flag(capsys: pytest.CaptureFixture[str], service: str) -> None:
+    variable = variable_name(_SERVICES[service], "repository")
+    code, output, errors = _run(capsys, "serve", service)
+    assert (code, output) == (2, "")
+    assert errors.startswith("neuronpipe: --repository: is missing: ")
+    assert errors.endswith(f" (or set {variable})\n")
+
+
+def _serving_fails_with(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+    """Once the settings are read; nothing of this process is changed before."""
+
+    def fail(*arguments: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(logs, "start_logging", lambda service: None)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setattr(start, "running_telemetry", fail)
+
+
+def test_a_setting_from_the_environment_is_not_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURONPIPE_ALL_REPOSITORY", "/x")
+    _serving_fails_with(monkeypatch, SetupError("all settings are there"))
+    assert _run(capsys, "serve", "all") == (2, "", "neuronpipe: all settings are there\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("serve", "gateway", "--repositry", "/x"), "--repositry: did you mean --repository?"),
+        (("infer", "--target", _NOWHERE, "--modle", "m", "--json", "{}"), "--modle: did you mean --model?"),
+        (("models", "--target", _NOWHERE, "--timeout=3", "--tiemout-s", "3"), "--tiemout-s: did you mean --timeout-s?"),
+        (("cache", "stats", "--reddis-url=redis://h"), "--reddis-url: did you mean --redis-url?"),
+        (("--verison",), "--verison: did you mean --version?"),
+    ],
+)
+def test_a_misspelt_flag_gets_a_suggestion_and_not_the_whole_usage(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], meant: str
+) -> None:
+    code, output, errors = _run(capsys, *arguments)
+    assert (code, output) == (2, "")
+    assert errors.endswith(f"{meant}\n")
+    assert len(errors.splitlines()) == 2
+
+
+def test_a_flag_like_no_other_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, errors = _run(capsys, "models", "--target", _NOWHERE, "--frobnicate")
+    assert errors.endswith("neuronpipe models: error: unrecognized arguments: --frobnicate\n")
+
+
+@pytest.mark.parametrize("target", ["localhost", "localhost:", ":50050", "localhost:http", "h:0", "h:65536", "dns:///gateway", "h:٣"])
+@pytest.mark.parametrize("command", [_INFER, ("models",), ("health",), ("load", "--model", "m")], ids=lambda command: command[0])
+def test_a_target_without_a_port_exits_with_two(capsys: pytest.CaptureFixture[str], command: tuple[str, ...], target: str) -> None:
+    code, output, errors = _run(capsys, *command, "--target", target)
+    assert (code, output) == (2, "")
+    assert f"error: argument --target: {target!r} does not end with a port from 1 to 65535: give HOST:PORT, as localhost:50050" in errors
+
+
+@pytest.mark.parametrize("target", ["h:1", "[::1]:50050", "dns:///gateway:50050", "unix:/tmp/gateway.sock", "ipv4:127.0.0.1:1,127.0.0.1:2"])
+def test_a_target_of_grpcs_is_taken(target: str) -> None:
+    assert parse_target(target) == target
+
+
+def test_models_are_listed_in_columns_that_align_with_one_for_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    short = Model(name="m", version="1", task="rerank", tasks=["rerank"], max_tokens=4, backends=["fake"], dtype="int8", architecture="A")
+    long = Model(
+        name="a-model-with-a-name-longer-than-24",
+        version="12",
+        is_default=True,
+        task="sentence_embedding",
+        tasks=["feature_extraction", "sentence_embedding"],
+        max_tokens=512,
+        backends=["openvino", "torch"],
+        dtype="float32",
+        architecture="BertModel",
+    )
+    with fake_gateway() as gateway:
+        gateway.models = [short, long]
+        code, output, _ = _run(capsys, "models", "--target", gateway.target)
+    assert code == 0
+    assert output.splitlines() == [
+        "MODEL                               VERSION  TASKS                                  TOKENS  BACK END        DTYPE    ARCHITECTURE",
+        "m                                   1        rerank                                 4       fake            int8     A",
+        "a-model-with-a-name-longer-than-24  12*      sentence-embedding,feature-extraction  512     openvino,torch  float32  BertModel",
+    ]
+
+
+def test_an_unknown_variable_exits_with_two_and_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURONPIPE_GATEWAY_REPOSITRY", "/x")
+    code, _, errors = _run(capsys, "serve", "gateway", "--repository", "/x")
+    assert code == 2
+    assert errors.startswith("neuronpipe: NEURONPIPE_GATEWAY_REPOSITRY: no such setting; there are NEURONPIPE_GATEWAY_")
+
+
+@pytest.mark.parametrize(
+    "json",
+    ["", "{", "7", '{"text_classification": {"txt": "x"}}', '{"sentence_embedding": {"text": 1}}', '{"frobnication": {}}'],
+)
+def test_malformed_json_exits_with_two_and_says_what_is_wrong(capsys: pytest.CaptureFixture[str], json: str) -> None:
+    code, output, errors = _run(capsys, "infer", "--target", _NOWHERE, "--model", "m", "--json", json)
+    assert (code, output) == (2, "")
+    assert errors.startswith("neuronpipe: --json: is no TaskInput: ")
+
+
+def test_a_response_has_its_zeros_and_the_names_of_the_protos(capsys: pytest.CaptureFixture[str]) -> None:
+    ranked, entity = RankedText(index=0, score=0.5), Entity(label="PER", score=0.5, text="Ada", start=0, end=3)
+    with fake_gateway() as gateway:
+        gateway.answering.set()
+        for result, field, expected in (
+            (TaskResult(rerank=RerankResult(texts=[ranked])), "rerank", {"texts": [{"index": 0, "score": 0.5}]}),
+            (
+                TaskResult(token_classification=TokenClassificationResult(entities=[entity])),
+                "token_classification",
+                {"entities": [{"label": "PER", "score": 0.5, "text": "Ada", "start": 0, "end": 3}]},
+            ),
+        ):
+            gateway.result = result
+            _, output, _ = _run(capsys, *_INFER, "--target", gateway.target)
+            assert json_library.loads(output)["result"] == {field: expected}
+
+
+@pytest.mark.parametrize("task", [field.name for field in TaskInput.DESCRIPTOR.fields])
+@pytest.mark.parametrize("separator", "-_")
+def test_the_example_of_every_task_can_be_sent_as_it_is(capsys: pytest.CaptureFixture[str], task: str, separator: str) -> None:
+    code, example, errors = _run(capsys, "infer", "--example", task.replace("_", separator))
+    assert (code, errors) == (0, "")
+    with fake_gateway() as gateway:
+        gateway.answering.set()
+        assert _run(capsys, "infer", "--target", gateway.target, "--model", "m", "--json", example)[0] == 0
+        [request] = gateway.requests
+    assert request.input.WhichOneof("task") == task
+    assert example.rstrip() in (_ROOT / "docs" / "tasks.md").read_text()
+
+
+def test_the_example_of_an_image_is_one() -> None:
+    image = EXAMPLES["image_classification"]["image"]
+    assert Image.open(io.BytesIO(base64.b64decode(str(image)))).size == (1, 1)
+
+
+def test_an_example_of_no_task_exits_with_two_and_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, errors = _run(capsys, "infer", "--example", "summarization")
+    assert code == 2
+    assert "there is no task 'summarization' (there are: text-classification, sentence-embedding, " in errors
+
+
+def test_an_image_that_cannot_be_read_exits_with_two(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, errors = _run(capsys, "infer", "--target", _NOWHERE, "--model", "m", "--image", str(tmp_path / "none.png"))
+    assert (code, errors) == (2, f"neuronpipe: --image {tmp_path / 'none.png'}: cannot be read: No such file or directory\n")
+
+
+def test_an_image_is_sent_to_the_gateway(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    with fake_gateway() as gateway:
+        gateway.answering.set()
+        code, _, _ = _run(capsys, "infer", "--target", gateway.target, "--model", "m", "--image", str(tmp_path / "a.png"))
+    assert code == 0
+    assert [request.input.image_classification.image for request in gateway.requests] == [b"\x89PNG"]
+
+
+def test_an_image_takes_the_place_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, errors = _run(capsys, *_INFER, "--target", _NOWHERE, "--image", "a.png")
+    assert code == 2
+    assert "not allowed with argument --json" in errors
+
+
+def test_json_with_half_a_character_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
+    json = '{"text_classification": {"text": "\\ud83d"}}'
+    code, _, errors = _run(capsys, "infer", "--target", _NOWHERE, "--model", "m", "--json", json)
+    assert code == 2
+    assert errors.startswith("neuronpipe: --json: ")
+
+
+@pytest.mark.parametrize("command", [_INFER, ("models",)], ids=lambda command: command[0])
+def test_a_gateway_that_is_not_there_exits_with_one(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+    code, output, errors = _run(capsys, *command, "--target", _NOWHERE, "--timeout-s", "10")
+    assert (code, output) == (1, "")
+    assert errors.startswith("neuronpipe: UNAVAILABLE: ")
+
+
+@pytest.mark.parametrize("timeout_s", ["0", "-1", "86400.1", "1e300", "inf", "-inf", "nan", "soon", ""])
+@pytest.mark.parametrize("command", [_INFER, ("models",)], ids=lambda command: command[0])
+def test_a_deadline_out_of_bounds_exits_with_two(capsys: pytest.CaptureFixture[str], command: tuple[str, ...], timeout_s: str) -> None:
+    code, output, errors = _run(capsys, *command, "--target", _NOWHERE, f"--timeout-s={timeout_s}")
+    assert (code, output) == (2, "")
+    assert "error: argument --timeout-s: " in errors
+
+
+@pytest.mark.parametrize("timeout_s", ["0.001", "86400"])
+def test_a_deadline_within_bounds_is_taken(monkeypatch: pytest.MonkeyPatch, timeout_s: str) -> None:
+    taken: list[float] = []
+    monkeypatch.setattr(models, "run", lambda options: taken.append(options.timeout_s))
+    cli.main(["models", "--target", _NOWHERE, "--timeout-s", timeout_s])
+    assert taken == [float(timeout_s)]
+
+
+@pytest.mark.parametrize("target", ["", " "])
+@pytest.mark.parametrize("command", [_INFER, ("models",)], ids=lambda command: command[0])
+def test_an_empty_target_exits_with_two(capsys: pytest.CaptureFixture[str], command: tuple[str, ...], target: str) -> None:
+    code, output, errors = _run(capsys, *command, "--target", target)
+    assert (code, output) == (2, "")
+    assert "error: argument --target: is empty" in errors
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("infer", "--target", _NOWHERE, "--json", "{}", "--model"),
+        ("infer", "--target", _NOWHERE, "--json", "{}", "--model", "m", "--version"),
+        ("infer", "--target", _NOWHERE, "--model", "m", "--json"),
+        ("models", "--target"),
+        ("serve", "all", "--repository"),
+        ("compile", "x", "--task", "text-classification", "--repository", "/x", "--name"),
+    ],
+    ids=" ".join,
+)
+def test_bytes_that_are_no_text_exit_with_two(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+    code, output, errors = _run(capsys, *command, os.fsdecode(b"\xff"))
+    assert (code, output) == (2, "")
+    assert errors.endswith("error: argument '\\udcff': not valid UTF-8\n")
+
+
+def _failing_with(monkeypatch: pytest.MonkeyPatch, fault: BaseException, command: str = "models") -> None:
+    def fail(options: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(f"neuronpipe.cli.{command}.run", fail)
+
+
+@pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
+def test_a_request_that_failed_exits_with_one_and_its_reason(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: NeuronpipeError
+) -> None:
+    _failing_with(monkeypatch, error)
+    assert _run(capsys, "models", "--target", _NOWHERE) == (1, "", f"neuronpipe: {error.reason}: {error.message}\n")
+
+
+def test_a_setup_error_exits_with_two_and_its_message(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _failing_with(monkeypatch, SetupError("/models: no such folder"))
+    assert _run(capsys, "models", "--target", _NOWHERE) == (2, "", "neuronpipe: /models: no such folder\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "install"),
+    [
+        (("models", "--target", _NOWHERE), "neuronpipe"),
+        (("compile", "x", "--repository", "/x"), "'neuronpipe[compile]'"),
+        (("cache", "stats"), "'neuronpipe[tokenizer]'"),
+    ],
+)
+def test_a_missing_package_exits_with_two_and_what_installs_it_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], install: str
+) -> None:
+    _failing_with(monkeypatch, ModuleNotFoundError("No module named 'grpc'", name="grpc"), command[0])
+    message = f"neuronpipe: {command[0]} needs the package grpc, which is not installed: pip install {install}\n"
+    assert _run(capsys, *command) == (2, "", message)
+
+
+@pytest.mark.parametrize(
+    ("service", "package", "extra"),
+    [
+        ("all", "tokenizers", "all"),
+        ("gateway", "redis", "gateway"),
+        ("tokenizer", "tokenizers", "tokenizer"),
+        ("postprocessor", "uvloop", "postprocessor"),
+        ("neuron-executor", "openvino", "executor-openvino"),
+        ("neuron-executor", "torch", "executor-torch"),
+    ],
+)
+def test_a_service_names_the_extra_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, service: str, package: str, extra: str
+) -> None:
+    _serving_fails_with(monkeypatch, ModuleNotFoundError(name=package))
+    _, _, errors = _run(capsys, "serve", service, "--repository", "/x")
+    assert errors.endswith(f"serve needs the package {package}, which is not installed: pip install 'neuronpipe[{extra}]'\n")
+
+
+def test_every_extra_that_is_named_exists_and_is_on_the_page() -> None:
+    extras = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    commands = [importlib.import_module(f"neuronpipe.cli.{name}") for name in cli.COMMANDS]
+    assert {*(command.EXTRA for command in commands), *(extra for *_, extra in serve.SERVICES.values())} <= {"", *extras}
+    listed = re.findall(r"^\| `([\w-]+)` \|", (_ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(extras)
+
+
+def test_a_module_of_ours_that_is_missing_is_a_fault_and_not_a_missing_package(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _failing_with(monkeypatch, ModuleNotFoundError(name="neuronpipe.nothing"))
+    with pytest.raises(ModuleNotFoundError):
+        _run(capsys, "models", "--target", _NOWHERE)
+
+
+def test_ctrl_c_exits_as_shells_expect(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _failing_with(monkeypatch, KeyboardInterrupt())
+    # 128 plus the number of SIGINT, 2.
+    assert _run(capsys, "models", "--target", _NOWHERE) == (130, "", "")
+
+
+def test_a_fault_of_ours_is_not_hidden(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _failing_with(monkeypatch, ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        _run(capsys, "models", "--target", _NOWHERE)
+
+
+def test_an_input_at_fault_is_told_by_its_field(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _failing_with(monkeypatch, InvalidInput("text", "is empty"))
+    assert "INVALID_INPUT: text: is empty" in _run(capsys, "models", "--target", _NOWHERE)[2]
+
+
+def test_the_installed_command_is_this_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "neuronpipe", "serve", "all", "--repository", str(tmp_path / "none"), "--listen", "127.0.0.1:0"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 2
+    assert process.stderr.splitlines()[-1].startswith(f"neuronpipe: {tmp_path}/none: no such folder")

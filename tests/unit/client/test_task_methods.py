@@ -1,0 +1,151 @@
+"""client/task_methods.py: one set of typed methods for both clients, and what they refuse before it is sent."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, assert_type
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import neuronpipe.client
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.tasks_pb2 import (
+    Aggregation,
+    FeatureExtractionInput,
+    FeatureExtractionResult,
+    FeaturePooling,
+    FeatureType,
+    FillMaskInput,
+    LabelScore,
+    QuestionAnsweringInput,
+    SentenceEmbeddingInput,
+    SentenceEmbeddingResult,
+    TaskInput,
+    TaskResult,
+    TextClassificationInput,
+    TextClassificationResult,
+    TokenClassificationInput,
+    Truncation,
+)
+from neuronpipe.client import AsyncClient, Client, InvalidInput
+from neuronpipe.client.task_methods import TaskMethods
+from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
+from tests.unit.every_error import EVERY_ERROR
+
+_METHODS = [name for name in vars(TaskMethods) if not name.startswith("_")]
+_LEFT = Truncation.TRUNCATION_LEFT
+
+
+@pytest.fixture
+def gateway() -> Iterator[FakeGateway]:
+    with fake_gateway() as gateway:
+        gateway.answering.set()
+        yield gateway
+
+
+@pytest.fixture
+def client(gateway: FakeGateway) -> Iterator[Client]:
+    with Client(gateway.target) as client:
+        yield client
+
+
+def test_there_is_a_method_for_each_task() -> None:
+    assert len(_METHODS) == len(TaskInput.DESCRIPTOR.fields)
+
+
+@pytest.mark.parametrize("method", _METHODS)
+async def test_options_are_named_in_the_signatures_of_both_clients(client: Client, gateway: FakeGateway, method: str) -> None:
+    async with AsyncClient(gateway.target) as asynchronous:
+        parameters = inspect.signature(getattr(client, method)).parameters
+        assert parameters == inspect.signature(getattr(asynchronous, method)).parameters
+    assert next(iter(parameters)) == "model"
+    assert list(parameters)[-1] == "version"
+    assert not [one for one in parameters.values() if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+    assert getattr(client, method).__doc__
+
+
+async def test_results_have_their_types_in_both_clients(client: Client, gateway: FakeGateway) -> None:
+    gateway.result = TaskResult(text_classification=TextClassificationResult(labels=[LabelScore(label="a", score=0.5)]))
+    labels = assert_type(client.classify("m", "x"), Sequence[LabelScore])
+    async with AsyncClient(gateway.target) as asynchronous:
+        assert assert_type(await asynchronous.classify("m", "x"), Sequence[LabelScore]) == labels
+    assert [(one.label, one.score) for one in labels] == [("a", 0.5)]
+    gateway.result = TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[0.5, 1]))
+    assert assert_type(client.embed("m", "x"), NDArray[np.float32]).tolist() == [0.5, 1]
+
+
+def test_an_option_that_does_not_exist_is_the_callers_mistake(client: Client, gateway: FakeGateway) -> None:
+    with pytest.raises(TypeError, match="topk"):
+        client.classify("m", "x", topk=2)  # type: ignore[call-arg]
+    assert gateway.requests == []
+
+
+def test_every_option_is_sent(client: Client, gateway: FakeGateway) -> None:
+    gateway.result = TaskResult(feature_extraction=FeatureExtractionResult(shape=[0], type=FeatureType.FEATURE_TYPE_FLOAT32))
+    client.classify("m", "a", "b", top_k=2, truncation=_LEFT, version="3")
+    client.embed("m", "a", normalize=False, dimensions=2, truncation=_LEFT)
+    client.answer("m", "a", "b", top_k=2, max_answer_tokens=3, window_stride_tokens=4, allow_no_answer=True)
+    highest = Aggregation.AGGREGATION_MAX
+    client.find_entities("m", "a", aggregation=highest, ignore_labels=["O"], keep_all_labels=True, window_stride_tokens=4, truncation=_LEFT)
+    client.fill_masks("m", "a", top_k=2, targets=("b", "c"), truncation=_LEFT)
+    pooling, type = FeaturePooling.FEATURE_POOLING_CLS, FeatureType.FEATURE_TYPE_INT8
+    client.extract_features("m", "a", "b", pooling=pooling, type=type, truncation=_LEFT)
+    assert [request.version for request in gateway.requests] == ["3", "", "", "", "", ""]
+    assert [request.input for request in gateway.requests] == [
+        TaskInput(text_classification=TextClassificationInput(text="a", text_pair="b", top_k=2, truncation=_LEFT)),
+        TaskInput(sentence_embedding=SentenceEmbeddingInput(text="a", skip_normalize=True, dimensions=2, truncation=_LEFT)),
+        TaskInput(
+            question_answering=QuestionAnsweringInput(
+                question="a", context="b", top_k=2, max_answer_tokens=3, window_stride_tokens=4, allow_no_answer=True
+            )
+        ),
+        TaskInput(
+            token_classification=TokenClassificationInput(
+                text="a",
+                aggregation=highest,
+                ignore_labels=["O"],
+                keep_all_labels=True,
+                window_stride_tokens=4,
+                truncation=_LEFT,
+            )
+        ),
+        TaskInput(fill_mask=FillMaskInput(text="a", top_k=2, targets=["b", "c"], truncation=_LEFT)),
+        TaskInput(feature_extraction=FeatureExtractionInput(text="a", text_pair="b", pooling=pooling, type=type, truncation=_LEFT)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (
+            lambda client: client.classify("m", ["a", "b"]),
+            "text: takes one text, not a value of the type list; infer_batch runs many inputs",
+        ),
+        (lambda client: client.embed("m", b"a"), "text: takes one text, not a value of the type bytes"),
+        (lambda client: client.answer("m", "a", None), "context: takes one text, not a value of the type NoneType"),
+        (lambda client: client.rerank("m", "a", "abc"), "texts: takes a list of texts, not a value of the type str"),
+        (lambda client: client.compare("m", "a", 7), "texts: takes a list of texts, not a value of the type int"),
+        (lambda client: client.classify_zero_shot("m", "a", ["b", 7]), "candidate_labels: takes texts, not a value of the type int"),
+        (lambda client: client.classify_image("m", Path("a")), "image: takes the bytes of a file, not a value of the type PosixPath"),
+    ],
+)
+def test_what_is_no_text_gets_a_sentence_and_is_not_sent(
+    client: Client, gateway: FakeGateway, call: Callable[[Any], object], problem: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        call(client)
+    assert caught.value.message.startswith(problem)
+    assert gateway.requests == []
+
+
+def test_the_errors_that_calls_raise_can_be_imported_with_the_client() -> None:
+    assert {type(error).__name__ for error in EVERY_ERROR} | {"NeuronpipeError"} <= set(neuronpipe.client.__all__)
+
+
+def test_requests_of_a_stream_that_have_no_id_get_their_place_as_one(client: Client) -> None:
+    requests = [InferRequest(), InferRequest(request_id="mine"), InferRequest()]
+    assert [answer.request_id for answer in client.infer_stream(requests)] == ["0", "mine", "2"]
+    # They belong to the caller, who may send them again.
+    assert [request.request_id for request in requests] == ["", "mine", ""]

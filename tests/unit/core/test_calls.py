@@ -1,0 +1,49 @@
+"""core/calls.py: what travels with a request, and what is said of a fault."""
+
+import dataclasses
+import json
+import logging
+import time
+
+import pytest
+
+from neuronpipe.core.calls import ANONYMOUS, Call, internal_error
+from neuronpipe.core.errors import DeadlineExceeded
+from neuronpipe.core.tracing import SpanContext
+
+
+def test_a_call_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Call().request_id = "x"  # type: ignore[misc]
+
+
+def test_a_stage_gets_a_call_of_its_own() -> None:
+    call = Call(request_id="mine", deadline_s=5.0)
+    trace = SpanContext(1, 2, is_sampled=True)
+    assert call.for_stage(trace, 7) == Call(request_id="mine", deadline_s=5.0, trace=trace, cost_tokens=7)
+    assert (call.trace, call.cost_tokens) == (None, 0)
+
+
+def test_whoever_is_not_known_is_anonymous() -> None:
+    assert Call().caller is ANONYMOUS
+
+
+def test_work_past_its_deadline_is_not_begun() -> None:
+    Call().check_deadline()
+    Call(deadline_s=time.monotonic() + 60).check_deadline()
+    with pytest.raises(DeadlineExceeded):
+        Call(deadline_s=time.monotonic() - 1).check_deadline()
+
+
+def test_a_fault_is_logged_under_the_callers_trace_and_told_by_the_request_id(caplog: pytest.LogCaptureFixture) -> None:
+    call = Call(request_id="mine", trace=SpanContext(0xAB, 0xCD, is_sampled=False))
+    with caplog.at_level(logging.ERROR, logger="neuronpipe"):
+        error = internal_error(ValueError("secret"), call)
+    assert "mine" in error.message
+    assert "secret" not in error.message
+    (record,) = caplog.records
+    assert json.loads(json.dumps(record.__dict__["fields"])) == {
+        "request_id": "mine",
+        "trace_id": f"{0xAB:032x}",
+        "span_id": f"{0xCD:016x}",
+    }

@@ -1,0 +1,124 @@
+"""What of an input travels to where its outputs are decoded: enough for the same result, and no text that decoding does not read."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import (
+    FeatureExtractionInput,
+    FeaturePooling,
+    FeatureType,
+    FillMaskInput,
+    ImageClassificationInput,
+    QuestionAnsweringInput,
+    RerankInput,
+    ScoreFunction,
+    SentenceEmbeddingInput,
+    SentenceSimilarityInput,
+    TaskInput,
+    TextClassificationInput,
+    TokenClassificationInput,
+    ZeroShotClassificationInput,
+)
+from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.tasks import TASKS
+from tests.unit.model_specs import model_spec
+
+_NONE = ScoreFunction.SCORE_FUNCTION_NONE
+_TEXT = "unread"
+_PLACES: Arrays = {"char_start": np.array([-1, 0, 3, -1]), "char_end": np.array([-1, 2, 5, -1]), "continues_word": np.zeros(4, np.int32)}
+_MASK: Arrays = {"place": np.array([0, 3], np.int32), "target_ids": np.array([4, 2], np.int32)}
+
+
+_OPTIONS = ("top_k", "function", "dimensions", "skip_normalize", "pooling", "type", "top_n", "multi_label", "ignore_labels")
+
+
+def _numbers(*shape: int) -> Array:
+    numbers: Array = np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+    return numbers
+
+
+# task → an input with every option that its decode reads, annotations, outputs. What nobody reads is _TEXT.
+_CASES: dict[str, tuple[Any, list[Arrays], list[Arrays]]] = {
+    "text_classification": (
+        TextClassificationInput(text=_TEXT, text_pair=_TEXT, top_k=2, function=_NONE),
+        [],
+        [{"logits": _numbers(3)}],
+    ),
+    "image_classification": (ImageClassificationInput(image=_TEXT.encode(), top_k=2, function=_NONE), [], [{"logits": _numbers(3)}]),
+    "sentence_embedding": (
+        SentenceEmbeddingInput(text=_TEXT, dimensions=2, skip_normalize=True),
+        [],
+        [{"sentence_embedding": _numbers(4)}],
+    ),
+    "sentence_similarity": (
+        SentenceSimilarityInput(source=_TEXT, texts=[_TEXT], dimensions=2),
+        [],
+        [{"sentence_embedding": numbers} for numbers in _numbers(2, 4)],
+    ),
+    "feature_extraction": (
+        FeatureExtractionInput(
+            text=_TEXT, text_pair=_TEXT, pooling=FeaturePooling.FEATURE_POOLING_MEAN, type=FeatureType.FEATURE_TYPE_INT8
+        ),
+        [],
+        [{"last_hidden_state": _numbers(5, 4)}],
+    ),
+    "rerank": (RerankInput(query=_TEXT, texts=[_TEXT] * 3, top_n=2, function=_NONE), [], [{"logits": one} for one in _numbers(3, 1)]),
+    "zero_shot_classification": (
+        ZeroShotClassificationInput(text=_TEXT, hypothesis_template=_TEXT, candidate_labels=["a", "b"], multi_label=True),
+        [],
+        [{"logits": one} for one in _numbers(2, 3)],
+    ),
+    "fill_mask": (FillMaskInput(text=_TEXT, targets=[_TEXT] * 2, top_k=1), [_MASK], [{"logits": _numbers(6)}]),
+    "token_classification": (TokenClassificationInput(text="ab cd", ignore_labels=["a"]), [_PLACES], [{"logits": _numbers(4, 5)}]),
+    "question_answering": (
+        QuestionAnsweringInput(question="q", context="ab cd", top_k=3, max_answer_tokens=1, allow_no_answer=True),
+        [_PLACES],
+        [{"start_logits": _numbers(4), "end_logits": _numbers(4)}],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_options_alone_decode_to_the_same_result(name: str) -> None:
+    task, (input, annotations, outputs) = TASKS[name], _CASES[name]
+    model = model_spec(name, labels=("a", "b", "c", "d", "e")[: _numbers_of(outputs)], tokens=tuple("uvwxyz"))
+
+    def decoded(given: Any) -> Any:
+        # Copies, as arrays of a stage are read once.
+        return task.decode(given, model, annotations, [{key: array.copy() for key, array in one.items()} for one in outputs])
+
+    assert decoded(_options(name, input)) == decoded(input)
+    assert decoded(input) != decoded(_bare(input))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_texts_that_decoding_does_not_read_are_left_out(name: str) -> None:
+    assert _TEXT.encode() not in _options(name, _CASES[name][0]).SerializeToString()
+
+
+def test_options_are_made_without_a_copy_of_a_text_that_decoding_reads() -> None:
+    for name in ("question_answering", "token_classification"):
+        input = TaskInput(**{name: _CASES[name][0]})
+        assert TASKS[name].decoding_part(input) is input
+
+
+def _options(name: str, input: Any) -> Any:
+    part = TASKS[name].decoding_part(TaskInput(**{name: input}))
+    assert part.WhichOneof("task") == name
+    return getattr(part, name)
+
+
+def _numbers_of(outputs: list[Arrays]) -> int:
+    return int(next(iter(outputs[0].values())).shape[-1])
+
+
+def _bare(input: Any) -> Any:
+    """The input with the options unset, so that the case is known to depend on them."""
+    bare = type(input)()
+    bare.CopyFrom(input)
+    for field in _OPTIONS:
+        if field in bare.DESCRIPTOR.fields_by_name:
+            bare.ClearField(field)
+    return bare
