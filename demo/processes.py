@@ -53,14 +53,14 @@ class ServiceProcess:
         lines = Path(self._log.name).read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
-    def wait_for(self, event: str) -> dict[str, object]:
-        """The first log line of an event. Raises RuntimeError with the log where the process ends without it."""
+    def wait_for(self, event: str, times: int = 1) -> dict[str, object]:
+        """The first log line of an event, or the nth. Raises RuntimeError with the log where the process ends without it."""
         deadline_s = time.monotonic() + _START_LIMIT_S
         while time.monotonic() < deadline_s:
             is_running = self._process.poll() is None
-            for line in self.events():
-                if line["event"] == event:
-                    return line
+            lines = [line for line in self.events() if line["event"] == event]
+            if len(lines) >= times:
+                return lines[times - 1]
             if not is_running:
                 break
             time.sleep(_POLL_S)

@@ -25,8 +25,8 @@ from neuronpipe.rpc.client import error_of, open_channel
 ResponseT = TypeVar("ResponseT")
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[InferStreamRequest, InferStreamResponse]"
 
-# Inference has no side effects, so a call that no server began (UNAVAILABLE), or that one refused as too much (RESOURCE_EXHAUSTED),
-# may be repeated. gRPC itself does it: it waits as long as the server's pushback says, and stops altogether while most calls fail.
+# Inference has no side effects, so a call that no server began (UNAVAILABLE), that one refused as too much (RESOURCE_EXHAUSTED), or that
+# one cut off at its end (CANCELLED), may be repeated. gRPC itself does it: it waits as long as the server's pushback says, and stops altogether while most calls fail.
 _RETRIES = {
     "methodConfig": [
         {
@@ -36,7 +36,7 @@ _RETRIES = {
                 "initialBackoff": "0.1s",
                 "maxBackoff": "2s",
                 "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
+                "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"],
             },
         }
     ],

@@ -20,6 +20,8 @@ _QUICK_S = 0.005
 _FULL_CLAIM_S = 0.64
 # How long a message may take at all.
 _RECEIVE_LIMIT_S = 60.0
+# While draining, so long without a new call means that callers have heard of it.
+_QUIET_S = 0.1
 
 T = TypeVar("T")
 
@@ -39,6 +41,7 @@ class InFlight:
         self._max_claimed_of = max(max_message_bytes, max_receiving_bytes // 2)
         self._new_reads = asyncio.Semaphore(_MAX_NEW_READS)
         self._is_draining = False
+        self._came_late = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -46,6 +49,7 @@ class InFlight:
     def one_more(self) -> Iterator[None]:
         """Counts a call in and out. Raises Unavailable while draining, and Overloaded."""
         if self._is_draining:
+            self._came_late += 1
             raise self.stopping()
         if self.count >= self._max_calls:
             raise Overloaded(f"{self.count} calls in flight, the {self._service} service takes {self._max_calls}", retry_after_s=1)
@@ -108,6 +112,14 @@ class InFlight:
             await asyncio.wait_for(self._idle.wait(), limit_s)
         except TimeoutError:
             return
+
+    async def wait_until_quiet(self, limit_s: float) -> None:
+        """Returns once no new call has come for a moment, and after `limit_s` in any case."""
+        end_s = time.monotonic() + limit_s
+        came_late = -1
+        while came_late != self._came_late and (left_s := end_s - time.monotonic()) > 0:
+            came_late = self._came_late
+            await asyncio.sleep(min(_QUIET_S, left_s))
 
     def stopping(self) -> Unavailable:
         """Why a call is refused now, or a stream not read any more."""

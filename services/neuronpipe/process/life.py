@@ -22,6 +22,8 @@ from neuronpipe.process.settings import ServerSettings
 _UNLOAD_LIMIT_S = 10.0
 # How long calls in flight get at most where a part of the service has crashed: enough for all to be answered, with its error or another's.
 _CRASH_GRACE_S = 2.0
+# How long callers that go on calling are told that the process stops, before their calls are cut off.
+_LATE_CALLS_LIMIT_S = 1.0
 
 
 class Life:
@@ -66,6 +68,7 @@ class Life:
             door.drain()
         await self._in_flight.wait_until_idle(max(0.0, deadline_s - time.monotonic()))
         self.health.end_watches()
+        await self._in_flight.wait_until_quiet(min(_LATE_CALLS_LIMIT_S, max(0.0, deadline_s - time.monotonic())))
         await self.stop(max(0.0, deadline_s - time.monotonic()))
 
     async def stop(self, grace_s: float = 0.0) -> None:

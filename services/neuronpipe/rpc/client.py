@@ -7,7 +7,7 @@ from typing import TypeAlias
 import grpc
 from google.rpc.status_pb2 import Status
 
-from neuronpipe.core.errors import NeuronpipeError
+from neuronpipe.core.errors import NeuronpipeError, Unavailable
 from neuronpipe.core.status import from_status
 
 ServiceConfig: TypeAlias = Mapping[str, object]
@@ -44,4 +44,6 @@ def error_of(failure: grpc.aio.AioRpcError) -> NeuronpipeError:
     for key, value in failure.trailing_metadata() or ():
         if key == STATUS_DETAILS and isinstance(value, bytes):
             return from_status(Status.FromString(value))
+    if failure.code() is grpc.StatusCode.CANCELLED:  # not by the caller, which would see asyncio.CancelledError
+        return Unavailable("the server ended the call, as it stops")
     return from_status(Status(code=failure.code().value[0], message=failure.details() or failure.code().name))

@@ -173,6 +173,7 @@ class _Address:
 
     async def _serve_stream(self, call: _StreamCall, first: Any) -> None:
         self._is_served = True
+        log("a stage's stream is open", rpc=self._rpc.path, address=self._address)
         try:
             await self._serve(StageStream(self._rpc, call, first, self._retired))
         finally:

@@ -1,6 +1,7 @@
 """process/in_flight.py: what is counted, what is refused, and what messages claim of the budget while they arrive."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -177,3 +178,31 @@ async def test_waiting_ends_with_the_last_call_and_at_the_limit() -> None:
         await _settled()
         assert not waiting.done()
     await asyncio.wait_for(waiting, _LIMIT_S)
+
+
+async def test_callers_that_go_on_calling_while_it_drains_are_told_until_they_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_in_flight, "_QUIET_S", 0.05)
+    in_flight = _in_flight()
+    in_flight.drain()
+    waiting = asyncio.create_task(in_flight.wait_until_quiet(_LIMIT_S))
+    for _ in range(20):
+        with pytest.raises(Unavailable, match="stopping"), in_flight.one_more():
+            pass
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+    await asyncio.wait_for(waiting, _LIMIT_S)
+
+
+async def test_callers_that_never_stop_calling_do_not_keep_it() -> None:
+    in_flight = _in_flight()
+    in_flight.drain()
+
+    async def call_for_ever() -> None:
+        while True:
+            with contextlib.suppress(Unavailable), in_flight.one_more():
+                pass
+            await asyncio.sleep(0)
+
+    caller = asyncio.create_task(call_for_ever())
+    await asyncio.wait_for(in_flight.wait_until_quiet(0.05), _LIMIT_S)
+    caller.cancel()

@@ -4,7 +4,7 @@ import grpc
 import pytest
 from google.rpc import code_pb2
 
-from neuronpipe.core.errors import Cancelled, DeadlineExceeded, InternalError, NeuronpipeError, Overloaded, Unavailable
+from neuronpipe.core.errors import DeadlineExceeded, InternalError, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.status import to_status
 from neuronpipe.rpc.client import error_of
 from tests.unit.every_error import EVERY_ERROR
@@ -27,7 +27,6 @@ def test_an_error_of_a_service_of_ours_is_that_error(error: NeuronpipeError) -> 
     [
         (grpc.StatusCode.UNAVAILABLE, Unavailable),
         (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded),
-        (grpc.StatusCode.CANCELLED, Cancelled),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, Overloaded),
         (grpc.StatusCode.UNKNOWN, InternalError),
         (grpc.StatusCode.UNIMPLEMENTED, InternalError),
@@ -37,6 +36,11 @@ def test_an_error_of_a_service_of_ours_is_that_error(error: NeuronpipeError) -> 
 def test_a_failure_that_grpc_found_itself_is_the_error_of_its_code(code: grpc.StatusCode, kind: type[NeuronpipeError]) -> None:
     error = error_of(_failure(code, "socket closed"))
     assert (type(error), error.message) == (kind, "socket closed")
+
+
+def test_a_call_that_the_server_cut_off_may_be_repeated() -> None:
+    error = error_of(_failure(grpc.StatusCode.CANCELLED, "CANCELLED"))
+    assert (type(error), error.message) == (Unavailable, "the server ended the call, as it stops")
 
 
 def test_a_failure_without_a_text_is_named_by_its_code() -> None:

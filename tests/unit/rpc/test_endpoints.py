@@ -378,8 +378,8 @@ async def test_an_address_that_a_name_loses_is_retired_and_its_stream_ends_when_
                 await _until(lambda: left == [1])
                 await _answers(names, 2)
                 assert (left, kept.opened) == ([1], 2)
-    assert [record.message for record in caplog.records] == ["a stage's address is gone"]
-    assert caplog.records[0].__dict__["fields"] == {"rpc": TOKENIZE.path, "address": f"ipv4:{first}"}
+    assert [record.message for record in caplog.records] == ["a stage's stream is open"] * 2 + ["a stage's address is gone"]
+    assert caplog.records[2].__dict__["fields"] == {"rpc": TOKENIZE.path, "address": f"ipv4:{first}"}
 
 
 async def test_an_address_that_is_not_connected_is_retired_too(
@@ -392,10 +392,10 @@ async def test_an_address_that_is_not_connected_is_retired_too(
             async with _following(_NAME, kept) as following:
                 await _until(lambda: kept.opened == 1)
                 names.ports = (_port(target),)
-                await _until(lambda: bool(caplog.records))
+                await _until(lambda: caplog.messages == ["a stage's stream is open", "a stage's address is gone"])
                 await _answers(names, 2)
                 assert not following.done()
-    assert caplog.records[0].__dict__["fields"] == {"rpc": TOKENIZE.path, "address": "ipv4:127.0.0.1:1"}
+    assert caplog.records[1].__dict__["fields"] == {"rpc": TOKENIZE.path, "address": "ipv4:127.0.0.1:1"}
 
 
 async def test_answers_that_name_some_addresses_in_turn_retire_none(names: _Names, kept: _Kept, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -756,7 +756,8 @@ async def test_a_stream_that_ends_is_logged_with_its_code_and_reason(
     with caplog.at_level(logging.INFO, logger="neuronpipe"):
         async with _process(answer) as target, _following(target, served):
             await served.numbers(2)
-    record = caplog.records[0]
+    assert caplog.messages[0] == "a stage's stream is open"
+    record = caplog.records[1]
     assert (record.message, record.levelno) == ("a stage's stream has ended", level)
     assert record.__dict__["fields"] == {
         "rpc": TOKENIZE.path,
