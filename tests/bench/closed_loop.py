@@ -42,7 +42,7 @@ class System:
 class Loop:
     """What one closed loop found.
 
-    `figures`: the share of a CPU that the generator took, the CPU time of all server processes per request in µs (procfs; warm-up included),
+    `figures`: the share of a CPU that the generator took, the CPU time of all server processes per request in µs (warm-up included),
     and what our method's answers tell.
     """
 
