@@ -5,12 +5,17 @@ import time
 from collections.abc import Callable, Collection
 from typing import Self
 
-from neuronpipe.core.errors import Overloaded
+from neuronpipe.core.errors import DeadlineExceeded, Overloaded
 
 # Bulk requests leave this share of the gate to interactive ones, so that it is seldom necessary to end one that is under way.
 _INTERACTIVE_SHARE = 0.25
 # The least and the most that a refused caller is told to wait, in seconds. There is seldom room sooner; later nobody can foresee.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 10.0
+# Once a request was too late, those to come are refused at once where the drain rate says that they would be late, too: until none was
+# late or refused for so long. Fewer inside than this say nothing of a load.
+_OVERLOAD_S = 1.0
+_MIN_OVERLOAD_REQUESTS = 16
+_REFUSAL_LIFE_S = 0.02
 # The time over which the drain rate is an average, in seconds.
 _RATE_WINDOW_S = 2.0
 # Tokens in a byte of input before anything is known, and the weight of the newest request in the estimate.
@@ -22,7 +27,7 @@ _ESTIMATE_WEIGHT = 0.05
 class Admission:
     """A request inside the gate, until the block ends whose context manager it is."""
 
-    __slots__ = ("_gate", "_is_estimate", "input_bytes", "is_shed", "shed", "tokens")
+    __slots__ = ("_gate", "_is_estimate", "began_s", "input_bytes", "is_shed", "shed", "tokens")
 
     def __init__(self, gate: "Gate", input_bytes: int, tokens: int, shed: Callable[[], None], *, is_estimate: bool) -> None:
         self._gate = gate
@@ -30,14 +35,15 @@ class Admission:
         self.tokens = tokens
         self.shed = shed
         self.is_shed = False
+        self.began_s = time.monotonic()
         self._is_estimate = is_estimate
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self.is_shed:
-            self._gate.leave(self)
+            self._gate.leave(self, is_answered=kind is None)
 
     def count(self, tokens: int) -> None:
         """Corrects the estimate, if it was one, once the request's tokens are known. Raises Overloaded where it let in too much."""
@@ -55,11 +61,47 @@ class Gate:
         self._bulk: dict[Admission, None] = {}  # in the order in which they came
         self._drained = _DrainRate()
         self._tokens_per_byte = _TOKENS_PER_BYTE
+        self._overloaded_until_s = 0.0
+        # What an answer took of late, from the gate on.
+        self._answer_s = 0.0
+        self._last_refusal: tuple[float, Overloaded | None] = 0.0, None
 
     @property
     def in_flight(self) -> tuple[int, int]:
         """Requests and tokens inside."""
         return self._requests, self._tokens
+
+    def check_room(self, remaining_s: float | None) -> None:
+        """Load shedding before a request is read. Raises Overloaded where there is no place, or none that is free by its deadline, and
+        DeadlineExceeded where even then no answer would be ready.
+
+        `remaining_s`: what is left of the request's deadline; None for none.
+        """
+        now_s = time.monotonic()
+        if self._requests >= self._limits[0] and not self._bulk:
+            raise self._refusal(now_s, 1)
+        if remaining_s is None or now_s >= self._overloaded_until_s:
+            return
+        if remaining_s < self._answer_s / 2:  # most of its time has passed in the network, or in gRPC
+            raise DeadlineExceeded("the deadline would pass before the result is ready")
+        if self._requests < _MIN_OVERLOAD_REQUESTS:
+            return
+        wait_s = self._drained.seconds(self._requests, 0)
+        if wait_s > remaining_s:
+            self._overloaded_until_s = now_s + _OVERLOAD_S
+            raise self._refusal(now_s, self._requests - int(self._requests * remaining_s / wait_s))
+
+    def _refusal(self, now_s: float, excess_requests: int) -> Overloaded:
+        """The same error for all that come within a moment, as a refusal must cost little."""
+        made_s, error = self._last_refusal
+        if error is None or now_s >= made_s + _REFUSAL_LIFE_S:
+            error = self.overloaded((excess_requests, 0))
+            self._last_refusal = now_s, error
+        return error
+
+    def note_late(self) -> None:
+        """A request inside has passed its deadline, or is sure to."""
+        self._overloaded_until_s = time.monotonic() + _OVERLOAD_S
 
     def admit(self, input_bytes: int, known_tokens: int | None = None, *, is_bulk: bool, shed: Callable[[], None]) -> Admission:
         """Admits a request of so many bytes for as long as the block runs. Raises Overloaded where there is no room.
@@ -76,9 +118,11 @@ class Gate:
             self._bulk[admission] = None
         return admission
 
-    def leave(self, admission: Admission) -> None:
+    def leave(self, admission: Admission, *, is_answered: bool) -> None:
         """The end of a request that was not shed."""
         self._take_out(admission)
+        if is_answered:
+            self._answer_s += _ESTIMATE_WEIGHT * (time.monotonic() - admission.began_s - self._answer_s)
         self._drained.add(1, admission.tokens)
 
     def correct(self, admission: Admission, tokens: int) -> None:

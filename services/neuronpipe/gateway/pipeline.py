@@ -69,6 +69,10 @@ class Pipeline:
             raise told from error
         return InferenceResult(request.call.request_id, model.key, result, usage, observed.finish(usage.result_cache))
 
+    def check_room(self, remaining_s: float | None) -> None:
+        """What a door asks before it reads a request. Raises Overloaded where it would be read in vain; see Gate.check_room."""
+        self._gate.check_room(remaining_s)
+
     def observe_together(self, call: Call) -> AbstractContextManager[Call]:
         """A call of many requests, as a span of its own. Yields the call of each of them, which are all sampled or none is."""
         return self._observer.together(call)
@@ -103,7 +107,13 @@ class Pipeline:
             except TimeoutError as fault:
                 if not timer.expired():  # a stage's own TimeoutError is a fault
                     raise
-                raise self._gate.overloaded() if admission.is_shed else self._too_late(request, call) from fault
+                if admission.is_shed:
+                    raise self._gate.overloaded() from fault
+                self._gate.note_late()
+                raise self._too_late(request, call) from fault
+            except DeadlineExceeded:
+                self._gate.note_late()
+                raise
 
     async def _run(
         self, request: InferenceRequest, model: GatewayModel, call: Call, admission: Admission, observed: ObservedRequest

@@ -33,6 +33,7 @@ async def run(settings: GatewaySettings, telemetry: Telemetry) -> None:
             running_far_stages(settings, telemetry.meters, report) as stages,
             running_gateway(bundles, stages, settings, settings, telemetry) as gateway,
         ):
+            life.in_flight.check_room = gateway.pipeline.check_room
             native = NativeDoor(gateway.pipeline, gateway.catalog, settings)
             yield native.handlers() | trace_handlers(telemetry.traces, targets)
 

@@ -43,6 +43,7 @@ async def run(settings: AllSettings, telemetry: Telemetry) -> None:
             local_stages(bundles, settings, settings, telemetry) as stages,
             running_gateway(bundles, stages, settings, settings, telemetry) as gateway,
         ):
+            life.in_flight.check_room = gateway.pipeline.check_room
             native = NativeDoor(gateway.pipeline, gateway.catalog, settings)
             yield native.handlers() | trace_handlers(telemetry.traces)
 

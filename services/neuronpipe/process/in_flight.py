@@ -4,7 +4,7 @@ import asyncio
 import heapq
 import itertools
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -46,6 +46,8 @@ class InFlight:
 
     def __init__(self, service: str, max_message_bytes: int, max_receiving_bytes: int, max_calls: int = MAX_CALLS) -> None:
         self.count = 0
+        # Asked before a call's message is read, with what is left of its deadline in seconds; raises Overloaded.
+        self.check_room: Callable[[float | None], None] = lambda remaining_s: None
         self._service = service
         self._max_calls = max_calls
         self._max_message_bytes = max_message_bytes
@@ -54,7 +56,8 @@ class InFlight:
         # Of each connection, which gets half of the budget at most: calls that send nothing would keep all others out.
         self._claimed_of: Counter[str] = Counter()
         self._max_claimed_of = max(max_message_bytes, max_receiving_bytes // 2)
-        self._new_reads = asyncio.Semaphore(_MAX_NEW_READS)
+        self._new_reads = 0
+        self._waiting_reads: deque[asyncio.Future[None]] = deque()
         # Messages that are being received, by when they are looked at next; those that have ended stay until then.
         self._due: list[tuple[float, int, _Reading]] = []
         self._numbers = itertools.count()
@@ -81,7 +84,7 @@ class InFlight:
 
     async def receive(self, connection: str, read: Callable[[], Awaitable[T]], refuse: Callable[[NeuronpipeError], None]) -> T:
         """Reads the message of a call. Where it takes long and the budget has no room for it, calls `refuse`, which must end the read."""
-        await self._new_reads.acquire()
+        await self._begin_read()
         reading = _Reading(connection, refuse, time.monotonic())
         self._look_at(reading, reading.began_s + _QUICK_S)
         try:
@@ -91,7 +94,29 @@ class InFlight:
             if reading.claimed_bytes:
                 self._claim(reading, -reading.claimed_bytes)
             if reading.is_new:
-                self._new_reads.release()
+                self._end_new_read()
+
+    async def _begin_read(self) -> None:
+        """Waits for a place. Not by asyncio.Semaphore, which searches all that wait when one leaves: under overload thousands do."""
+        if self._new_reads < _MAX_NEW_READS:
+            self._new_reads += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting_reads.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self._end_new_read()
+            raise
+
+    def _end_new_read(self) -> None:
+        while self._waiting_reads:
+            turn = self._waiting_reads.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._new_reads -= 1
 
     def _look_at(self, reading: "_Reading", at_s: float) -> None:
         heapq.heappush(self._due, (at_s, next(self._numbers), reading))
@@ -113,7 +138,7 @@ class InFlight:
         """Claims what a message that takes so long must have; where it cannot, refuses it."""
         if reading.is_new:
             reading.is_new = False
-            self._new_reads.release()
+            self._end_new_read()
         more_bytes = int(self._max_message_bytes * min(1.0, taken_s / _FULL_CLAIM_S)) - reading.claimed_bytes
         if self._claimed_bytes + more_bytes > self._max_claimed_bytes:
             reading.refuse(Overloaded(f"{self._max_claimed_bytes} bytes for messages while they arrive, the limit", retry_after_s=1))

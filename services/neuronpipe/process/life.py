@@ -33,7 +33,7 @@ class Life:
         self.health = HealthBoard(service for door in doors for service in door.services)
         self.is_open = False
         self._doors = doors
-        self._in_flight = InFlight(name, settings.max_message_bytes, settings.max_receiving_bytes)
+        self.in_flight = InFlight(name, settings.max_message_bytes, settings.max_receiving_bytes)
         self._told: list[Callable[[], Awaitable[None]]] = []
 
     def on_draining(self, tell: Callable[[], Awaitable[None]]) -> None:
@@ -43,7 +43,7 @@ class Life:
     async def listen(self) -> None:
         """Opens the doors' addresses. Raises SetupError."""
         for door in self._doors:
-            await door.listen(self.health, self._in_flight)
+            await door.listen(self.health, self.in_flight)
 
     def open(self, handlers: Mapping[str, Handler]) -> None:
         """Takes calls from now on."""
@@ -56,19 +56,19 @@ class Life:
     async def drain(self, grace_s: float) -> None:
         """Refuses new calls, waits for those in flight and for their answers to leave, `grace_s` at most, and ends the rest."""
         deadline_s = time.monotonic() + grace_s
-        log("draining", calls=self._in_flight.count, grace_s=grace_s)
+        log("draining", calls=self.in_flight.count, grace_s=grace_s)
         self.health.drain()
         if self._told:
             results = await asyncio.gather(*(asyncio.wait_for(tell(), grace_s) for tell in self._told), return_exceptions=True)
             for result in results:
                 if isinstance(result, Exception):
                     log_fault("a part of the service cannot drain", result)
-        self._in_flight.drain()
+        self.in_flight.drain()
         for door in self._doors:
             door.drain()
-        await self._in_flight.wait_until_idle(max(0.0, deadline_s - time.monotonic()))
+        await self.in_flight.wait_until_idle(max(0.0, deadline_s - time.monotonic()))
         self.health.end_watches()
-        await self._in_flight.wait_until_quiet(min(_LATE_CALLS_LIMIT_S, max(0.0, deadline_s - time.monotonic())))
+        await self.in_flight.wait_until_quiet(min(_LATE_CALLS_LIMIT_S, max(0.0, deadline_s - time.monotonic())))
         await self.stop(max(0.0, deadline_s - time.monotonic()))
 
     async def stop(self, grace_s: float = 0.0) -> None:

@@ -1,18 +1,22 @@
 """How a gRPC call ends with an error."""
 
 import asyncio
-from typing import NoReturn
+from functools import lru_cache
+from typing import NoReturn, TypeAlias
 
 import grpc
 from google.rpc.status_pb2 import Status
 
 from neuronpipe.core.calls import Call, internal_error
-from neuronpipe.core.errors import NeuronpipeError, Overloaded
+from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
 from neuronpipe.core.status import to_status
 from neuronpipe.rpc.client import STATUS_DETAILS
 from neuronpipe.rpc.rpcs import Context
 
 RETRY_PUSHBACK = "grpc-retry-pushback-ms"
+
+# Code, message and trailing metadata.
+_End: TypeAlias = tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 # A client takes 8 KiB of trailers and calls more RESOURCE_EXHAUSTED. The message travels twice: percent-encoded, at worst three bytes
@@ -25,15 +29,34 @@ async def abort(context: Context, error: Exception) -> NoReturn:
     """Ends a call with the status that its error stands for."""
     if isinstance(error, grpc.aio.AbortError):  # ended already
         raise error
-    status = to_status(error if isinstance(error, NeuronpipeError) else internal_error(error, Call()))
-    if status.ByteSize() > _MAX_STATUS_BYTES:
-        status = Status(code=status.code, message=f"{status.message[:_SHORTENED_CHARACTERS]}…", details=status.details[:1])
-    trailer: list[tuple[str, str | bytes]] = [(STATUS_DETAILS, status.SerializeToString())]
     if isinstance(error, Overloaded):
-        trailer.append((RETRY_PUSHBACK, str(max(1, round(error.retry_after_s * 1000)))))
+        code, message, trailer = _end_of_overloaded(error.message, error.retry_after_s)
+    elif isinstance(error, DeadlineExceeded):
+        code, message, trailer = _end_of_late(error.message)
+    else:
+        code, message, trailer = _end_of(error if isinstance(error, NeuronpipeError) else internal_error(error, Call()))
     error.__traceback__ = None  # its frames hold the request, which may be large
     try:
-        await context.abort(_CODES[status.code], status.message, tuple(trailer))
+        await context.abort(code, message, trailer)
     except grpc.aio.InternalError:  # the call has ended meanwhile; as gRPC would have said, had it noticed in time
         raise asyncio.CancelledError from None
     raise AssertionError("abort always raises")
+
+
+def _end_of(error: NeuronpipeError) -> _End:
+    status = to_status(error)
+    if status.ByteSize() > _MAX_STATUS_BYTES:
+        status = Status(code=status.code, message=f"{status.message[:_SHORTENED_CHARACTERS]}…", details=status.details[:1])
+    return _CODES[status.code], status.message, ((STATUS_DETAILS, status.SerializeToString()),)
+
+
+# Kept, since under overload thousands of calls a second end alike.
+@lru_cache(maxsize=64)
+def _end_of_overloaded(message: str, retry_after_s: float) -> _End:
+    code, message, trailer = _end_of(Overloaded(message, retry_after_s))
+    return code, message, (*trailer, (RETRY_PUSHBACK, str(max(1, round(retry_after_s * 1000)))))
+
+
+@lru_cache(maxsize=64)
+def _end_of_late(message: str) -> _End:
+    return _end_of(DeadlineExceeded(message))

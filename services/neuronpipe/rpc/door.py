@@ -77,9 +77,14 @@ class GrpcDoor:
     def _method(self, rpc: Rpc, counted: AbstractContextManager[None], handler: Handler | None = None) -> "grpc.RpcMethodHandler[Any, Any]":
         # To gRPC every client streams, which is the same on the wire: it would read a single message before it asks anybody.
         async def answer(unread: object, context: Context) -> Any:
+            remaining_s = context.time_remaining()
+            if remaining_s == 0.0:  # it grew old inside gRPC; where many did, the less is done for each the sooner come those that did not
+                raise asyncio.CancelledError
             try:
                 with counted:
                     answering = handler or self._handler(rpc)
+                    if rpc.is_work:
+                        self._in_flight.check_room(remaining_s)
                     return await answering(await self._request(rpc, context), context)
             except Exception as error:
                 await abort(context, error)

@@ -31,6 +31,8 @@ class Rpc:
     encode: Callable[[Any], bytes]
     client_streaming: bool = False
     server_streaming: bool = False
+    # Whether the process may refuse a call before it reads the message, where it is overloaded.
+    is_work: bool = False
 
     @classmethod
     def of(cls, method: MethodDescriptor, messages: FileDescriptor | None = None, **fields: Any) -> Self:
@@ -60,9 +62,9 @@ def message_classes(method: MethodDescriptor, messages: FileDescriptor | None = 
     return request, response
 
 
-def rpcs_of(service: ServiceDescriptor, messages: FileDescriptor | None = None) -> list[Rpc]:
+def rpcs_of(service: ServiceDescriptor, messages: FileDescriptor | None = None, *, is_work: bool = False) -> list[Rpc]:
     """Every rpc of a gRPC service; see Rpc.of."""
-    return [Rpc.of(method, messages) for method in service.methods]
+    return [Rpc.of(method, messages, is_work=is_work) for method in service.methods]
 
 
 def by_path(service: ServiceDescriptor, **handlers: Handler) -> dict[str, Handler]:

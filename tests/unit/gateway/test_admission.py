@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from neuronpipe.core.errors import Overloaded
+from neuronpipe.core.errors import DeadlineExceeded, Overloaded
 from neuronpipe.gateway.admission import Admission, Gate
 
 
@@ -257,3 +257,76 @@ def test_a_bulk_request_whose_estimate_was_right_stays_though_interactive_ones_f
         crowd.enter(name)
     bulk.count(3)
     assert crowd.gate.in_flight == (4, 6)
+
+
+def _crowded(crowd_of: CrowdOf, requests: int = 20, max_requests: int = 100) -> tuple[Gate, _Crowd]:
+    """A gate with requests inside, out of which ten went in the last moment."""
+    gate = Gate(max_requests, 1_000_000)
+    crowd = crowd_of(gate)
+    for number in range(requests + 10):
+        crowd.enter(str(number))
+    for number in range(10):
+        crowd.leave(str(number))
+    return gate, crowd
+
+
+def test_without_a_late_request_none_is_refused_before_it_is_read(crowd_of: CrowdOf) -> None:
+    gate, _ = _crowded(crowd_of)
+    gate.check_room(0.001)
+
+
+def test_after_a_late_request_those_that_would_be_late_too_are_refused_before_they_are_read(crowd_of: CrowdOf) -> None:
+    gate, _ = _crowded(crowd_of)
+    gate.note_late()
+    with pytest.raises(Overloaded, match="20 requests") as refused:
+        gate.check_room(2.0)  # ten in two seconds: the twenty inside take four
+    assert refused.value.retry_after_s == pytest.approx(2.0, abs=0.3)
+    gate.check_room(6.0)
+    gate.check_room(None)
+
+
+def test_few_requests_inside_are_no_overload(crowd_of: CrowdOf) -> None:
+    gate, _ = _crowded(crowd_of, requests=15)
+    gate.note_late()
+    gate.check_room(0.001)
+
+
+def test_an_overload_is_over_when_for_a_second_none_was_late_or_refused(crowd_of: CrowdOf, clock: _Clock) -> None:
+    gate, _ = _crowded(crowd_of)
+    gate.note_late()
+    for _ in range(3):
+        clock.now_s += 0.9
+        with pytest.raises(Overloaded):
+            gate.check_room(0.1)
+    clock.now_s += 1.1
+    gate.check_room(0.1)
+
+
+def test_a_full_gate_refuses_before_a_request_is_read_but_where_bulk_work_can_make_room(crowd_of: CrowdOf) -> None:
+    gate = Gate(4, 100)
+    crowd = crowd_of(gate)
+    for name in "abc":
+        crowd.enter(name)
+    gate.check_room(None)
+    crowd.enter("d", is_bulk=False)
+    with pytest.raises(Overloaded, match="4 requests"):
+        gate.check_room(None)
+    crowd.leave("d")
+    crowd.leave("c")
+    crowd.enter("e", is_bulk=True)
+    crowd.enter("f")
+    gate.check_room(None)
+
+
+def test_after_a_late_request_those_with_too_little_time_left_for_an_answer_are_refused(crowd_of: CrowdOf, clock: _Clock) -> None:
+    gate = Gate(100, 1000)
+    crowd = crowd_of(gate)
+    for _ in range(100):
+        crowd.enter("a")
+        clock.now_s += 0.1
+        crowd.leave("a")
+    gate.check_room(0.02)
+    gate.note_late()
+    with pytest.raises(DeadlineExceeded, match="would pass before the result is ready"):
+        gate.check_room(0.02)
+    gate.check_room(0.1)

@@ -64,7 +64,7 @@ def _settings(listen: str = "127.0.0.1:0", **changes: Any) -> GatewaySettings:
 
 
 def _life(settings: GatewaySettings) -> Life:
-    return Life("gateway", settings, [GrpcDoor(settings, rpcs_of(_SERVICE))])
+    return Life("gateway", settings, [GrpcDoor(settings, rpcs_of(_SERVICE, is_work=True))])
 
 
 @asynccontextmanager
@@ -245,6 +245,22 @@ async def test_a_call_beyond_the_limit_of_calls_is_an_overload(
         released.set()
         await first
     assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_call_for_which_there_is_no_room_is_refused_before_its_message_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[float | None] = []
+
+    def check_room(remaining_s: float | None) -> None:
+        asked.append(remaining_s)
+        raise Overloaded("too much", retry_after_s=0.2)
+
+    async with _serving(caplog, _failing(AssertionError("called"))) as system:
+        system.life.in_flight.check_room = check_room
+        unreadable = system.channel.unary_unary(f"/{_SERVICE.full_name}/Infer")
+        failure = await _failure(unreadable(b"\xff", timeout=10))
+    assert (failure.code(), failure.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "too much")
+    assert asked[0]
+    assert 0 < asked[0] < 11  # gRPC rounds up
 
 
 def _holding(began: asyncio.Event, released: asyncio.Event) -> Handler:
@@ -651,10 +667,10 @@ async def test_one_connection_does_not_take_all_calls_of_a_process(
     async with _serving(caplog, {"Infer": _holding(began, released), "InferStream": _echo}) as system:
         held = [asyncio.create_task(_infer(system)) for _ in range(5)]
         await began.wait()
-        assert system.life._in_flight.count <= 2
+        assert system.life.in_flight.count <= 2
         async with grpc.aio.insecure_channel(system.address, options=[("grpc.use_local_subchannel_pool", 1)]) as other:
             stream = InferenceServiceStub(other).InferStream(iter([InferStreamRequest()]), timeout=_LIMIT_S)
             assert [answer async for answer in stream] == [InferStreamResponse()]
-        assert system.life._in_flight.count <= 2
+        assert system.life.in_flight.count <= 2
         released.set()
         await asyncio.gather(*held)

@@ -1,11 +1,13 @@
-"""backends/cpus.py: how many CPUs a process has, whatever the machine has."""
+"""runtimes/cpus.py: how many CPUs a process has, whatever the machine has, and the priority of what computes on them."""
 
 import os
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from neuronpipe.runtimes.cpus import available_cpus
+from neuronpipe.runtimes.cpus import available_cpus, compute_pool
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +35,22 @@ def test_control_groups_of_version_1_are_read_too(tmp_path: Path, quota: str, cp
 
 def test_without_control_groups_the_affinity_counts(tmp_path: Path) -> None:
     assert available_cpus(tmp_path) == 8
+
+
+def _priority() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere priorities are those of processes")
+def test_threads_that_compute_and_those_that_they_start_leave_the_cpus_to_the_event_loop() -> None:
+    found: list[int] = []
+
+    def compute() -> None:
+        found.append(_priority())
+        other = threading.Thread(target=lambda: found.append(_priority()))
+        other.start()
+        other.join()
+
+    with compute_pool(1, "core") as pool:
+        pool.submit(compute).result()
+    assert found == [min(19, _priority() + 10)] * 2

@@ -27,7 +27,7 @@ MODEL_SERVICE = models_pb2.DESCRIPTOR.services_by_name["ModelService"]
 
 def native_rpcs() -> list[Rpc]:
     """The rpcs of both services."""
-    return [*rpcs_of(INFERENCE_SERVICE, wire.DESCRIPTOR), *rpcs_of(MODEL_SERVICE)]
+    return [*rpcs_of(INFERENCE_SERVICE, wire.DESCRIPTOR, is_work=True), *rpcs_of(MODEL_SERVICE)]
 
 
 class NativeDoor:

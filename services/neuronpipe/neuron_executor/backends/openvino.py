@@ -1,12 +1,11 @@
 """OpenVINO on CPUs: one compiled model with as many streams as it has cores, and one with a single stream for a batch that is alone."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log_warning
 from neuronpipe.neuron_executor.backends.base import BackendError, BackendRequest, Finish, Prepare, ResultT
-from neuronpipe.runtimes.cpus import cpu_threads
+from neuronpipe.runtimes.cpus import compute_pool, cpu_threads
 from neuronpipe.runtimes.openvino import engine, has_bfloat16, openvino
 
 # Lengths in steps: every new shape costs OpenVINO 1.5 ms once (measured 2026-11-21), and padding by up to 3 tokens costs little.
@@ -27,15 +26,16 @@ class OpenVinoBackend:
             raise SetupError(f"model {request.spec.name!r}: its openvino artefact names no .xml file; compile it again")
         threads, self.cores = _resources(request)
         self._config = dict(request.properties) | {"INFERENCE_NUM_THREADS": str(threads)}
+        self._threads = compute_pool(self.cores, f"core-{request.spec.name}")
         try:
             # Read once, the weights are held once, however often the model is compiled.
             self._model = engine().read_model(model_file)
-            self._compile()
+            self._threads.submit(self._compile).result()  # OpenVINO's own threads get the priority of the one that they are made by
         except RuntimeError as error:
+            self._threads.shutdown()
             raise SetupError(
                 f"{model_file}: OpenVINO {openvino.__version__} cannot load it; compile the model again with this version"
             ) from error
-        self._threads = ThreadPoolExecutor(max_workers=self.cores, thread_name_prefix=f"core-{request.spec.name}")
         self._max_tokens = request.spec.max_tokens
         self._outputs = [output.name for output in request.spec.outputs]
         self._warn_of_precision(request)

@@ -14,7 +14,7 @@ import torch
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends.base import BackendError, BackendRequest, CoreLost, Finish, Prepare, ResultT
-from neuronpipe.runtimes.cpus import cpu_threads
+from neuronpipe.runtimes.cpus import compute_pool, cpu_threads
 
 # Lengths in steps, so that sequences share batches; tensor cores work on multiples of 8.
 _TOKEN_STEP = {"cuda": 8, "cpu": 4}
@@ -41,7 +41,8 @@ class TorchBackend:
             programs = {device: _load(path, device) for device in dict.fromkeys(devices)}
         self._cores = [(device, programs[device]) for device in devices]
         self._streams = _Streams()
-        self._threads = ThreadPoolExecutor(max_workers=self.cores * self.in_flight, thread_name_prefix=f"core-{request.spec.name}")
+        make_pool = compute_pool if kind == "cpu" else ThreadPoolExecutor
+        self._threads = make_pool(self.cores * self.in_flight, f"core-{request.spec.name}")
 
     def round_tokens(self, tokens: int) -> int:
         return min(-(-tokens // self._step) * self._step, self._max_tokens)
