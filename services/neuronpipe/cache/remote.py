@@ -56,7 +56,7 @@ class Remote:
             self._client, self._sentinels = _client(url, options)
         except (ValueError, TypeError, RedisError, RedisClusterException) as error:
             # Without what the parser says: that may hold a password.
-            raise SetupError(f"redis_url: not an address of Redis; it is one of {_FORMS} (see docs/cache.md)") from error
+            raise SetupError(f"redis_url: not a Redis URL; it must be one of {_FORMS} (see docs/caching.md)") from error
 
     async def get(self, keys: Sequence[bytes], limit_s: float | None = None) -> list[bytes | None]:
         """The values of keys, in order; None for one that is missing. `limit_s`: other than that of all calls."""
