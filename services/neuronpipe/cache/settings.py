@@ -1,4 +1,4 @@
-"""Where caches are shared."""
+"""The settings of the shared caches in Redis."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ CachePolicy = Literal["auto", "always", "never"]
 
 
 class RedisSettings(Settings):
-    """Where caches are shared."""
+    """Settings of the shared caches in Redis."""
 
     redis_url: str = Field("", description="Redis that shares the caches, as redis://HOST:PORT/0 (see docs/caching.md); empty: none")
     redis_prefix: str = Field(
