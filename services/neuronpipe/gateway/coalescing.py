@@ -143,13 +143,16 @@ class Coalescer:
 
     def _wake_one(self) -> None:
         """Lets the endpoint with the least to do take from the queue, of those that can."""
-        free = [
-            endpoint
-            for endpoint in self._endpoints
-            if endpoint.is_free and self._queue.has_any(endpoint.has_model, takes_suspects=self._takes_suspects(endpoint))
-        ]
-        if free:
-            min(free, key=lambda endpoint: endpoint.cost_tokens).wake()
+        least: _Endpoint | None = None
+        for endpoint in self._endpoints:
+            if (
+                endpoint.is_free
+                and (least is None or endpoint.cost_tokens < least.cost_tokens)
+                and self._queue.has_any(endpoint.has_model, takes_suspects=self._takes_suspects(endpoint))
+            ):
+                least = endpoint
+        if least:
+            least.wake()
 
 
 class _Endpoint:
@@ -227,7 +230,8 @@ class _Endpoint:
                 self.cost_tokens += queued.cost_tokens
             self._is_answered.clear()
             async with asyncio.timeout(_STUCK_AFTER_S):  # sending, too, waits once the endpoint reads no more
-                refused = await self._stream.send([(queued.item_id, queued.item) for queued in taken], abandoned)
+                size_bytes = sum(queued.size_bytes for queued in taken)
+                refused = await self._stream.send([(queued.item_id, queued.item) for queued in taken], abandoned, size_bytes)
                 for item_id, error in refused:
                     self._end(item_id, error)
                 if len(refused) < len(taken):

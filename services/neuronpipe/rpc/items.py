@@ -126,17 +126,17 @@ class _ItemStream:
             while self._finished or self._running or not reading.done():
                 await self._is_due.wait()
                 self._is_due.clear()
-                is_news = self._announces or bool(self._answer_at or self._finished)
+                begins_draining = reading.done() and not is_draining and bool(self._running or self._finished)
+                if not (self._finished or self._answer_at or self._announces or begins_draining):
+                    continue
                 response = self._new_response()
                 sent = self._write_finished(response)
-                if reading.done() and not is_draining and (left := [*self._running, *(one.item_id for one in self._finished)]):
-                    is_news = is_draining = True
+                if begins_draining and (left := [*self._running, *(one.item_id for one in self._finished)]):
+                    is_draining = True
                     response.draining.item_ids.extend(left)
                 if self._answer_at:
                     self._answer_at.cancel()
                     self._answer_at = None
-                if not is_news:
-                    continue
                 yield response
                 self._unsent -= len(sent)
                 self._unsent_bytes -= sum(one.size_bytes for one in sent)

@@ -24,6 +24,14 @@ def test_a_stage_gets_a_call_of_its_own() -> None:
     assert (call.trace, call.cost_tokens) == (None, 0)
 
 
+def test_copies_of_a_call_keep_all_that_they_do_not_change() -> None:
+    given = {field.name: object() for field in dataclasses.fields(Call)}
+    trace = SpanContext(1, 2, is_sampled=True)
+    call = Call(**given)  # type: ignore[arg-type]
+    assert call.for_stage(trace, 7) == dataclasses.replace(call, trace=trace, cost_tokens=7)
+    assert call.for_request("mine", 2) == dataclasses.replace(call, request_id="mine", priority=2)
+
+
 def test_whoever_is_not_known_is_anonymous() -> None:
     assert Call().caller is ANONYMOUS
 

@@ -5,7 +5,6 @@ Inputs and results stay bytes where no stage of this process parses or makes the
 
 import random
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from dataclasses import replace
 from typing import Any
 
 from neuronpipe.api.v1 import inference_pb2, models_pb2
@@ -86,7 +85,7 @@ def _read_request(message: wire.InferRequest, call: Call, *, is_id_required: boo
     # Ids must be unique, not secret, so the quick source of random numbers will do.
     request_id = message.request_id or ("" if is_id_required else f"{random.getrandbits(128):032x}")
     return InferenceRequest(
-        replace(call, request_id=request_id, priority=message.priority),
+        call.for_request(request_id, message.priority),
         message.model,
         message.version,
         Packed(TaskInput, data=message.input),
