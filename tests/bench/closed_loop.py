@@ -120,7 +120,7 @@ async def _run(requests: Sequence[bytes], system: System, callers: int, seconds:
 def _cpu_s(pids: Iterable[int]) -> float:
     """The CPU time that processes and their children have taken so far."""
     every = [process for pid in pids for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))]
-    return sum(times.user + times.system for times in (process.cpu_times() for process in every))
+    return float(sum(times.user + times.system for times in (process.cpu_times() for process in every)))
 
 
 def _figures(answers: Sequence[bytes]) -> dict[str, float]:

@@ -167,13 +167,10 @@ class _Endpoint:
         self._in_flight: dict[int, QueuedItem] = {}
         self._abandoned: list[int] = []
         self._is_answered = asyncio.Event()
-        self._turn: asyncio.Future[None] | None = None
+        # Whether it waits for something to send, which sets the event.
+        self.is_free = False
+        self._is_woken = asyncio.Event()
         self._is_retired = False
-
-    @property
-    def is_free(self) -> bool:
-        """Whether it waits for something to send."""
-        return self._turn is not None and not self._turn.done()
 
     @property
     def has_suspect(self) -> bool:
@@ -186,8 +183,8 @@ class _Endpoint:
 
     def wake(self) -> None:
         """Lets it look for something to send."""
-        if self._turn and not self._turn.done():
-            self._turn.set_result(None)
+        self.is_free = False
+        self._is_woken.set()
 
     def abandon(self, item_id: int) -> None:
         """Tells the endpoint that nobody waits for an item any more."""
@@ -221,8 +218,9 @@ class _Endpoint:
             taken = self._coalescer.take(self)
             abandoned, self._abandoned = self._abandoned[:_MAX_ABANDONED], self._abandoned[_MAX_ABANDONED:]
             if not taken and not abandoned:
-                self._turn = asyncio.get_running_loop().create_future()
-                await self._turn
+                self.is_free = True
+                self._is_woken.clear()
+                await self._is_woken.wait()
                 continue
             for queued in taken:
                 queued.endpoint = self

@@ -26,13 +26,14 @@ class ItemHolder(Protocol):
 class QueuedItem:
     """An item until its outcome is there: the value or a NeuronpipeError is the result of `future`."""
 
-    __slots__ = ("cost_tokens", "endpoint", "future", "is_returned", "item", "item_id", "losses", "retries", "size_bytes")
+    __slots__ = ("cost_tokens", "endpoint", "future", "is_bulk", "is_returned", "item", "item_id", "losses", "retries", "size_bytes")
 
     def __init__(self, item_id: int, item: StageItem) -> None:
         self.item_id = item_id
         self.item = item
         self.cost_tokens = item.call.cost_tokens or 1
         self.size_bytes = item.size_bytes
+        self.is_bulk = item.call.is_bulk
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.endpoint: ItemHolder | None = None
         self.losses = 0
@@ -74,19 +75,19 @@ class StageQueue:
         return bool(self._suspects)
 
     def append(self, queued: QueuedItem) -> None:
-        """Adds an item behind the others."""
+        """Adds a new item behind the others."""
         self._line_of(queued)[queued.item_id] = queued
 
     def put_back(self, returned: Iterable[QueuedItem]) -> None:
         """Adds items that were taken before in front of the others, in their order."""
         for queued in reversed(list(returned)):
-            line = self._line_of(queued)
+            line = self._suspects if queued.is_suspect else self._line_of(queued)
             line[queued.item_id] = queued
             line.move_to_end(queued.item_id, last=False)
 
     def remove(self, queued: QueuedItem) -> None:
         """Takes an item out wherever it is, in constant time; does nothing where it is not here."""
-        model, lines = queued.item.model, self._lines_of(queued)
+        model, lines = queued.item.model, self._bulk if queued.is_bulk else self._interactive
         if queued.item_id in self._suspects:
             del self._suspects[queued.item_id]
         elif queued.item_id in lines.get(model, ()):
@@ -129,13 +130,8 @@ class StageQueue:
     def _oldest_suspect(self, has_model: _HasModel) -> QueuedItem | None:
         return next((one for one in self._suspects.values() if has_model(one.item.model) and not one.future.done()), None)
 
-    def _lines_of(self, queued: QueuedItem) -> dict[ModelKey, _Line]:
-        return self._bulk if queued.item.call.is_bulk else self._interactive
-
     def _line_of(self, queued: QueuedItem) -> _Line:
-        if queued.is_suspect:
-            return self._suspects
-        model, lines = queued.item.model, self._lines_of(queued)
+        model, lines = queued.item.model, self._bulk if queued.is_bulk else self._interactive
         self.cost_tokens[model] += queued.cost_tokens
         line = lines.get(model)
         if line is None:

@@ -181,10 +181,9 @@ class _ItemStream:
                 if observation.trace is not item.call.trace:
                     item = replace(item, call=replace(item.call, trace=observation.trace))
                 value = observation.value = await self._served.stage(item)
-                if item.size_bytes >= LARGE_BYTES or value.size_bytes >= LARGE_BYTES:
+                size_bytes = value.size_bytes
+                if size_bytes >= LARGE_BYTES:
                     size_bytes = await asyncio.to_thread(self._codec.pack, value)
-                else:
-                    size_bytes = self._codec.pack(value)
             self._finish(item_id, value, size_bytes)
         except Exception as error:
             if self._served.leaves_unavailable and isinstance(error, Unavailable):
