@@ -1,4 +1,4 @@
-"""`neuronpipe accept`: its options, and what it measures. Imports what it needs only as it runs."""
+"""`neuronpipe accept`: its options, and the request. Imports its dependencies only when it runs."""
 
 import argparse
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from neuronpipe.cli.ending import ending_on_sigterm
 from neuronpipe.core.errors import SetupError
 
-HELP = "compile and measure models on this machine, into a report folder"
+HELP = "compile models, compare and measure them on this machine, and write a report"
 EXTRA = "compile"
 
 _SHAPES = ("1x128", "8x128")
@@ -26,11 +26,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cores", default="0", help="how many cores, or which, as 0-1 (default: all)")
     parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to measure each row (default: 10)")
-    parser.add_argument("--price-per-hour", type=float, default=0.0, metavar="USD", help="of this machine, for the cost of a million")
+    parser.add_argument("--price-per-hour", type=float, default=0.0, metavar="USD", help="price of this machine, for the cost of a million")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints where the report is. Raises SetupError for options that make no sense; what fails later is in the report."""
+    """Prints the path of the report. Raises SetupError for invalid options; later failures are in the report."""
     from neuronpipe.acceptance.settings import AcceptSettings
     from neuronpipe.core.settings import read_settings
     from neuronpipe.runtimes.neuron import runtime_environment

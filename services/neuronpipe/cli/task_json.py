@@ -1,4 +1,4 @@
-"""Inputs of tasks as JSON, read with messages that say what is right."""
+"""Reads inputs of tasks from JSON, with error messages that name the valid fields and values."""
 
 import difflib
 import json
@@ -13,7 +13,7 @@ from neuronpipe.core.errors import SetupError
 
 
 def read_task_input(text: str) -> TaskInput:
-    """The input that JSON describes. Raises SetupError, whose message names the part at fault and what is right.
+    """The input that JSON describes. Raises SetupError, whose message names the wrong part and what would be valid.
 
     Task names may have hyphens, and enum values their short names in either case, as in {"text-classification": {"truncation": "right"}}.
     """
@@ -26,12 +26,12 @@ def read_task_input(text: str) -> TaskInput:
 def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(fields)
     if len(found) < len(fields):
-        raise ValueError("a field is there twice")
+        raise ValueError("a field is given twice")
     return found
 
 
 def _as_protobuf(value: object, kind: Descriptor, path: str) -> dict[str, Any]:
-    """A message's JSON in protobuf's own words. Raises SetupError."""
+    """Converts a message's JSON to the names of protobuf. Raises SetupError."""
     if not isinstance(value, dict):
         example = EXAMPLES[path] if path else {"text_classification": {"text": "A fine day."}}
         raise SetupError(f"{path and path + ': '}must be an object, such as {json.dumps(example)}")
@@ -41,7 +41,7 @@ def _as_protobuf(value: object, kind: Descriptor, path: str) -> dict[str, Any]:
         if field is None:
             raise SetupError(f"{path and path + ': '}there is no field {name!r}{_suggest(name, list(kind.fields_by_name))}")
         if field.name in found:
-            raise SetupError(f"{path and path + ': '}the field {field.name!r} is there twice")
+            raise SetupError(f"{path and path + ': '}the field {field.name!r} is given twice")
         found[field.name] = _as_value(one, field, f"{path}.{field.name}" if path else field.name)
     return found
 
@@ -60,7 +60,7 @@ def _enum_name(word: str, kind: EnumDescriptor, path: str) -> str:
     words = {name.removeprefix(prefix).lower(): name for name in kind.values_by_name}
     short = word.upper().removeprefix(prefix).lower()
     if short not in words:
-        raise SetupError(f"{path}: there is no {word!r}{_suggest(short, [one for one in words if one != 'unspecified'])}")
+        raise SetupError(f"{path}: unknown value {word!r}{_suggest(short, [one for one in words if one != 'unspecified'])}")
     return words[short]
 
 

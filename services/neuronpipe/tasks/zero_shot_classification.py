@@ -1,9 +1,10 @@
-"""Zero-shot classification: scores of a text for labels that the request brings along, by a model of natural language inference.
+"""Zero-shot classification: scores of a text for the labels of the request, by a model of natural language inference
+(NLI).
 
-Each label is put into a sentence, the hypothesis, and the model says how far the text entails it. Equal to transformers'
-ZeroShotClassificationPipeline with `candidate_labels`, `hypothesis_template` and `multi_label`. Labels of equal score stay in the order
-of the request, for which that pipeline has no rule. Where it takes the last label for "entailment" because none is called so, the model is
-refused when it is compiled.
+Each label is put into a sentence, the hypothesis, and the model scores how far the text entails it. Equal to
+transformers' ZeroShotClassificationPipeline with `candidate_labels`, `hypothesis_template` and `multi_label`. Labels of
+equal score stay in the order of the request; that pipeline has no rule for them. If no label is called "entailment",
+that pipeline takes the last one; here the model is refused when it is compiled.
 """
 
 import numpy as np
@@ -23,7 +24,7 @@ _PLACE = "{}"
 
 
 class ZeroShotFacts(TaskFacts):
-    """Of a model of natural language inference."""
+    """Facts about a model of natural language inference."""
 
     entailment_id: int = Field(ge=0, description="the label that says that a text entails another")
 
@@ -68,9 +69,9 @@ def _check_template(template: str) -> None:
     check_text("hypothesis_template", template)
     places = template.count(_PLACE)
     if places != 1:
-        raise InvalidInput("hypothesis_template", f"has {places} places for the label, written {_PLACE}; must have one")
+        raise InvalidInput("hypothesis_template", f"must have exactly one {_PLACE} for the label; it has {places}")
     if "{" in template.replace(_PLACE, "") or "}" in template.replace(_PLACE, ""):
-        raise InvalidInput("hypothesis_template", f"has a brace besides {_PLACE}")
+        raise InvalidInput("hypothesis_template", f"has a brace other than {_PLACE}")
 
 
 def _hypotheses(input: ZeroShotClassificationInput) -> list[str]:
@@ -86,7 +87,7 @@ def _encode_pair(input: ZeroShotClassificationInput, tokenizer: TextTokenizer, m
     )
     if len(encoded.token_ids) > model.max_tokens:
         tokens = tokenizer.count(hypothesis) + tokenizer.special_tokens(pair=True)
-        problem = f"its hypothesis has {tokens} tokens with the special ones, the model takes {model.token_limit} with the text"
+        problem = f"its hypothesis has {tokens} tokens, special ones included; the model takes {model.token_limit} with the text"
         raise InvalidInput(f"candidate_labels[{index}]", problem)
     return Encoded([sequence(encoded, model)], truncated_tokens=encoded.truncated_tokens)
 

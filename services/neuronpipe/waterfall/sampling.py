@@ -1,4 +1,4 @@
-"""Sends one sampled request and shows what became of it."""
+"""Sends one sampled request and shows its trace."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def sample(request: InferRequest, target: str, *, timeout_s: float, warm_up: int
         if html:
             html.write_text(draw_page(trace, client_ns))
     elif not failure:
-        raise SetupError(f"{target} keeps traces, but this one not any more: --kept-traces is too small for its load")
+        raise SetupError(f"{target} has dropped this trace already: --kept-traces is too small for its load")
     if failure:
         raise failure
 
@@ -47,7 +47,7 @@ def sample(request: InferRequest, target: str, *, timeout_s: float, warm_up: int
 async def _record(
     request: InferRequest, target: str, timeout_s: float, warm_up: int, context: SpanContext
 ) -> tuple[dict[str, Any], int, NeuronpipeError | None]:
-    """The request's spans as OTLP JSON, how long it took here, and what it failed with."""
+    """The request's spans as OTLP JSON, how long it took here, and its error if it failed."""
     async with open_channel(target) as channel:
         for _ in range(warm_up):  # the first request of a connection also opens it
             await _infer(channel, request, timeout_s, None)
