@@ -26,8 +26,9 @@ ResponseT = TypeVar("ResponseT")
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[InferStreamRequest, InferStreamResponse]"
 
 # Inference has no side effects, so a call that no server began (UNAVAILABLE), that one refused as too much (RESOURCE_EXHAUSTED), or that
-# one cut off at its end (CANCELLED), may be repeated. gRPC itself does it: it waits as long as the server's pushback says, and stops altogether while most calls fail.
-_RETRIES = {
+# one cut off at its end (CANCELLED), may be repeated. gRPC itself does it: it waits as long as the server's pushback says, and stops
+# altogether while most calls fail.
+RETRIES = {
     "methodConfig": [
         {
             "name": [{"service": "neuronpipe.api.v1.InferenceService"}, {"service": "neuronpipe.api.v1.ModelService"}],
@@ -61,7 +62,7 @@ class AsyncClient(TaskMethods):
         """`target`: a gRPC target such as "host:50050" or "dns:///gateway:50050"; calls go round all of its addresses."""
         super().__init__(is_bulk=is_bulk)
         self._timeout_s = timeout_s
-        self._channel = open_channel(target, _RETRIES if retries else None)
+        self._channel = open_channel(target, RETRIES if retries else None)
         self._inference = InferenceServiceStub(self._channel)
         self._models = ModelServiceStub(self._channel)
 

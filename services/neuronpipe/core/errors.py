@@ -6,7 +6,7 @@
      ├─ WrongTask          ask for the task that the model has
      ├─ Overloaded         retry after `retry_after_s`
      ├─ DeadlineExceeded   give more time
-     ├─ Cancelled          nothing: the caller left
+     ├─ Cancelled          nothing where you left; retry where the server stopped
      ├─ Unavailable        retry: a stage is down or not ready
      └─ InternalError      report a bug; details are in the server's log
     SetupError             fix the command, the settings or the bundle (never crosses the network)
@@ -67,7 +67,7 @@ class DeadlineExceeded(NeuronpipeError):
 
 
 class Cancelled(NeuronpipeError):
-    """The caller left."""
+    """The call ended before its answer: the caller left, or the server stopped meanwhile."""
 
     reason = "CANCELLED"
 
