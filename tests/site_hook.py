@@ -1,6 +1,6 @@
 """Makes the site of docs/ complete by itself, for mkdocs: see `hooks` in mkdocs.yml.
 
-Links to files outside of docs/ lead to copies of them on the site. What the theme would load from a network is a part of the site.
+Links to files outside of docs/ lead to copies of them. What the theme would load from a network is a part of the site.
 """
 
 import posixpath
@@ -13,14 +13,14 @@ from mkdocs.structure.pages import Page
 
 _ROOT = Path(__file__).parents[1]
 # Where `make docs` puts what it gets from npm.
-_ASSETS = _ROOT / ".cache" / "site-assets"
+_SCRIPTS = _ROOT / ".cache" / "site-scripts"
 _OUTWARD = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds the scripts of others."""
     for script in ("mermaid.min.js", "iframe-worker.js"):
-        files.append(File.generated(config, f"assets/{script}", abs_src_path=str(_ASSETS / script)))
+        files.append(File.generated(config, f"assets/{script}", abs_src_path=str(_SCRIPTS / script)))
     return files
 
 
@@ -30,7 +30,7 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
     def lead_to_copy(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join("docs", folder, link[1]))
-        if target.startswith("docs/"):
+        if target.startswith("docs/") or not (_ROOT / target).is_file():  # mkdocs says which of them leads nowhere
             return link[1]
         copy = f"source/{target}.txt"
         if files.get_file_from_path(copy) is None:

@@ -22,7 +22,8 @@ def _check() -> None:
     for name, page in _PAGES.items():
         file = _FOLDER / name
         before = file.read_text(encoding="utf-8") if file.is_file() else ""
-        different += difflib.unified_diff(before.splitlines(), page().splitlines(), str(file), "what the code says", lineterm="", n=0)
+        lines, right = before.splitlines(), page().splitlines()
+        different += difflib.unified_diff(lines, right, str(file), "what the code says", lineterm="", n=0)
     if different:
         sys.exit("\n".join([*different, "docs/reference is not what the code says; run: make fix-docs"]))
 

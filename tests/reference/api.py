@@ -30,9 +30,10 @@ _HEAD = f"""# API reference
 
 {NOTE.format("the comments of `protos/neuronpipe/api/v1`")}
 
-The public API is the protobuf package `neuronpipe.api.v1`. `python -m neuronpipe.protos --out DIR` writes its files for clients in other
-languages. The services that the gateway calls (TokenizerService, NeuronExecutorService, PostprocessorService) are internal and not listed.
-[Error reference](errors.md) has the statuses, [Tasks](../tasks.md) an input of each task as JSON.
+The public API is the protobuf package `neuronpipe.api.v1`. `python -m neuronpipe.protos --out DIR` writes its files
+for clients in other languages. The services that the gateway calls (TokenizerService, NeuronExecutorService,
+PostprocessorService) are internal and not listed. [Error reference](errors.md) has the statuses,
+[Tasks](../tasks.md) an input of each task as JSON.
 
 A field that is not set has its default: an empty text, 0, false, or the first value of an enum."""
 
@@ -40,7 +41,8 @@ A field that is not set has its default: an empty text, 0, false, or the first v
 def page() -> str:
     """The page."""
     files = _read([name for name in PUBLIC if name.startswith("neuronpipe/")])
-    return "\n".join([_HEAD, *(line for file in sorted(files, key=lambda file: PUBLIC.index(file.name)) for line in _file(file))]) + "\n"
+    in_order = sorted(files, key=lambda file: PUBLIC.index(file.name))
+    return "\n".join([_HEAD, *(line for file in in_order for line in _file(file))]) + "\n"
 
 
 def _read(names: Sequence[str]) -> Sequence[FileDescriptorProto]:
@@ -68,7 +70,7 @@ def _file(file: FileDescriptorProto) -> Iterator[str]:
 
 def _method(service: str, method: MethodDescriptorProto, comment: str) -> Iterator[str]:
     sent, got = _kind(method.input_type), _kind(method.output_type)
-    stream = [" stream of" if is_stream else "" for is_stream in (method.client_streaming, method.server_streaming)]
+    stream = [" a stream of" if is_stream else "" for is_stream in (method.client_streaming, method.server_streaming)]
     yield from ("", f"#### {service}.{method.name}", "", f"Takes{stream[0]} {sent}, returns{stream[1]} {got}.")
     for paragraph in comment.split("\n\n"):
         yield from ("", text(paragraph))
@@ -87,12 +89,15 @@ def _message(message: DescriptorProto, path: tuple[int, ...], comments: _Comment
 
 def _enum(enum: EnumDescriptorProto, path: tuple[int, ...], comments: _Comments) -> Iterator[str]:
     yield from ("", f"### {enum.name}", "", text(comments[path]))
-    rows = [[code(value.name), str(value.number), text(comments[(*path, _VALUE, place)])] for place, value in enumerate(enum.value)]
+    rows = []
+    for number, value in enumerate(enum.value):
+        rows.append([code(value.name), str(value.number), text(comments[(*path, _VALUE, number)])])
     yield from table(["Value", "Number", "Meaning"], rows)
 
 
 def _type(field: FieldDescriptorProto) -> str:
-    kind = _kind(field.type_name) if field.type_name else FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+    scalar = FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+    kind = _kind(field.type_name) if field.type_name else scalar
     return f"repeated {kind}" if field.label == FieldDescriptorProto.LABEL_REPEATED else kind
 
 

@@ -11,8 +11,8 @@ _HEAD = f"""# CLI reference
 
 {NOTE.format("the parsers of `neuronpipe/cli`")}
 
-`neuronpipe COMMAND --help` prints the options of a command, `neuronpipe --version` the version. `python -m neuronpipe` is the same as
-`neuronpipe`.
+`neuronpipe COMMAND --help` prints the options of a command, `neuronpipe --version` the version. `python -m neuronpipe`
+is the same as `neuronpipe`.
 
 | Exit code | Meaning |
 |---|---|

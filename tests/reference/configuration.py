@@ -22,9 +22,9 @@ _HEAD = f"""# Configuration reference
 
 {NOTE.format("the classes of the settings (`settings.py` of each service)")}
 
-Each setting is an option of the command line and an environment variable. The command line takes precedence. An empty variable counts as
-not set. A variable that begins with the prefix of the service and is not in its table is an error. `neuronpipe serve SERVICE --help`
-prints the same.
+Each setting is an option of the command line and an environment variable. The command line takes precedence. An empty
+variable counts as not set. A variable that begins with the prefix of the service and is not in its table is an error.
+`neuronpipe serve SERVICE --help` prints the same.
 
 Units are part of the names: `_s` is seconds, `_ms` milliseconds, `_bytes` bytes, `_tokens` tokens of the model."""
 
@@ -36,8 +36,8 @@ These are read where the service or command needs them:
 | Variable | Effect |
 |---|---|
 | `OTEL_*` | where traces and metrics are exported, and which requests are sampled: [Tracing](../tracing.md) |
-| `NEURON_RT_VISIBLE_CORES`, `NEURON_RT_NUM_CORES` | the NeuronCores of the process; `--cores` that contradicts them is refused |
-| `HF_TOKEN`, `HF_HUB_OFFLINE`, `HF_HOME` | `neuronpipe compile`: access to the Hugging Face Hub, as huggingface-hub reads them |
+| `NEURON_RT_VISIBLE_CORES`, `NEURON_RT_NUM_CORES` | the NeuronCores of the process; `--cores` must agree |
+| `HF_TOKEN`, `HF_HUB_OFFLINE`, `HF_HOME` | `neuronpipe compile`: access to the Hugging Face Hub, by huggingface-hub |
 """
 
 
@@ -50,26 +50,19 @@ def _lines() -> Iterator[str]:
     yield _HEAD
     for service in SERVICES:
         yield from _section(f"neuronpipe serve {service}", settings_of(service))
-    yield from _section(
-        "neuronpipe cache", CacheCommandSettings, "[its commands](cli.md#neuronpipe-cache-stats) take some of them as options"
-    )
+    some_options = "[its commands](cli.md#neuronpipe-cache-stats) take some of them as options"
+    yield from _section("neuronpipe cache", CacheCommandSettings, some_options)
     yield from _section("neuronpipe accept", AcceptSettings)
 
 
 def _section(title: str, kind: type[Settings], options: str = "") -> Iterator[str]:
-    yield from (
-        "",
-        f"## {title}",
-        "",
-        f"Prefix of the variables: `{kind.model_config['env_prefix']}`" + (f"; {options}." if options else "."),
-    )
-    names = ["Variable"] if options else ["Option", "Variable"]
+    prefix = code(kind.model_config["env_prefix"])
+    yield from ("", f"## {title}", "", f"Prefix of the variables: {prefix}" + (f"; {options}." if options else "."))
     rows = []
     for name, field in sorted(kind.model_fields.items(), key=lambda one: one[0] not in ServerSettings.model_fields):
-        option = [] if options else [code(f"--{name.replace('_', '-')}")]
-        variable = code(variable_name(kind, name))
-        rows.append([*option, variable, _default(name, field), _bounds(name, field), text(field.description or "")])
-    yield from table([*names, "Default", "Valid", "Meaning"], rows)
+        setting = ("" if options else f"`--{name.replace('_', '-')}`<br>") + code(variable_name(kind, name))
+        rows.append([setting, _default(name, field), _bounds(name, field), text(field.description or "")])
+    yield from table(["Setting", "Default", "Valid", "Meaning"], rows)
 
 
 def _default(name: str, field: FieldInfo) -> str:
@@ -83,12 +76,10 @@ def _bounds(name: str, field: FieldInfo) -> str:
     if get_origin(field.annotation) is Literal:
         return ", ".join(map(code, get_args(field.annotation)))
     rules = {type(rule): rule for rule in field.metadata}
-    lowest = (
-        [f"at least {_value(name, rules[Ge].ge)}"] if Ge in rules else [f"more than {_value(name, rules[Gt].gt)}"] if Gt in rules else []
-    )
-    highest = [f"at most {_value(name, rules[Le].le)}"] if Le in rules else []
+    limits = ((Ge, "at least", "ge"), (Gt, "more than", "gt"), (Le, "at most", "le"))
+    found = [f"{words} {_value(name, getattr(rules[kind], word))}" for kind, words, word in limits if kind in rules]
     patterns = [code(rule.pattern) for rule in field.metadata if getattr(rule, "pattern", None)]
-    return ", ".join([*lowest, *highest, *patterns]) or _TYPES[field.annotation]
+    return ", ".join([*found, *patterns]) or _TYPES.get(field.annotation, "")
 
 
 # int | str is `cores`, whose description says which strings there are.

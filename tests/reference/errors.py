@@ -16,24 +16,26 @@ _HEAD = f"""# Error reference
 
 {NOTE.format("`core/errors.py`, `core/status.py` and the retry policy of the client")}
 
-A call that fails ends with a gRPC status. The status has `google.rpc.ErrorInfo` in its details, with the domain `{DOMAIN}` and the reason
-below. INVALID_ARGUMENT also has `google.rpc.BadRequest`, which names the field. RESOURCE_EXHAUSTED also has `google.rpc.RetryInfo`, and the
-trailer `{RETRY_PUSHBACK}`, which gRPC's own retries follow. An input that fails in InferBatch or InferStream has the same status in its
-outcome. The Python client raises the class of the status; all of them derive from `NeuronpipeError` and can be imported from
-`neuronpipe.client`. A status with another code, which no service of neuronpipe sends, becomes InternalError."""
+A call that fails ends with a gRPC status. The status has `google.rpc.ErrorInfo` in its details, with the domain
+`{DOMAIN}` and the reason below. INVALID_ARGUMENT also has `google.rpc.BadRequest`, which names the field.
+RESOURCE_EXHAUSTED also has `google.rpc.RetryInfo`, and the trailer `{RETRY_PUSHBACK}`, which gRPC's own retries
+follow. An input that fails in InferBatch or InferStream has the same status in its outcome. The Python client raises
+the class of the status; all of them derive from `NeuronpipeError` and can be imported from `neuronpipe.client`. A
+status with another code, which no service of neuronpipe sends, becomes InternalError."""
 
 _RETRIES = """
 ## Retries of the Python client
 
-The clients repeat calls that end with {codes}, with at most {attempts} attempts in all. They wait about {first} before the second attempt
-and at most about {longest} before later ones, or as long as the server asks for. They do not repeat calls while most calls fail. The
-deadline of a call includes its retries. Errors in the outcomes of `infer_batch` and `infer_stream` are not retried.
-`Client(target, retries=False)` turns retries off.
+The clients repeat calls that end with {codes}, with at most {attempts} attempts in
+all. They wait about {first} before the second attempt and at most about {longest} before later ones, or as long as the
+server asks for. They do not repeat calls while most calls fail. The deadline of a call includes its retries. Errors
+in the outcomes of `infer_batch` and `infer_stream` are not retried. `Client(target, retries=False)` turns retries off.
 
 ## Errors of the command line
 
-`SetupError` never crosses the network. {meaning} What to do: {what_to_do}. `neuronpipe` prints the message and ends with exit code 2.
-For the errors above it prints the reason and the message, and ends with exit code 1.
+`SetupError` never crosses the network. {meaning} What to do: {what_to_do}.
+`neuronpipe` prints the message and ends with exit code 2. For the errors above it prints the reason and the message,
+and ends with exit code 1.
 """
 
 

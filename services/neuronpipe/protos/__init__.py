@@ -1,4 +1,4 @@
-"""The .proto files of the public API: `python -m neuronpipe.protos --out DIR` writes them, for clients in other languages."""
+"""The .proto files of the public API. `python -m neuronpipe.protos --out DIR` writes them for other languages."""
 
 from pathlib import Path
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from neuronpipe.protos import write_protos
 
-parser = argparse.ArgumentParser(prog="python -m neuronpipe.protos", description="Writes the .proto files of the public API.")
-parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to write below; give it to protoc with -I")
+parser = argparse.ArgumentParser("python -m neuronpipe.protos", description="Writes the protos of the public API.")
+parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to write to, for protoc's -I")
 options = parser.parse_args()
 try:
     write_protos(options.out)

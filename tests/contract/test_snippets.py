@@ -1,0 +1,190 @@
+"""What the pages show is right: each fenced block of README.md, its neighbours and docs/ is run, or says why not.
+
+- `console`: lines that begin with "$ " run in bash, with the commands of tests/snippet_commands.py; others are output.
+- `python`, `js`: run against a gateway with the models of `_MODELS`, whose address 127.0.0.1:50050 stands for.
+- `json`, `toml`, `yaml`: parsed. `mermaid`, `text`: there is nothing to run.
+- What cannot be run here has `<!-- not run here: REASON -->` on the line before it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+import yaml
+
+from demo.processes import ServiceProcess
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.cli.examples import EXAMPLES
+from neuronpipe.cli.task_json import read_task_input
+from tests.images import image_files, make_image_source
+from tests.oracle.small_models import make_source
+from tests.pages import ROOT, Fence, all_pages, fences
+from tests.snippet_commands import PROGRAMS
+
+_SHOWN_TARGET = "127.0.0.1:50050"
+_LIMIT_S = 60
+# The models of the pages, by their names there → (task, their sources by the names of tests/models.py)
+_MODELS = {
+    "minilm": ("sentence_embedding", "minilm"),
+    "sentiment": ("text_classification", "classifier"),
+    "squad": ("question_answering", "answerer"),
+}
+# These programs are the system's own; a block that needs another one is not run.
+_SYSTEM_PROGRAMS = ("cat", "ls", "mkdir", "touch")
+_NOT_FOUND = 'command_not_found_handle() { echo "$1: is not known to this test" >&2; touch ~/failed; return 127; }'
+_NODE_PREAMBLE = 'const grpc = require("@grpc/grpc-js");\nconst protoLoader = require("@grpc/proto-loader");\n'
+
+_fences = [fence for page in all_pages() for fence in fences(page)]
+
+
+@pytest.fixture(scope="module")
+def target(sources: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a gateway with the models of the pages, on the fake back end."""
+    made, repository = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("repository")
+    models = {name: (task, sources[source]) for name, (task, source) in _MODELS.items()}
+    images = make_image_source(made / "vit", "ViT", id2label={0: "cat", 1: "dog", 2: "car"})
+    models["vit"] = ("image_classification", images)
+    ranker = make_source(made / "reranker", "Bert", "ForSequenceClassification", max_tokens=128, num_labels=1)
+    models["reranker"] = ("rerank", ranker)
+    for name, (task, source) in models.items():
+        request = CompileRequest(source=str(source), task=task, repository=repository, name=name, backend="fake")
+        compile_bundle(request, lambda line: None)
+    with ServiceProcess("all", "--repository", str(repository), "--kept-traces", "100") as process:
+        yield process.wait_until_ready().target
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with what a reader would have."""
+    (tmp_path / "cat.jpg").write_bytes(next(content for name, content in image_files() if "JPEG" in name))
+    (tmp_path / "texts.txt").write_text("A fine day.\n")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+    (tmp_path / "protos").symlink_to(ROOT / "protos")
+    return tmp_path
+
+
+@pytest.mark.parametrize("fence", [fence for fence in _fences if not fence.reason], ids=str)
+def test_a_snippet_is_right(fence: Fence, folder: Path, request: pytest.FixtureRequest) -> None:
+    if fence.language in _PARSERS:
+        _PARSERS[fence.language](fence.content)
+        return
+    if fence.language not in _RUNNERS:
+        what = fence.language or "no language"
+        pytest.fail(f"{fence}: a block of {what} cannot be run; put <!-- not run here: REASON --> before it")
+    content = fence.content.replace(_SHOWN_TARGET, request.getfixturevalue("target"))
+    process = _RUNNERS[fence.language](content, folder)
+    assert process.returncode == 0, f"{fence}: {process.stdout}{process.stderr}"
+
+
+# What is wrong → a block that has it, and what is said about it.
+_WRONG = {
+    "an option of a command": ("$ neuronpipe models --targets 127.0.0.1:1", "--targets"),
+    "an option of a service": ("$ neuronpipe serve all --repository models --max-batches 3", "--max-batches"),
+    "the value of a setting": ("$ neuronpipe serve all --repository models --max-batch-size 0", "MAX_BATCH_SIZE"),
+    "a variable": ("$ export NEURONPIPE_ALL_SIZE=8\n$ neuronpipe serve all --repository models", "NEURONPIPE_ALL_SIZE"),
+    "a setting that is missing": ("$ neuronpipe serve gateway", "--repository: is missing"),
+    "a command in the background": ("$ neuronpipe serve al &\n$ make demo", "'al'"),
+    "a command before another": ("$ neuronpipe infr && make demo", "'infr'"),
+    "a command behind another": ("$ make demo && neuronpipe infr", "'infr'"),
+    "a command within another": ('$ make "$(neuronpipe infr)" demo || true', "'infr'"),
+    "the second line of a command": ("$ neuronpipe compile model \\\n    --repositories models", "--repositories"),
+    "an address": ("$ neuronpipe models --target 127.0.0.1:1 --timeout-s 1", "UNAVAILABLE"),
+    "a target of make": ("$ make dmo", "there is no target dmo"),
+    "a variable of make": ("$ make logs servic=tokenizer", "there is no variable servic"),
+    "an extra": ("$ pip install 'neuronpipe[compiler]'", "there is no extra compiler"),
+    "a module": ("$ python -m tests.modles /tmp/models", "there is no module tests.modles"),
+    "a file of tests": ("$ pytest tests/contracts", "there is no tests/contracts"),
+    "a method": ("$ grpcurl -plaintext 127.0.0.1:1 neuronpipe.api.v1.ModelService/List", "ModelService.List"),
+    "a program that is not known": ("$ curl http://127.0.0.1:9464/metrics && make demo", "curl: is not known"),
+}
+
+
+@pytest.mark.parametrize(("content", "said"), _WRONG.values(), ids=_WRONG)
+def test_a_wrong_command_is_found(content: str, said: str, folder: Path) -> None:
+    process = run_console(content, folder)
+    assert process.returncode != 0
+    assert said in process.stderr
+
+
+def test_output_is_not_run(folder: Path) -> None:
+    assert run_console("$ make demo\nneuronpipe infr\n", folder).returncode == 0
+
+
+def _run(command: list[str], folder: Path, environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    variables = {"HOME": str(folder), "PYTHONPATH": f"{ROOT / 'services'}{os.pathsep}{ROOT}", **environment}
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        check=False,
+    )
+
+
+def run_console(content: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Runs the commands of a block, and fails where any of them does, in the background or before `&&` too."""
+    path = folder / "path"
+    path.mkdir()
+    for name in PROGRAMS:
+        command = f'"{sys.executable}" -m tests.snippet_commands {name} "$@"'
+        (path / name).write_text(f"#!/bin/sh\n{command} || {{ touch ~/failed; exit 1; }}\n")
+        (path / name).chmod(0o755)
+    for name in _SYSTEM_PROGRAMS:
+        (path / name).symlink_to(f"/bin/{name}")
+    script = "\n".join([_NOT_FOUND, *_commands(content), "wait", "test ! -e ~/failed"])
+    return _run(["/bin/bash", "-e", "-o", "pipefail", "-c", script], folder, {"PATH": str(path)})
+
+
+def _commands(content: str) -> Iterator[str]:
+    """The commands of a block without its output."""
+    is_continued = False
+    for line in content.splitlines():
+        if line.startswith("$ ") or is_continued:
+            yield line.removeprefix("$ ")
+            is_continued = line.endswith("\\")
+
+
+def _run_python(content: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    (folder / "snippet.py").write_text(content)
+    return _run([sys.executable, "snippet.py"], folder, {})
+
+
+def _run_js(content: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    preamble = "" if "require(" in content else _NODE_PREAMBLE
+    (folder / "snippet.js").write_text(preamble + content)
+    modules = ROOT / "tests" / "integration" / "node" / "node_modules"
+    return _run(["node", "snippet.js"], folder, {"NODE_PATH": str(modules), "PATH": os.environ["PATH"]})
+
+
+def _read_json(content: str) -> None:
+    """Parses it, and the input of a task as the command line does."""
+    value = json.loads(content)
+    if isinstance(value, dict) and EXAMPLES.keys() >= value.keys():
+        read_task_input(content)
+
+
+def _nothing(content: str) -> None:
+    """There is nothing to run."""
+
+
+_PARSERS: Mapping[str, Callable[[str], object]] = MappingProxyType(
+    {
+        "json": _read_json,
+        "mermaid": _nothing,
+        "text": _nothing,
+        "toml": tomllib.loads,
+        "yaml": lambda content: list(yaml.safe_load_all(content)),
+    }
+)
+_RUNNERS: Mapping[str, Callable[[str, Path], "subprocess.CompletedProcess[str]"]] = MappingProxyType(
+    {"console": run_console, "js": _run_js, "python": _run_python}
+)
