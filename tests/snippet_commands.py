@@ -9,6 +9,7 @@ import runpy
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import grpc
 from google.protobuf import json_format
@@ -67,7 +68,7 @@ def pip(arguments: Sequence[str]) -> None:
 
 
 def python(arguments: Sequence[str]) -> None:
-    """Looks for the module or the file; runs `python -m neuronpipe.protos`."""
+    """Looks for the module or the file. Runs `python -m neuronpipe.protos`; makes an environment that is empty."""
     if arguments[:1] != ["-m"]:
         if not arguments or not (ROOT / arguments[0]).is_file():
             sys.exit(f"python: there is no {arguments[:1]}")
@@ -75,6 +76,9 @@ def python(arguments: Sequence[str]) -> None:
     if arguments[1] == "neuronpipe.protos":
         sys.argv = [arguments[1], *arguments[2:]]
         runpy.run_module(arguments[1], run_name="__main__")
+    elif arguments[1] == "venv":
+        Path(arguments[2], "bin").mkdir(parents=True, exist_ok=True)
+        Path(arguments[2], "bin", "activate").touch()
     elif importlib.util.find_spec(arguments[1]) is None:
         sys.exit(f"python: there is no module {arguments[1]}")
 
