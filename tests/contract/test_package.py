@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import yaml
@@ -12,6 +13,8 @@ from grpc_tools import protoc
 import neuronpipe
 from neuronpipe.gateway.doors.native import native_rpcs
 from neuronpipe.protos import PUBLIC
+
+Factory: TypeAlias = pytest.TempPathFactory
 
 _ROOT = Path(__file__).parents[2]
 
@@ -29,7 +32,7 @@ def test_the_written_protos_are_those_of_the_public_api(written: Path) -> None:
     assert [name for name in files if (written / name).read_bytes() != (_ROOT / "protos" / name).read_bytes()] == []
 
 
-def test_the_written_protos_import_only_each_other_and_those_of_protobuf(written: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_written_protos_import_only_each_other_and_protobuf(written: Path, tmp_path_factory: Factory) -> None:
     out = tmp_path_factory.mktemp("generated")
     own = Path(protoc.__file__).parent / "_proto"  # google/protobuf/any.proto and its like, which every protoc has
     assert protoc.main(["protoc", f"-I{written}", f"-I{own}", f"--python_out={out}", *PUBLIC]) == 0
