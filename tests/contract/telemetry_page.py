@@ -17,7 +17,8 @@ def document() -> str:
 def _lines() -> Iterator[str]:
     yield "# Names in traces and metrics"
     yield ""
-    yield "Made from `core/names.py` by `make fix-telemetry`; do not edit. How to read them: [tracing.md](tracing.md)."
+    yield "Made from `core/names.py` by `make fix-telemetry`; do not edit."
+    yield "How to use them: [observability](observability.md), [tracing](tracing.md)."
     for title, group in _GROUPS.items():
         yield from ("", f"## {title}", "", "| name | what it is |", "|---|---|")
         for name in names_in(group):

@@ -130,7 +130,7 @@ def test_what_cannot_be_compiled_is_in_the_report(sources: dict[str, Path], tmp_
         (("--seconds", "nan"), {}, "--seconds nan: must be more than 0"),
         (("--price-per-hour", "-1"), {}, "--price-per-hour -1.0: must be 0 or more"),
         (("--bucket", "8"), {}, "--bucket '8': must be BATCHxTOKENS"),
-        (("--cores", "2"), {"NEURON_RT_VISIBLE_CORES": "0"}, "cores 2: NEURON_RT_VISIBLE_CORES=0 in the environment says otherwise"),
+        (("--cores", "2"), {"NEURON_RT_VISIBLE_CORES": "0"}, "cores 2: contradicts NEURON_RT_VISIBLE_CORES=0 in the environment"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

@@ -130,7 +130,7 @@ BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
     ),
     "10 MB of text": (classify("x" * 10_000_000), InvalidInput, rf"input: 100000\d\d bytes, the limit is {ONE_MEBIBYTE}"),
     "no model": (classify("a", model=""), InvalidInput, "model: is empty"),
-    "unknown model": (classify("a", model="nobody"), ModelNotFound, "model 'nobody' is not served; served are: .*classifier"),
+    "unknown model": (classify("a", model="nobody"), ModelNotFound, "model 'nobody' is not served; the served models are: .*classifier"),
     "unknown version": (classify("a", version="7"), ModelNotFound, "model 'classifier' has no version 7; it has: 1"),
     "version is no number": (classify("a", version="v1"), InvalidInput, "version: 'v1' is not a whole number"),
     "another task": (
@@ -149,7 +149,7 @@ BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
     "windows that never advance": (
         answer("who?", "A context.", window_stride_tokens=379),
         InvalidInput,
-        "window_stride_tokens: 379, a window has room for 379 tokens",
+        "window_stride_tokens: 379, must be less than 379, the tokens",
     ),
     "too many windows": (
         answer("who?", "word " * 2000, window_stride_tokens=378),
@@ -164,9 +164,9 @@ BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
     "windows to tag that never advance": (
         tag("a", window_stride_tokens=510),
         InvalidInput,
-        "window_stride_tokens: 510, a window has room for 510 tokens of the text",
+        "window_stride_tokens: 510, must be less than 510, the tokens of the text",
     ),
-    "no mask": (fill("Nothing is missing."), InvalidInput, r"text: holds no mask; this model's is \[MASK\]"),
+    "no mask": (fill("Nothing is missing."), InvalidInput, r"text: has no mask; the mask of this model is \[MASK\]"),
     "too many masks": (fill("[MASK] " * 17), InvalidInput, "text: 17 masks, the limit is 16"),
     "mask that would be cut": (
         fill("word " * 600 + "[MASK]", truncation=Truncation.TRUNCATION_RIGHT),
@@ -176,7 +176,7 @@ BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
     "target outside the vocabulary": (
         fill("A [MASK].", targets=["cat", "Kätzchen"]),
         InvalidInput,
-        r"targets\[1\]: is no token of the model's vocabulary",
+        r"targets\[1\]: is not a token of the model's vocabulary",
     ),
     "too many answers": (answer("Who?", "A context.", top_k=101), InvalidInput, "top_k: 101, the limit is 100"),
     "long request id": (classify("a", request_id="x" * 257), InvalidInput, "request_id: 257 characters, the limit is 256"),

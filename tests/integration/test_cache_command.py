@@ -83,8 +83,8 @@ def test_an_input_that_would_be_refused_is_named_and_left_out(
     ("lines", "model", "option", "problem"),
     [
         (["a"], "answerer", "--texts", "line 1: the model's task takes more than a text; use --inputs"),
-        (["{}"], "classifier", "--inputs", "line 1: is no input of this model: it is not for the task text-classification"),
-        (['{"text_classification": {"text": "a"}}', "{"], "classifier", "--inputs", "line 2: is no input of this model"),
+        (["{}"], "classifier", "--inputs", "line 1: is not an input of this model: it is not for the task text-classification"),
+        (['{"text_classification": {"text": "a"}}', "{"], "classifier", "--inputs", "line 2: is not an input of this model"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused(
@@ -148,7 +148,7 @@ def test_an_address_that_is_none_is_refused_without_repeating_its_password(url: 
         main(["cache", "stats", "--redis-url", url])
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert error.startswith("neuronpipe: redis_url: not an address of Redis; it is one of redis[s]://")
+    assert error.startswith("neuronpipe: redis_url: not a Redis URL; it must be one of redis[s]://")
     assert "secret" not in error
 
 
@@ -156,4 +156,4 @@ def test_an_address_is_asked_for_where_there_is_none(capsys: pytest.CaptureFixtu
     monkeypatch.delenv("NEURONPIPE_CACHE_REDIS_URL", raising=False)
     with pytest.raises(SystemExit):
         main(["cache", "clear"])
-    assert capsys.readouterr().err == "neuronpipe: --redis-url: is missing; it is that of the services\n"
+    assert capsys.readouterr().err == "neuronpipe: --redis-url: is missing; give the Redis URL of the services\n"

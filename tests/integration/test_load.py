@@ -145,7 +145,7 @@ def test_target_that_is_not_there_is_said_at_once() -> None:
 
 
 def test_unknown_model_is_said(target: str) -> None:
-    with pytest.raises(SetupError, match="--model nope: model 'nope' is not served; served are: "):
+    with pytest.raises(SetupError, match="--model nope: model 'nope' is not served; the served models are: "):
         run_load(LoadRequest(target=target, model="nope"))
 
 

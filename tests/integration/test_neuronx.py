@@ -213,8 +213,8 @@ def one_model(neuronx_repository: Path, tmp_path: Path) -> Path:
         ({"NEURON_DOUBLE_CORE_BYTES": "1000"}, ("--cores", "1"), "the core's memory is full"),
         ({}, ("--cores", "2", "--cores-per-replica", "2"), "cores_per_replica: 2, the back end 'neuronx' computes a replica on one core"),
         ({DOUBLES_VARIABLE: ""}, ("--cores", "2"), "is the contract double of the tests, which is no Neuron device"),
-        ({"NEURON_RT_VISIBLE_CORES": "1"}, ("--cores", "2"), "cores 2: NEURON_RT_VISIBLE_CORES=1 in the environment says otherwise"),
-        ({}, ("--cores", "zero"), "cores 'zero': must be a number of cores, or which ones: 0-3, or 0,2"),
+        ({"NEURON_RT_VISIBLE_CORES": "1"}, ("--cores", "2"), "cores 2: contradicts NEURON_RT_VISIBLE_CORES=1 in the environment"),
+        ({}, ("--cores", "zero"), "cores 'zero': must be a number of cores, or a list such as 0-3 or 0,2"),
     ],
     ids=["version", "no device", "no device found", "not ours", "memory", "group", "double", "environment", "cores"],
 )

@@ -174,7 +174,7 @@ def _rename(folder: Path, bundle: Path) -> None:
         folder.rename(bundle)
     except OSError as error:
         if bundle.exists():
-            raise SetupError(f"{bundle}: exists by now, written by someone else meanwhile; compile the model again") from error
+            raise SetupError(f"{bundle}: exists now, written by another process in the meantime; compile the model again") from error
         raise
 
 

@@ -1,1 +1,1 @@
-"""What was computed before, kept in memory and in Redis: never wrong, never in the way."""
+"""Caches in memory and in Redis. A failing or slow Redis never fails or delays a request beyond its limit."""

@@ -1,18 +1,20 @@
-"""A circuit breaker (M. Nygard, Release It!): what failed is left alone for a while, and tried by one probe before it is used again."""
+"""A circuit breaker (M. Nygard, Release It!): after a failure Redis is not used until a single probe has succeeded."""
 
 import math
 import time
 from collections.abc import Callable
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 5.0
-# Closed for so long, it is well again. Until then pauses go on growing: small probes may succeed where real questions fail.
+# After being closed for this long, the next pause starts at the shortest again. Until then pauses keep growing: small
+# probes may succeed where real look-ups fail.
 _WELL_AFTER_S = 10.0
 
 
 class Breaker:
-    """Closed while all is well. Opened by the first failure: a Redis that is not asked costs a few hits, one that hangs costs time.
+    """Closed while Redis works. The first failure opens it: skipping Redis costs a few cache hits, waiting for one that
+    hangs costs latency.
 
-    Open at first, as nothing is connected yet.
+    It is open at first, as nothing is connected yet.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,12 +30,15 @@ class Breaker:
         return max(0.0, self._probe_at_s - self._clock())
 
     def close(self) -> None:
-        """After a probe that went well."""
+        """Call after a successful probe."""
         self.is_closed = True
         self._closed_at_s = self._clock()
 
     def open(self) -> bool:
-        """After a failure; those of what was under way at the time do not count again. Returns whether all was well before."""
+        """Call after a failure. Failures of calls that were in flight at that time do not count again.
+
+        Returns whether it had been closed for long.
+        """
         if not self.is_closed and self.pause_s:
             return False
         was_well = self.is_closed and self._clock() - self._closed_at_s >= _WELL_AFTER_S

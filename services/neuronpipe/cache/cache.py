@@ -1,4 +1,7 @@
-"""A cache as its users see it: a value by its key, found in memory, found in Redis, or computed, once however many ask at a time."""
+"""The interface of a cache: a value is found in memory, found in Redis, or computed.
+
+Concurrent callers share one computation (single-flight).
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -30,7 +33,7 @@ Kind = Literal["tokens", "pixels", "results"]
 
 @dataclass(frozen=True, slots=True)
 class TimedValue(Generic[ValueT]):
-    """A value, how long computing it took, and for how much of that it kept the event loop from anything else, in seconds."""
+    """A value, how long it took to compute, and for how much of that time it blocked the event loop, in seconds."""
 
     value: ValueT
     seconds: float
@@ -39,21 +42,21 @@ class TimedValue(Generic[ValueT]):
 
 @dataclass(frozen=True, slots=True)
 class _Outcome(Generic[ValueT]):
-    """What became of computing a value: neither value nor error where it says nothing to others."""
+    """The outcome of a computation that others wait for: a value, an error that holds for them too, or neither."""
 
     value: ValueT | None = None
     error: NeuronpipeError | None = None
 
 
 def name_of(kind: Kind, key: bytes) -> bytes:
-    """What a key is called in Redis, behind the prefix."""
+    """A key's name in Redis, without the prefix."""
     return kind.encode() + b":" + key
 
 
 class Cache(Generic[ValueT]):
-    """Values in memory and, where there is a URL, in Redis. Make it where an event loop runs, and close it there.
+    """Values in memory and, where a URL is set, in Redis. Create and close it in the same running event loop.
 
-    A value is handed to all who ask for it, so it must be one that nobody changes, and never None.
+    All callers get the same object, so a value must be immutable, and never None.
     """
 
     def __init__(self, kind: Kind, memory_bytes: int, redis: RedisSettings, policy: CachePolicy, codec: ValueCodec[ValueT]) -> None:
@@ -64,7 +67,7 @@ class Cache(Generic[ValueT]):
         self._lookups = _lookups(redis, policy, self._worth, codec) if redis.redis_url and policy != "never" else None
 
     def report(self, meters: Meters) -> None:
-        """Has what is held, and whether Redis is asked, among the metrics."""
+        """Adds the memory in use and the state of Redis to the metrics."""
         meters.gauge(Metrics.CACHE_BYTES, lambda: self._memory.size_bytes, self._kind)
         if lookups := self._lookups:
             meters.gauge(Metrics.CACHE_REDIS, lambda: not lookups.is_away, self._kind)
@@ -72,13 +75,15 @@ class Cache(Generic[ValueT]):
     async def get(
         self, key: bytes, size: int, compute: Callable[[], Awaitable[TimedValue[ValueT]]], *, refresh: bool = False, is_bulk: bool = False
     ) -> tuple[ValueT, "CacheOutcome.ValueType"]:
-        """The value of a key, computed if need be, and where it came from.
+        """The value of a key, computed if it is not cached, and where it came from.
 
-        `size` is a measure of the input that the time to compute grows with. `refresh` computes whatever the cache holds, and replaces it.
-        Interactive work does not wait for what bulk work computes, which may take its time, nor the other way round.
+        `size` is a measure of the input that the time to compute grows with. `refresh` always computes, and replaces
+        the cached value. Interactive and bulk requests do not wait for each other's computations, as bulk work may be
+        delayed.
 
-        Raises what `compute` raises. Others who wait for it get that, too, where it is true of them: an input that is refused, a stage that
-        is away. Anything else, as a deadline, is nobody's failure but this caller's, and they compute for themselves.
+        Raises what `compute` raises. Callers who wait for the same value get the error too if it holds for them:
+        invalid input, or a stage that is unavailable. After any other error, such as this caller's deadline, they
+        compute the value themselves.
         """
         key = name_of(self._kind, key)
         while not refresh:
@@ -86,7 +91,7 @@ class Cache(Generic[ValueT]):
                 return value, _HIT_MEMORY
             if (computing := self._computing.get((key, is_bulk))) is None:
                 break
-            # Shielded, as one who leaves must not take the answer along.
+            # Shielded: a caller who leaves must not cancel the computation for the others.
             outcome = await asyncio.shield(computing)
             if outcome.error:
                 raise outcome.error
@@ -99,7 +104,7 @@ class Cache(Generic[ValueT]):
     ) -> tuple[ValueT, "CacheOutcome.ValueType"]:
         key = flight[0]
         computing: asyncio.Future[_Outcome[ValueT]] = asyncio.get_running_loop().create_future()
-        # In the place of an older one, whose value is then no longer kept.
+        # Replaces an older computation, whose value is then not kept.
         self._computing[flight] = computing
         known: _Outcome[ValueT] = _Outcome()
         try:
@@ -126,13 +131,13 @@ class Cache(Generic[ValueT]):
             computing.set_result(known)
 
     async def close(self) -> None:
-        """Closes what is connected."""
+        """Closes the connections."""
         if self._lookups:
             await self._lookups.close()
 
 
 def _lookups(settings: RedisSettings, policy: CachePolicy, worth: LookupEconomics, codec: ValueCodec[ValueT]) -> "Lookups[ValueT]":
-    # Here, since redis-py takes 0.1 s to import, and most processes do without.
+    # Imported here, since redis-py takes 0.1 s to import and most processes do not need it.
     from neuronpipe.cache.lookups import Lookups
     from neuronpipe.cache.remote import Remote
 

@@ -1,21 +1,21 @@
-"""Whether asking Redis is worth its time: what it costs against what it saves, both as running estimates."""
+"""Decides whether a look-up in Redis saves time, from running estimates of its cost and of its benefit."""
 
 import math
 from collections.abc import Sequence
 
-# Storing a value takes three times as long as looking one up (30 and 10 µs, measured 2026-11-21). Not measured while running: values are
-# stored beside other work, which would be measured along.
+# Storing a value takes three times as long as looking one up (30 and 10 µs, measured 2026-11-21). It is not measured at
+# run time: values are stored concurrently with other work, which would be included.
 _STORE_TO_LOOKUP = 3.0
-# A quarter of the measurements lie below the estimate: the time that the work itself takes, not what else the event loop did meanwhile.
+# The lower quartile estimates the time of the work itself, without what else the event loop did meanwhile.
 _QUANTILE, _STEP = 0.25, 0.1
 _HIT_WEIGHT = 0.02
-# Nothing takes less.
+# Lower bound of every estimate.
 _LEAST_S = 1e-6
 _FIRST_HIT_RATE = 0.5
 
 
 class RunningQuantile:
-    """The lower quartile of a stream of positive numbers, the last few dozen counting most. 0 before the first."""
+    """The lower quartile of a stream of positive numbers, weighted towards the last few dozen. 0 before the first."""
 
     __slots__ = ("value",)
 
@@ -23,7 +23,7 @@ class RunningQuantile:
         self.value = 0.0
 
     def add(self, number: float) -> None:
-        """Takes a number."""
+        """Adds a number."""
         if not self.value:
             self.value = number
         elif number < self.value:
@@ -35,19 +35,20 @@ class RunningQuantile:
 class LookupEconomics:
     """Compares, for inputs of each size (in powers of two), the time to compute with the time to look up and to store.
 
-    Looking `n` values up takes a fixed time and one a value. It saves the share of hits of what computing takes; what is missing has to be
-    stored afterwards. `size` is any measure of an input that the time to compute grows with, here its bytes.
+    A look-up of `n` values takes a fixed time and a time for each value. It saves the time to compute for the share of
+    hits; misses have to be stored afterwards. `size` is any measure of an input that the time to compute grows with,
+    here its bytes.
     """
 
     def __init__(self) -> None:
         self._compute_s: dict[int, RunningQuantile] = {}
         self._hit_rates: dict[int, float] = {}
         self._lookup_s, self._lookup_value_s = RunningQuantile(), RunningQuantile()
-        # All of the time in which the event loop computed.
+        # Total time in which computations blocked the event loop.
         self.blocked_s = 0.0
 
     def computed(self, size: int, seconds: float, blocked_s: float) -> None:
-        """One value was computed, which kept the event loop from anything else for `blocked_s`."""
+        """Records that one value was computed, which blocked the event loop for `blocked_s`."""
         self.blocked_s += blocked_s
         kind = size.bit_length()
         if kind not in self._compute_s:
@@ -55,29 +56,31 @@ class LookupEconomics:
         self._compute_s[kind].add(seconds)
 
     def looked_up(self, values: int, seconds: float) -> None:
-        """So many values were asked for at once, in a time in which the event loop did not compute."""
+        """Records a look-up of so many values; `seconds` excludes the time in which the event loop computed."""
         if values == 1:
             self._lookup_s.add(max(seconds, _LEAST_S))
         else:
             self._lookup_value_s.add(max((seconds - self._lookup_s.value) / values, _LEAST_S))
 
     def found(self, size: int, is_hit: bool) -> None:
-        """What looking one value up brought."""
+        """Records whether the look-up of one value was a hit."""
         kind = size.bit_length()
         rate = self._hit_rates.get(kind, _FIRST_HIT_RATE)
         self._hit_rates[kind] = rate + _HIT_WEIGHT * (is_hit - rate)
 
     def choose(self, sizes: Sequence[int]) -> list[bool]:
-        """Which of the values that are wanted now to look up, in one go: those that save time, where together they save enough."""
+        """Chooses which of the wanted values to look up together: those that save time, if together they save more than
+        the look-up costs.
+        """
         savings_s = [self.saving_s(size) for size in sizes]
         if sum(saving_s for saving_s in savings_s if saving_s > 0) <= self._lookup_s.value:
             return [False] * len(savings_s)
         return [saving_s > 0 for saving_s in savings_s]
 
     def saving_s(self, size: int) -> float:
-        """What looking up one more value saves on average, the fixed time of a look-up apart.
+        """What looking up one more value saves on average, without the fixed time of a look-up.
 
-        What was never computed is computed first: while all are hits, nothing would ever tell what they save.
+        A size that was never computed is computed first: as long as all are hits, the time that they save is unknown.
         """
         kind = size.bit_length()
         if kind not in self._compute_s:
@@ -86,6 +89,6 @@ class LookupEconomics:
         return hit_rate * self._compute_s[kind].value - (1 + (1 - hit_rate) * _STORE_TO_LOOKUP) * self._lookup_value_s.value
 
     def could_save(self, size: int) -> bool:
-        """Whether, were every look-up a hit, it could be worth it."""
+        """Whether a look-up could save time if every one were a hit."""
         computing = self._compute_s.get(size.bit_length())
         return computing is not None and computing.value > self._lookup_value_s.value

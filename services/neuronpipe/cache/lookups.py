@@ -1,4 +1,4 @@
-"""Redis as a cache asks it: many values at once, only where it saves time, and not at all while something is wrong with it."""
+"""Look-ups in Redis for a cache: batched, only where they save time, and not at all while Redis fails."""
 
 import asyncio
 import contextlib
@@ -19,13 +19,13 @@ from neuronpipe.core.logs import log, log_fault, log_warning
 _MAX_VALUES = 256
 # How often, and how many times, a look-up is measured while the cache is used, and how many missing keys the larger measurement asks for.
 _MEASURE_EVERY_S, _MEASUREMENTS, _MEASURED_VALUES = 2.0, 3, 32
-# Nobody's request waits for a probe, which may have to connect.
+# No request waits for a probe, which may have to connect.
 _PROBE_LIMIT_S = 1.0
-# One key in so many is looked up even where that is not worth it, in the background, so that the share of hits stays known. Which ones
-# depends on the key alone, so that all processes look up and store the same.
+# One key in so many is looked up in the background even where it does not pay, so that the hit rate stays known. The
+# choice depends on the key alone, so that all processes look up and store the same ones.
 _SAMPLED_ONE_IN = 64
 _SAMPLE_EVERY_S = 0.02
-# After Redis refused to store: it is full or read-only, and may still be read.
+# Pause after Redis refused to store. It is full or read-only, and can still be read.
 _NO_STORING_S = 1.0
 
 
@@ -38,7 +38,7 @@ class _Wanted(Generic[ValueT]):
 
 
 class Lookups(Generic[ValueT]):
-    """One process's use of Redis for one cache. Make it where an event loop runs, and close it there."""
+    """One process's use of Redis for one cache. Create and close it in the same running event loop."""
 
     def __init__(
         self, remote: Remote, policy: CachePolicy, worth: LookupEconomics, codec: ValueCodec[ValueT], *, ttl_s: int, connections: int
@@ -66,11 +66,14 @@ class Lookups(Generic[ValueT]):
 
     @property
     def is_away(self) -> bool:
-        """Whether Redis was found not to answer. One that was not asked yet is not away."""
+        """Whether Redis was asked and does not answer."""
         return self._is_reported and not self.breaker.is_closed
 
     async def find(self, key: bytes, size: int) -> tuple[ValueT | None, bool]:
-        """The value of a key, if Redis has it, and whether Redis was asked. Everything wanted in one pass of the loop goes together."""
+        """The value of a key, if Redis has it, and whether Redis was asked.
+
+        All keys of one pass of the event loop are looked up together.
+        """
         self._is_used.set()
         if not self.breaker.is_closed or self._is_closed:
             return None, False
@@ -83,7 +86,7 @@ class Lookups(Generic[ValueT]):
         return await wanted.answer
 
     def store(self, key: bytes, value: ValueT, *, is_wanted: bool) -> None:
-        """Stores a value some time soon, where it is wanted, or one of those by which the share of hits is known."""
+        """Stores a value soon, in the background, if it is wanted or if its key is one of the sampled ones."""
         self._is_used.set()
         if not self.breaker.is_closed or self._is_closed or time.monotonic() < self._store_again_s or not (is_wanted or _is_sample(key)):
             return
@@ -93,14 +96,14 @@ class Lookups(Generic[ValueT]):
             self._start(self._store())
 
     async def close(self) -> None:
-        """Ends what is under way, lets go who waits, and closes the connections."""
+        """Cancels what is in flight, releases the waiting callers, and closes the connections."""
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for wanted in list(self._unanswered):
             self._answer(wanted, None, was_asked=False)
-        with contextlib.suppress(Exception):  # of a connection that is broken already
+        with contextlib.suppress(Exception):  # the connection is broken already
             await self._remote.close()
 
     def _ask(self) -> None:
@@ -138,7 +141,7 @@ class Lookups(Generic[ValueT]):
 
     def _answer(self, wanted: _Wanted[ValueT], value: ValueT | None, *, was_asked: bool) -> None:
         self._unanswered.discard(wanted)
-        if not wanted.answer.done():  # else nobody waits for it any more
+        if not wanted.answer.done():  # else the caller has left
             wanted.answer.set_result((value, was_asked))
 
     def _sample(self, others: list[_Wanted[ValueT]]) -> None:
@@ -169,7 +172,7 @@ class Lookups(Generic[ValueT]):
     async def _timed_get(self, keys: list[bytes]) -> list[bytes | None]:
         began_s, blocked_s = time.perf_counter(), self._worth.blocked_s
         values = await self._remote.get(keys)
-        # Where the event loop computed meanwhile, that is not what looking up takes.
+        # Time in which the event loop computed meanwhile is not part of the look-up.
         self._worth.looked_up(len(keys), time.perf_counter() - began_s - (self._worth.blocked_s - blocked_s))
         return values
 
@@ -191,7 +194,7 @@ class Lookups(Generic[ValueT]):
             self._is_storing = False
 
     async def _watch(self) -> None:
-        """Measures look-ups while the cache is used, and so finds out when Redis is back."""
+        """Measures look-ups while the cache is used, and so detects when Redis is back."""
         while True:
             await asyncio.sleep(self.breaker.pause_s)
             await self._is_used.wait()
@@ -201,7 +204,7 @@ class Lookups(Generic[ValueT]):
             except RemoteError as error:
                 self._fail(error)
                 continue
-            except Exception as fault:  # of ours or of the library; whoever watches no more never finds Redis again
+            except Exception as fault:  # a bug; without this task Redis would never be used again
                 if not self._is_fault_logged:
                     self._is_fault_logged = True
                     log_fault("measuring Redis failed; it is tried again", fault)
@@ -224,7 +227,7 @@ class Lookups(Generic[ValueT]):
             await self._timed_get([b"-%d" % index for index in range(_MEASURED_VALUES)])
 
     def _fail(self, error: RemoteError) -> None:
-        # One line when it is lost, however often it comes and goes before it is well again.
+        # One log line for a loss, however often Redis comes and goes before it is stable again.
         if self.breaker.open() or not self._is_reported:
             self._is_reported, self._is_reached = True, False
             log_warning("no answer from Redis; requests go on without it", reason=str(error))
@@ -238,7 +241,7 @@ class Lookups(Generic[ValueT]):
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (fault := task.exception()):  # a fault of ours, which costs a look-up and no request
+        if not task.cancelled() and (fault := task.exception()):  # a bug, which costs a look-up and fails no request
             log_fault("the cache failed", fault)
 
 

@@ -1,4 +1,4 @@
-"""Values in this process, the least recently used dropped first."""
+"""An LRU cache in the memory of this process."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class MemoryCache(Generic[ValueT]):
         """`size_bytes_of`: what a value takes in memory when it is put."""
         self._max_bytes = max_bytes
         self._size_bytes_of = size_bytes_of
-        # With what is taken by each.
+        # Each value with the bytes that it takes.
         self._values: OrderedDict[bytes, tuple[ValueT, int]] = OrderedDict()
         self.size_bytes = 0
 
@@ -26,7 +26,7 @@ class MemoryCache(Generic[ValueT]):
         return len(self._values)
 
     def get(self, key: bytes) -> ValueT | None:
-        """The value, which counts as used now."""
+        """The value, marked as used now; None if it is missing."""
         found = self._values.get(key)
         if found is None:
             return None
@@ -34,7 +34,7 @@ class MemoryCache(Generic[ValueT]):
         return found[0]
 
     def put(self, key: bytes, value: ValueT) -> None:
-        """Keeps a value, at the cost of those that were used least recently."""
+        """Stores a value, and evicts the least recently used ones to make room."""
         taken = len(key) + self._size_bytes_of(value) + _OVERHEAD_BYTES
         if taken * 8 > self._max_bytes:
             return

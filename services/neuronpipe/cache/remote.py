@@ -1,7 +1,7 @@
-"""Redis, by redis-py. The only file that knows it.
+"""Redis, by redis-py. No other file imports redis-py.
 
 URLs are redis-py's own (redis://, rediss:// with TLS, unix://; user, password, database and, behind a question mark, any option of its
-connections, as ssl_ca_certs), and with a word before them for what redis-py has no URL for:
+connections, such as ssl_ca_certs). Two more forms are for what redis-py has no URL for:
 
     redis+cluster://HOST:PORT                                     a cluster, found from one of its nodes
     redis+sentinel://HOST:PORT,HOST:PORT/SERVICE[/DATABASE]       the master that sentinels name; user and password are the master's
@@ -32,34 +32,34 @@ _SCAN_KEYS = 1000
 
 
 class RemoteError(Exception):
-    """Redis is away, too slow, or answers with what is no answer."""
+    """Redis is unreachable or too slow, or its answer is invalid."""
 
 
 class Remote:
     """The keys under one prefix. Connects when first used; every call ends within `timeout_s`, with RemoteError if need be."""
 
     def __init__(self, url: str, *, prefix: str, timeout_s: float, connections: int) -> None:
-        """Raises SetupError for a URL that cannot be meant."""
+        """Raises SetupError for an invalid URL."""
         self._prefix = prefix.encode() + b":"
         self._timeout_s = timeout_s
         self._asking: set[asyncio.Future[Any]] = set()
-        # No second try: the breaker decides when to ask again.
+        # No retry: the circuit breaker decides when to ask again.
         options = {
-            # Backstops: calls end by a limit of their own.
+            # A safety net: every call has a limit of its own.
             "socket_timeout": max(timeout_s, _CONNECT_LIMIT_S),
             "socket_connect_timeout": max(timeout_s, _CONNECT_LIMIT_S),
             "retry": Retry(NoBackoff(), 0),
-            # Those of calls that were left behind are given back only when they have ended.
+            # A connection of an abandoned call is released only when that call has ended.
             "max_connections": 2 * connections,
         }
         try:
             self._client, self._sentinels = _client(url, options)
         except (ValueError, TypeError, RedisError, RedisClusterException) as error:
-            # Without what the parser says: that may hold a password.
-            raise SetupError(f"redis_url: not an address of Redis; it is one of {_FORMS} (see docs/cache.md)") from error
+            # Without the message of the parser, which may hold a password.
+            raise SetupError(f"redis_url: not a Redis URL; it must be one of {_FORMS} (see docs/caching.md)") from error
 
     async def get(self, keys: Sequence[bytes], limit_s: float | None = None) -> list[bytes | None]:
-        """The values of keys, in order; None for one that is missing. `limit_s`: other than that of all calls."""
+        """The values of keys, in order; None for one that is missing. `limit_s` replaces the limit of all calls."""
         named = [self._prefix + key for key in keys]
         client = self._client
         asked = client.mget_nonatomic(named) if isinstance(client, RedisCluster) else client.mget(named)
@@ -69,7 +69,10 @@ class Remote:
         return [value if isinstance(value, bytes) else None for value in values]
 
     async def put(self, values: Mapping[bytes, bytes], ttl_s: int) -> int:
-        """Stores values for so many seconds, all in one go. Returns how many Redis refused, being full or read-only."""
+        """Stores values for `ttl_s` seconds in one pipeline.
+
+        Returns how many Redis refused because it is full or read-only.
+        """
         pipeline = self._client.pipeline(transaction=False)
         for key, value in values.items():
             pipeline.set(self._prefix + key, value, ex=ttl_s)
@@ -113,7 +116,7 @@ class Remote:
             await client.aclose()
 
     async def _within_limit(self, call: Awaitable[ReplyT], limit_s: float | None = None) -> ReplyT:
-        # In a task of its own: cancelled from outside, redis-py may take its time to clean up, or swallow the cancellation.
+        # In a task of its own: when it is cancelled, redis-py may take long to clean up, or swallow the cancellation.
         asking = asyncio.ensure_future(call)
         self._asking.add(asking)
         asking.add_done_callback(self._end)
@@ -123,7 +126,7 @@ class Remote:
             is_answered = not asking.cancel()
         if not is_answered or asking.cancelled():
             raise RemoteError("no answer in time")
-        # What is no answer of Redis makes its parser fail in ways of its own.
+        # An invalid answer makes the parser of redis-py raise various exceptions.
         if error := asking.exception():
             raise RemoteError(_reason(error)) from error
         return asking.result()
@@ -131,7 +134,7 @@ class Remote:
     def _end(self, asking: "asyncio.Future[Any]") -> None:
         self._asking.discard(asking)
         if not asking.cancelled():
-            asking.exception()  # whoever waited for it has it
+            asking.exception()  # marks it as retrieved; the caller has it already
 
 
 def _client(url: str, options: Mapping[str, Any]) -> "tuple[Redis | RedisCluster, Sequence[Redis]]":
@@ -155,7 +158,7 @@ def _client(url: str, options: Mapping[str, Any]) -> "tuple[Redis | RedisCluster
     settings.pop("connection_class", None)
     sentinels = [_address(host) for host in hosts.split(",")]
     settings["ssl"] = scheme == "rediss"
-    # Sentinels are reached as their master is, but for its user and database.
+    # Sentinels are connected to like their master, except for its user and database.
     to_sentinels = {name: value for name, value in settings.items() if name == "retry" or name.startswith(("socket_", "ssl"))}
     sentinel = Sentinel(sentinels, sentinel_kwargs=to_sentinels, **settings)  # type: ignore[no-untyped-call]
     return sentinel.master_for(service), sentinel.sentinels
@@ -169,10 +172,10 @@ def _address(host: str) -> tuple[str, int]:
 
 
 def _literal(prefix: bytes) -> bytes:
-    """The prefix for a pattern of SCAN, in which some signs have a meaning."""
+    """The prefix with the special characters of a SCAN pattern escaped."""
     return b"".join(b"\\" + bytes([sign]) if sign in b"*?[]^\\" else bytes([sign]) for sign in prefix)
 
 
 def _reason(error: BaseException) -> str:
-    """What happened, without what Redis said: that may hold keys or worse."""
+    """The kind of error, without the message of Redis, which may hold keys."""
     return type(error).__name__

@@ -1,19 +1,19 @@
-"""What waits to be stored in Redis."""
+"""The queue of values to be stored in Redis."""
 
 from typing import Generic
 
 from neuronpipe.cache.sealing import ValueCodec, ValueT, seal
 
-# More is dropped, since whoever needs it computes it.
+# Beyond this, values are dropped; they are computed again when needed.
 _MAX_BYTES = 8 << 20
-# A value larger than this is not worth its place in a shared cache.
+# Larger values are not stored in the shared cache.
 _MAX_VALUE_BYTES = 1 << 20
-# Packed and sealed in one pass of the event loop, which takes 1 ms, but for a single value that is larger.
+# Packed in one pass of the event loop, which takes 1 ms. A single larger value is packed alone.
 _MAX_BATCH_BYTES = 256 << 10
 
 
 class Unstored(Generic[ValueT]):
-    """Values that are packed only when their turn comes, the first one first."""
+    """A first-in, first-out queue of values, which are packed only when they are taken out."""
 
     def __init__(self, codec: ValueCodec[ValueT]) -> None:
         self._codec = codec
@@ -25,7 +25,7 @@ class Unstored(Generic[ValueT]):
         return len(self._values)
 
     def add(self, key: bytes, value: ValueT) -> None:
-        """Takes a value where there is room for it."""
+        """Adds a value if there is room for it."""
         size_bytes = self._codec.size_bytes(value)
         if size_bytes > _MAX_VALUE_BYTES or self._size_bytes + size_bytes > _MAX_BYTES:
             return
@@ -35,7 +35,7 @@ class Unstored(Generic[ValueT]):
         self._size_bytes += size_bytes
 
     def next_sealed(self, max_values: int) -> dict[bytes, bytes]:
-        """Some values, sealed, which wait no longer."""
+        """Takes out the next values, sealed."""
         batch: dict[bytes, bytes] = {}
         taken_bytes = 0
         while self._values and len(batch) < max_values and taken_bytes < _MAX_BATCH_BYTES:
@@ -47,6 +47,6 @@ class Unstored(Generic[ValueT]):
         return batch
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Drops everything."""
         self._values.clear()
         self._size_bytes = 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from neuronpipe.cli.ending import ending_on_sigterm
 from neuronpipe.core.errors import SetupError
 
-HELP = "compile and measure models on this machine, into a report folder"
+HELP = "compile models, compare and measure them on this machine, and write a report"
 EXTRA = "compile"
 
 _SHAPES = ("1x128", "8x128")
@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cores", default="0", help="how many cores, or which, as 0-1 (default: all)")
     parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to measure each row (default: 10)")
-    parser.add_argument("--price-per-hour", type=float, default=0.0, metavar="USD", help="of this machine, for the cost of a million")
+    parser.add_argument("--price-per-hour", type=float, default=0.0, metavar="USD", help="price of this machine, for the cost of a million")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from neuronpipe.cache.settings import RedisSettings
     from neuronpipe.tokenizer.stage import Encoder
 
-HELP = "look at, delete or fill what is cached in Redis"
+HELP = "show, delete or fill the caches in Redis"
 EXTRA = "tokenizer"
 
 _KINDS = ("tokens", "pixels", "results")
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
     given = {name: value for name, value in vars(options).items() if name.startswith("redis_")}
     settings = read_settings(CacheCommandSettings, given)
     if not settings.redis_url:
-        raise SetupError("--redis-url: is missing; it is that of the services")
+        raise SetupError("--redis-url: is missing; give the Redis URL of the services")
 
     async def ask() -> None:
         remote = Remote(settings.redis_url, prefix=settings.redis_prefix, timeout_s=_TIMEOUT_S, connections=settings.redis_connections)
@@ -198,5 +198,7 @@ def _inputs(options: argparse.Namespace, tasks: Sequence[str]) -> "Iterator[tupl
         try:
             yield number, read(line)
         except (json_format.ParseError, SetupError) as error:
-            problem = "the model's task takes more than a text; use --inputs" if options.texts else f"is no input of this model: {error}"
+            problem = (
+                "the model's task takes more than a text; use --inputs" if options.texts else f"is not an input of this model: {error}"
+            )
             raise SetupError(f"{option} {path}: line {number}: {problem}") from error

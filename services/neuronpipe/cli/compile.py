@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="fail where the agreement with PyTorch float32 is less (0 to 1): the share of texts with the same best label or answer, or "
         "the smallest cosine similarity of embeddings",
     )
-    parser.add_argument("--cache-results", action="store_true", help="have gateways cache this model's results (see docs/cache.md)")
+    parser.add_argument("--cache-results", action="store_true", help="have gateways cache this model's results (see docs/caching.md)")
     parser.add_argument(
         "--bucket",
         action="append",

@@ -4,7 +4,7 @@ import argparse
 
 from neuronpipe.cli.request import parse_target, parse_timeout_s
 
-HELP = "exit with 0 where a server is serving: for the health checks of containers"
+HELP = "ask a server for its health; exits with 0 if it is serving"
 EXTRA = ""
 
 

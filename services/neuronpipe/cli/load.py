@@ -14,7 +14,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.load import request as limits
 from neuronpipe.load.request import PRIORITIES, LoadRequest
 
-HELP = "send requests to a gateway and measure how it answers"
+HELP = "send load to a gateway and report latency, throughput and errors"
 EXTRA = ""
 
 
@@ -28,25 +28,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--concurrency",
         type=int,
         metavar="N",
-        help=f"callers, each waiting for its answer, at most {limits.MAX_CONCURRENCY:,} (default: 1)",
+        help=f"closed loop: callers that each wait for their answer, at most {limits.MAX_CONCURRENCY:,} (default: 1)",
     )
     loop.add_argument(
-        "--rate", type=float, metavar="R", help=f"requests a second, sent whatever became of others, at most {limits.MAX_RATE_PER_S:,}"
+        "--rate",
+        type=float,
+        metavar="R",
+        help=f"open loop: requests a second, sent without waiting for answers, at most {limits.MAX_RATE_PER_S:,}",
     )
     parser.add_argument(
         "--duration", type=float, default=10.0, metavar="S", help=f"seconds to measure, at most {limits.MAX_DURATION_S:,} (default: 10)"
     )
     parser.add_argument(
-        "--warm-up", type=float, default=1.0, metavar="S", help=f"seconds before, at most {limits.MAX_WARM_UP_S:,} (default: 1)"
+        "--warm-up",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help=f"seconds of load before the measurement, at most {limits.MAX_WARM_UP_S:,} (default: 1)",
     )
-    parser.add_argument("--texts", type=Path, metavar="FILE", help="a text a line, UTF-8 (default: English, 33 tokens on average)")
+    parser.add_argument(
+        "--texts", type=Path, metavar="FILE", help="texts to send, one a line, UTF-8 (default: English, 33 tokens on average)"
+    )
     parser.add_argument("--deadline-ms", type=float, metavar="MS", help=f"deadline of each request, at most {limits.MAX_DEADLINE_MS:,}")
     parser.add_argument("--priority", choices=PRIORITIES, help="priority of each request")
     parser.add_argument(
         "--processes", type=int, default=1, metavar="N", help=f"processes to send from, at most {limits.MAX_PROCESSES} (default: 1)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="for the times and the built-in texts (default: 0)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - for standard output, where the table then is not")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the arrival times and of the built-in texts (default: 0)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; -: to standard output, in place of the table")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -88,7 +97,7 @@ def _check_json(file: str | None) -> None:
     if file is None or file == "-":
         return
     if not file:
-        raise SetupError("--json: is no file name")
+        raise SetupError("--json: the file name is empty")
     try:
         Path(file).open("a").close()
     except OSError as error:

@@ -49,7 +49,7 @@ def read_request(options: argparse.Namespace) -> "InferRequest":
         else:
             input = read_task_input(options.json)
     except SetupError as error:
-        raise SetupError(f"--json: is no TaskInput: {error}") from error
+        raise SetupError(f"--json: is not a valid TaskInput: {error}") from error
     except OSError as error:
         raise SetupError(f"--image {options.image}: cannot be read: {os.strerror(error.errno or errno.EIO)}") from error
     return InferRequest(model=options.model, version=options.version, input=input)

@@ -26,7 +26,7 @@ def read_task_input(text: str) -> TaskInput:
 def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(fields)
     if len(found) < len(fields):
-        raise ValueError("a field is there twice")
+        raise ValueError("a field is given twice")
     return found
 
 
@@ -41,7 +41,7 @@ def _as_protobuf(value: object, kind: Descriptor, path: str) -> dict[str, Any]:
         if field is None:
             raise SetupError(f"{path and path + ': '}there is no field {name!r}{_suggest(name, list(kind.fields_by_name))}")
         if field.name in found:
-            raise SetupError(f"{path and path + ': '}the field {field.name!r} is there twice")
+            raise SetupError(f"{path and path + ': '}the field {field.name!r} is given twice")
         found[field.name] = _as_value(one, field, f"{path}.{field.name}" if path else field.name)
     return found
 
@@ -60,7 +60,7 @@ def _enum_name(word: str, kind: EnumDescriptor, path: str) -> str:
     words = {name.removeprefix(prefix).lower(): name for name in kind.values_by_name}
     short = word.upper().removeprefix(prefix).lower()
     if short not in words:
-        raise SetupError(f"{path}: there is no {word!r}{_suggest(short, [one for one in words if one != 'unspecified'])}")
+        raise SetupError(f"{path}: unknown value {word!r}{_suggest(short, [one for one in words if one != 'unspecified'])}")
     return words[short]
 
 

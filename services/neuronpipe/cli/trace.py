@@ -5,7 +5,7 @@ from pathlib import Path
 
 from neuronpipe.cli.request import add_request, add_target, read_request
 
-HELP = "run one input and show where its time went; for servers with --kept-traces"
+HELP = "send one request and show its trace; the server needs --kept-traces"
 EXTRA = ""
 
 
@@ -13,7 +13,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_target(parser)
     add_request(parser)
-    parser.add_argument("--warm-up", type=int, default=3, metavar="N", help="requests sent before, which are not shown (default: 3)")
+    parser.add_argument("--warm-up", type=int, default=3, metavar="N", help="requests sent before the one that is shown (default: 3)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the waterfall as a page")
     parser.add_argument("--otlp", type=Path, metavar="FILE", help="write the spans as OTLP JSON, which Jaeger's page can load")
 

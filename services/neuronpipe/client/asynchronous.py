@@ -25,9 +25,9 @@ from neuronpipe.rpc.client import error_of, open_channel
 ResponseT = TypeVar("ResponseT")
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[InferStreamRequest, InferStreamResponse]"
 
-# Inference has no side effects, so a call that no server began (UNAVAILABLE), that one refused as too much (RESOURCE_EXHAUSTED), or that
-# one cut off at its end (CANCELLED), may be repeated. gRPC itself does it: it waits as long as the server's pushback says, and stops
-# altogether while most calls fail.
+# Inference has no side effects, so a call may be repeated if no server began it (UNAVAILABLE), if a server refused it because of overload
+# (RESOURCE_EXHAUSTED), or if a stopping server cut it off (CANCELLED). gRPC itself retries: it waits as long as the server's pushback
+# says, and stops retrying while most calls fail.
 RETRIES = {
     "methodConfig": [
         {

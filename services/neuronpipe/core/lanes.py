@@ -104,7 +104,7 @@ class Lane:
         future: Future[ResultT] = Future()
         with self._lock:
             if len(self._waiting) >= _MAX_WAITING:
-                raise Overloaded(f"{_MAX_WAITING} inputs wait for {self._name}, the limit", retry_after_s=1)
+                raise Overloaded(f"{_MAX_WAITING} inputs wait for {self._name}, which is the limit", retry_after_s=1)
             self._waiting[future] = work
             if not self._turn:
                 self._turn = self._pool.submit(self._do_next)

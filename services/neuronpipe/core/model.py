@@ -151,7 +151,7 @@ class ModelTable(Generic[EntryT]):
             if len(word) > _MAX_WORD_LENGTH:
                 raise InvalidInput(field, f"{len(word)} characters, the limit is {_MAX_WORD_LENGTH}")
         if name not in self._newest:
-            raise ModelNotFound(f"model {name!r} is not served; served are: {', '.join(self._newest)}")
+            raise ModelNotFound(f"model {name!r} is not served; the served models are: {', '.join(self._newest)}")
         if not (version.isascii() and version.isdigit()):
             raise InvalidInput("version", f"{version!r} is not a whole number")
         entry = self._entries.get((name, int(version)))

@@ -1,6 +1,6 @@
 """The names that telemetry uses. Defined here and nowhere else; docs/telemetry.md is made from them.
 
-A span, an attribute or an event is a `Name`, which is its word and says what it stands for. A metric is an `Instrument`.
+A span, an attribute or an event is a `Name`: a string with a description. A metric is an `Instrument`.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ TRACESTATE = "tracestate"
 
 
 class Name(str):
-    """A name, and what it stands for."""
+    """A name with its description."""
 
     __slots__ = ("text",)
 
@@ -26,7 +26,7 @@ class Name(str):
 
 
 class Spans:
-    """Spans. Those of kind SERVER bear the name of their rpc, as OpenTelemetry's conventions want it."""
+    """Spans. A span of kind SERVER has the name of its rpc, as OpenTelemetry's conventions require."""
 
     INFER = Name("neuronpipe.api.v1.InferenceService/Infer", "SERVER, gateway: one request, as long as its `total_ns`")
     INFER_BATCH = Name("neuronpipe.api.v1.InferenceService/InferBatch", "SERVER, gateway: a call with many requests")
@@ -38,15 +38,15 @@ class Spans:
     TOKENIZE_RPC = Name("neuronpipe.api.v1.TokenizerService/Tokenize", "SERVER, tokenizer: one item, from its message to its outcome")
     EXECUTE_RPC = Name("neuronpipe.api.v1.NeuronExecutorService/Execute", "SERVER, neuron-executor: one item, as above")
     POSTPROCESS_RPC = Name("neuronpipe.api.v1.PostprocessorService/Postprocess", "SERVER, postprocessor: one item, as above")
-    QUEUE = Name("predict.queue", "neuron-executor: none of the item's sequences is being computed; all of them make `predict_queue_ns`")
-    COMPUTE = Name("predict.compute", "neuron-executor: a batch with sequences of the item runs; together they cover `predict_compute_ns`")
+    QUEUE = Name("predict.queue", "neuron-executor: a time in which no sequence of the item is computed; their sum is `predict_queue_ns`")
+    COMPUTE = Name("predict.compute", "neuron-executor: a batch with sequences of the item runs; these spans cover `predict_compute_ns`")
     BATCH = Name("batch", "neuron-executor: one run of the model, a trace of its own, with a link to the compute span of each sampled row")
 
 
 class Attributes:
     """Attributes of spans, links and metrics."""
 
-    MODEL = Name("neuronpipe.model.name", "the model's name; empty where a request names none that is served")
+    MODEL = Name("neuronpipe.model.name", "the model's name; empty if the request names no served model")
     VERSION = Name("neuronpipe.model.version", "the version that runs")
     TASK = Name("neuronpipe.task", "the model's task")
     BACKEND = Name("neuronpipe.backend", "the back end that runs it")
@@ -55,26 +55,28 @@ class Attributes:
     STAGE = Name(
         "neuronpipe.stage", "preprocess, predict, postprocess; predict.queue, predict.compute; unattributed: in no stage; admission"
     )
-    UNATTRIBUTED_NS = Name("neuronpipe.unattributed_ns", "of a request's span, what is in none of its three stages, in nanoseconds")
+    UNATTRIBUTED_NS = Name("neuronpipe.unattributed_ns", "time of a request's span that is in none of its three stages, in nanoseconds")
     TOKENS = Name("neuronpipe.tokens", "tokens given to the model")
     TRUNCATED_TOKENS = Name("neuronpipe.truncated_tokens", "tokens dropped to fit the model")
     TOKEN_CACHE = Name("neuronpipe.token_cache", "where the tokenization came from: none, hit_memory, hit_redis, miss or bypass")
-    RESULT_CACHE = Name("neuronpipe.result_cache", "where the result came from, in the same words; only of models whose results are cached")
+    RESULT_CACHE = Name(
+        "neuronpipe.result_cache", "where the result came from, with the same values; only for models whose results are cached"
+    )
     CACHE = Name("neuronpipe.cache", "which cache: tokens, pixels or results")
     SEQUENCES = Name("neuronpipe.sequences", "sequences of the item")
     BATCH_SIZE = Name("neuronpipe.batch.size", "sequences in the batch; of an item in several batches, the largest")
     BUCKET_TOKENS = Name("neuronpipe.bucket.tokens", "the batch's padded length; of an item in several batches, the largest")
     PADDED_TOKENS = Name("neuronpipe.padded_tokens", "tokens computed, padding included")
-    PADDING_RATIO = Name("neuronpipe.padding_ratio", "of the tokens computed, the share that is padding")
+    PADDING_RATIO = Name("neuronpipe.padding_ratio", "share of padding in the computed tokens")
     ROW = Name("neuronpipe.batch.row", "the sequence's row in the batch")
     CORE = Name("neuronpipe.core", "the core that runs the batch")
-    IS_ALONE = Name("neuronpipe.batch.is_alone", "whether the batch had all cores for itself")
-    OUTCOME = Name("neuronpipe.outcome", "what became of it")
+    IS_ALONE = Name("neuronpipe.batch.is_alone", "whether the batch ran alone, on all cores")
+    OUTCOME = Name("neuronpipe.outcome", "the outcome")
     MEMORY_LOCATION = Name("neuronpipe.neuron.memory_location", "device or host")
     PERCENTILE = Name("neuronpipe.neuron.percentile", "p0, p1, p25, p50, p75, p99 or p100")
-    NEURON_OUTCOME = Name("neuronpipe.neuron.outcome", "of an execution, in neuron-monitor's words: completed, timed_out, …")
+    NEURON_OUTCOME = Name("neuronpipe.neuron.outcome", "outcome of an execution, as neuron-monitor names it: completed, timed_out, …")
     NEURON_ERROR = Name("neuronpipe.neuron.error", "generic, numerical, transient, model, runtime or hardware")
-    SERVICE = Name("neuronpipe.service", "the service that was asked")
+    SERVICE = Name("neuronpipe.service", "the service of the stage")
     RPC_SYSTEM = Name("rpc.system.name", "grpc")
     RPC_METHOD = Name("rpc.method", "the rpc, fully qualified")
     RPC_STATUS = Name("rpc.response.status_code", "the gRPC status, as `OK` or `DEADLINE_EXCEEDED`")
@@ -84,10 +86,10 @@ class Attributes:
 class Events:
     """Events of spans."""
 
-    SHED = Name("shed", "refused, or given up for others, since there was too much")
-    EXPIRED = Name("expired", "its deadline passed, or would have")
-    CANCELLED = Name("cancelled", "its caller left")
-    RETRIED = Name("retried", "sent again, to another process, since the one that had it is gone or stops")
+    SHED = Name("shed", "refused or ended because of overload (load shedding)")
+    EXPIRED = Name("expired", "its deadline passed, or could not be met")
+    CANCELLED = Name("cancelled", "its caller cancelled the call or disconnected")
+    RETRIED = Name("retried", "sent again to another process, because the first one is gone or stops")
 
 
 # Upper bounds of histograms' buckets.
@@ -137,7 +139,7 @@ class Metrics:
 
     REQUEST_DURATION = _durations(
         "neuronpipe.request.duration",
-        "requests in the gateway, from decoded to answered, whatever became of them",
+        "requests in the gateway, from decoded to answered, with any outcome",
         *_OF_MODEL,
         Attributes.RPC_STATUS,
     )
@@ -146,22 +148,24 @@ class Metrics:
     )
     REQUEST_TOKENS = _counter("neuronpipe.request.tokens", "{token}", "tokens of answered requests", *_OF_MODEL)
     REQUEST_TRUNCATED = _counter("neuronpipe.request.truncated_tokens", "{token}", "tokens dropped to fit models", *_OF_MODEL)
-    TOKEN_CACHE = _counter("neuronpipe.token_cache.lookups", "{request}", "tokenizations by origin", *_OF_MODEL, Attributes.TOKEN_CACHE)
+    TOKEN_CACHE = _counter(
+        "neuronpipe.token_cache.lookups", "{request}", "tokenizations by cache outcome", *_OF_MODEL, Attributes.TOKEN_CACHE
+    )
     RESULT_CACHE = _counter(
         "neuronpipe.result_cache.lookups",
         "{request}",
-        "results by origin, of models whose results are cached",
+        "results by cache outcome, of models whose results are cached",
         *_OF_MODEL,
         Attributes.RESULT_CACHE,
     )
-    CACHE_BYTES = _gauge("neuronpipe.cache.memory", "By", "what a cache holds in this process", Attributes.CACHE)
+    CACHE_BYTES = _gauge("neuronpipe.cache.memory", "By", "memory that a cache uses in this process", Attributes.CACHE)
     CACHE_REDIS = _gauge("neuronpipe.cache.redis_available", "1", "0 while Redis does not answer, else 1", Attributes.CACHE)
-    SHED = _counter("neuronpipe.request.shed", "{request}", "requests refused, or given up for others", *_OF_STAGE)
-    EXPIRED = _counter("neuronpipe.request.expired", "{request}", "requests that their deadline ended, by where", *_OF_STAGE)
-    CANCELLED = _counter("neuronpipe.request.cancelled", "{request}", "requests that their caller left, by where", *_OF_STAGE)
-    RETRIED = _counter("neuronpipe.item.retried", "{item}", "items sent again, to another process", Attributes.SERVICE)
-    REQUESTS_IN_FLIGHT = _gauge("neuronpipe.request.in_flight", "{request}", "requests inside the gateway's gate")
-    TOKENS_IN_FLIGHT = _gauge("neuronpipe.request.tokens_in_flight", "{token}", "their tokens, estimated until counted")
+    SHED = _counter("neuronpipe.request.shed", "{request}", "requests refused or ended because of overload, by stage", *_OF_STAGE)
+    EXPIRED = _counter("neuronpipe.request.expired", "{request}", "requests that failed by their deadline, by stage", *_OF_STAGE)
+    CANCELLED = _counter("neuronpipe.request.cancelled", "{request}", "requests that their caller cancelled, by stage", *_OF_STAGE)
+    RETRIED = _counter("neuronpipe.item.retried", "{item}", "items sent again to another process", Attributes.SERVICE)
+    REQUESTS_IN_FLIGHT = _gauge("neuronpipe.request.in_flight", "{request}", "requests that the gateway has admitted and not answered yet")
+    TOKENS_IN_FLIGHT = _gauge("neuronpipe.request.tokens_in_flight", "{token}", "tokens of the requests in flight, estimated until counted")
     ITEM_DURATION = _durations(
         "neuronpipe.item.duration",
         "items in a stage's process, from their message to their outcome",
@@ -170,11 +174,11 @@ class Metrics:
     )
     ITEMS_IN_FLIGHT = _gauge("neuronpipe.item.in_flight", "{item}", "items being worked on", Attributes.RPC_METHOD)
     QUEUE_SEQUENCES = _gauge("neuronpipe.queue.sequences", "{sequence}", "sequences that wait for a core", *_OF_MODEL)
-    QUEUE_TOKENS = _gauge("neuronpipe.queue.tokens", "{token}", "their tokens, each padded for itself", *_OF_MODEL)
+    QUEUE_TOKENS = _gauge("neuronpipe.queue.tokens", "{token}", "tokens of the waiting sequences, each padded by itself", *_OF_MODEL)
     QUEUE_DROPPED = _counter(
         "neuronpipe.queue.dropped",
         "{item}",
-        "items that were not computed, or in vain: shed, expired, cancelled or failed",
+        "items that were not computed, or whose outcome was of no use: shed, expired, cancelled or failed",
         *_OF_MODEL,
         Attributes.OUTCOME,
     )
@@ -186,14 +190,12 @@ class Metrics:
     CORE_BUSY = _counter(
         "neuronpipe.core.busy", "s", "time in which a core computed batches; its rate is utilisation", *_OF_MODEL, Attributes.CORE
     )
-    CORES = _gauge("neuronpipe.cores", "{core}", "cores that a model has left", *_OF_MODEL)
-    READY_DURATION = _gauge(
-        "neuronpipe.model.ready_duration", "s", "from a compiled bundle to a model that is loaded and warm", *_OF_MODEL, Attributes.BACKEND
-    )
+    CORES = _gauge("neuronpipe.cores", "{core}", "cores that a model can use; lost cores do not count", *_OF_MODEL)
+    READY_DURATION = _gauge("neuronpipe.model.ready_duration", "s", "time to load a model and warm it up", *_OF_MODEL, Attributes.BACKEND)
     NEURON_UTILIZATION = _gauge(
         "neuronpipe.neuron.core.utilization",
         "1",
-        "by neuron-monitor, as all neuronpipe.neuron: share of the time in which a NeuronCore computed",
+        "share of the time in which a NeuronCore computed; reported by neuron-monitor, as all neuronpipe.neuron",
         Attributes.CORE,
     )
     NEURON_CORE_MEMORY = _gauge(
@@ -204,19 +206,17 @@ class Metrics:
         "neuronpipe.neuron.device_latency", "s", "executions on the device in the monitor's last period", Attributes.PERCENTILE
     )
     NEURON_TOTAL_LATENCY = _gauge("neuronpipe.neuron.total_latency", "s", "the same as the Neuron runtime sees them", Attributes.PERCENTILE)
-    NEURON_EXECUTIONS = _counter(
-        "neuronpipe.neuron.executions", "{execution}", "executions by what became of them", Attributes.NEURON_OUTCOME
-    )
+    NEURON_EXECUTIONS = _counter("neuronpipe.neuron.executions", "{execution}", "executions by outcome", Attributes.NEURON_OUTCOME)
     NEURON_ERRORS = _counter("neuronpipe.neuron.errors", "{error}", "errors of executions", Attributes.NEURON_ERROR)
     SPANS = _counter(
         "neuronpipe.telemetry.spans",
         "{span}",
-        "spans by what became of them: exported; dropped, since the queue was full; failed, since the collector took them not",
+        "spans by outcome: exported; dropped (the queue was full); failed (the collector did not accept them)",
         Attributes.OUTCOME,
     )
 
 
-# Where a request was refused before any stage.
+# The stage of a request that was refused before any stage.
 ADMISSION = "admission"
 UNATTRIBUTED = "unattributed"
 

@@ -69,7 +69,7 @@ def _decode(data: bytes, spec: ImageSpec) -> Image.Image:
         upright = ImageOps.exif_transpose(image).convert("RGB")
         return whiten(upright) if spec.whitens else upright
     except Exception as error:  # each decoder raises something else
-        raise InvalidInput("image", f"is a {image.format} file that ends early or is broken") from error
+        raise InvalidInput("image", f"is a {image.format} file that is cut off or damaged") from error
 
 
 def _open(data: bytes, spec: ImageSpec) -> Image.Image:
@@ -79,7 +79,7 @@ def _open(data: bytes, spec: ImageSpec) -> Image.Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidInput("image", f"more pixels than the limit of {_MAX_PIXELS:,}") from error
     except Exception as error:  # of a broken header each format raises something else
-        raise InvalidInput("image", f"is no {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file, or its header is broken") from error
+        raise InvalidInput("image", f"is not a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file, or its header is damaged") from error
     if image.width * image.height > _MAX_PIXELS:
         raise InvalidInput("image", f"{image.width} x {image.height} pixels, the limit is {_MAX_PIXELS:,} in all")
     if spec.resize is not None:
@@ -88,7 +88,7 @@ def _open(data: bytes, spec: ImageSpec) -> Image.Image:
             raise InvalidInput("image", f"{image.width} x {image.height} pixels, too long to be scaled to a shorter side of {spec.resize}")
     frames = getattr(image, "n_frames", 1)
     if image.format in _ANIMATED_FORMATS and frames > 1:
-        raise InvalidInput("image", f"is animated, with {frames} frames; send one of them")
+        raise InvalidInput("image", f"is an animation of {frames} frames; send a single frame")
     if image.format not in _ANIMATED_FORMATS and (scans := data.count(_START_OF_SCAN)) > _MAX_SCANS:
         raise InvalidInput("image", f"is a JPEG file of {scans} scans, the limit is {_MAX_SCANS}")
     return image

@@ -25,7 +25,7 @@ def read_texts(path: Path) -> list[str]:
     """The lines of a UTF-8 file without those that are blank. Raises SetupError."""
     texts = [line.strip() for _, line in read_lines(path, "--texts", max_bytes=_MAX_FILE_BYTES)]
     if not texts:
-        raise SetupError(f"--texts {path}: holds no text")
+        raise SetupError(f"--texts {path}: has no text")
     return texts
 
 

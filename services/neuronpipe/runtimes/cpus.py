@@ -19,9 +19,9 @@ def cpu_threads(threads: int, cores: int) -> int:
     cpus = available_cpus()
     threads = threads or cpus
     if threads > cpus:
-        raise SetupError(f"threads: {threads}, there are {cpus} CPUs for this process")
+        raise SetupError(f"threads: {threads}, but this process may use {cpus} CPUs only")
     if cores > threads:
-        raise SetupError(f"cores: {cores}, each needs a thread of its own and there are {threads}")
+        raise SetupError(f"cores: {cores}, but there are {threads} threads only, and each core needs one")
     return threads
 
 

@@ -53,12 +53,12 @@ def sdk_words(text: str) -> str:
 def parse_cores(text: str) -> tuple[int, ...]:
     """The cores that a list such as "0-3" or "0,2-3" names, ascending. Raises SetupError."""
     if not _CORES.fullmatch(text):
-        raise SetupError(f"cores {text!r}: must be a number of cores, or which ones: 0-3, or 0,2")
+        raise SetupError(f"cores {text!r}: must be a number of cores, or a list such as 0-3 or 0,2")
     cores: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
         if int(last or first) < int(first) or int(last or first) >= MAX_CORES:
-            raise SetupError(f"cores {text!r}: {part} is no range of cores from 0 to {MAX_CORES - 1}")
+            raise SetupError(f"cores {text!r}: {part} is not a range of cores from 0 to {MAX_CORES - 1}")
         cores.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(cores))
 
@@ -71,7 +71,7 @@ def runtime_environment(cores: int | str, environment: Mapping[str, str]) -> Map
     """
     found, wanted = _cores_of(environment), parse_cores(cores) if isinstance(cores, str) else cores
     if found and wanted and not _agree(wanted, found[1]):
-        raise SetupError(f"cores {cores}: {found[0]}={environment[found[0]]} in the environment says otherwise; leave one of the two out")
+        raise SetupError(f"cores {cores}: contradicts {found[0]}={environment[found[0]]} in the environment; leave one of the two out")
     added = {} if _TIMEOUT in environment else {_TIMEOUT: str(_EXECUTION_TIMEOUT_S)}
     if isinstance(cores, str):
         added[_VISIBLE] = cores

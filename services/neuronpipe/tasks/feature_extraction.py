@@ -82,7 +82,7 @@ def _quantized(vectors: Array) -> tuple[Array, Array]:
 def _halved(vectors: Array) -> Array:
     largest = float(np.abs(vectors).max())
     if largest > _LARGEST_FLOAT16:
-        raise InvalidInput("type", f"the largest number is {largest:g}, float16 ends at {_LARGEST_FLOAT16:g}; take float32 or int8")
+        raise InvalidInput("type", f"the largest value is {largest:g}, the limit of float16 is {_LARGEST_FLOAT16:g}; use float32 or int8")
     return vectors.astype("<f2")
 
 

@@ -64,7 +64,7 @@ def encode(input: FillMaskInput, tokenizer: TextTokenizer, model: ModelSpec) -> 
     whole = tokenizer.locate(input.text)
     wanted = len(_masks(whole, model))
     if not wanted:
-        raise InvalidInput("text", f"holds no mask; this model's is {FillMaskFacts.of(model).mask_token}")
+        raise InvalidInput("text", f"has no mask; the mask of this model is {FillMaskFacts.of(model).mask_token}")
     if wanted > _MAX_MASKS:
         raise InvalidInput("text", f"{wanted} masks, the limit is {_MAX_MASKS}")
     part = cut_located(whole, model, input.truncation)
@@ -92,7 +92,7 @@ def _target_ids(input: FillMaskInput, tokenizer: TextTokenizer) -> list[int]:
     for index, target in enumerate(input.targets):
         token_id = tokenizer.token_id(target)
         if token_id is None:
-            raise InvalidInput(f"targets[{index}]", "is no token of the model's vocabulary, which has to be met letter by letter")
+            raise InvalidInput(f"targets[{index}]", "is not a token of the model's vocabulary; it must match exactly")
         found[token_id] = None
     return list(found)
 

@@ -98,7 +98,7 @@ def _overlap_tokens(input: QuestionAnsweringInput, room: int, window_tokens: int
     if input.window_stride_tokens >= room:
         raise InvalidInput(
             "window_stride_tokens",
-            f"{input.window_stride_tokens}, a window has room for {room} tokens of the context beside the question",
+            f"{input.window_stride_tokens}, must be less than {room}, the tokens of the context that fit into a window",
         )
     # Where the pipeline's own default would leave no way forward, windows overlap by half of the room.
     default = min(window_tokens // 2, _DEFAULT_OVERLAP_TOKENS)

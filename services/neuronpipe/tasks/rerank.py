@@ -34,7 +34,7 @@ def check(input: RerankInput, model: ModelSpec) -> None:
         raise InvalidInput("top_n", f"{input.top_n}, there are {len(input.texts)} texts")
     check_function(input.function)
     if input.function == ScoreFunction.SCORE_FUNCTION_SOFTMAX:
-        raise InvalidInput("function", "softmax is for models of several labels, and this one has one; take sigmoid or none")
+        raise InvalidInput("function", "softmax needs several labels, and this model has one; use sigmoid or none")
     check_truncation(input.truncation)
 
 

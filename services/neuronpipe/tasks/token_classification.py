@@ -43,9 +43,9 @@ def check(input: TokenClassificationInput, model: ModelSpec) -> None:
     if input.aggregation not in _AGGREGATIONS:
         raise InvalidInput("aggregation", f"{input.aggregation} is not known")
     if input.keep_all_labels and input.ignore_labels:
-        raise InvalidInput("keep_all_labels", "contradicts ignore_labels")
+        raise InvalidInput("keep_all_labels", "cannot be combined with ignore_labels")
     if input.window_stride_tokens and input.truncation in _CUTS:
-        raise InvalidInput("truncation", "contradicts window_stride_tokens, with which all of the text is read")
+        raise InvalidInput("truncation", "cannot be combined with window_stride_tokens, which reads the whole text")
 
 
 def traits(input: TokenClassificationInput) -> tuple[str | int, ...]:
@@ -84,7 +84,9 @@ def decode(input: TokenClassificationInput, model: ModelSpec, annotations: Array
 def _windows(input: TokenClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> list[LocatedText]:
     room, overlap_tokens = model.max_tokens - tokenizer.special_tokens(pair=False), input.window_stride_tokens
     if overlap_tokens >= room:
-        raise InvalidInput("window_stride_tokens", f"{overlap_tokens}, a window has room for {room} tokens of the text")
+        raise InvalidInput(
+            "window_stride_tokens", f"{overlap_tokens}, must be less than {room}, the tokens of the text that fit into a window"
+        )
     check_windows("text", input.text, tokenizer, window_tokens=model.max_tokens, room_tokens=room, overlap_tokens=overlap_tokens)
     return tokenizer.locate_windows(input.text, max_tokens=model.max_tokens, overlap_tokens=overlap_tokens)
 

@@ -68,9 +68,9 @@ def _check_template(template: str) -> None:
     check_text("hypothesis_template", template)
     places = template.count(_PLACE)
     if places != 1:
-        raise InvalidInput("hypothesis_template", f"has {places} places for the label, written {_PLACE}; must have one")
+        raise InvalidInput("hypothesis_template", f"must have exactly one {_PLACE} for the label; it has {places}")
     if "{" in template.replace(_PLACE, "") or "}" in template.replace(_PLACE, ""):
-        raise InvalidInput("hypothesis_template", f"has a brace besides {_PLACE}")
+        raise InvalidInput("hypothesis_template", f"has a brace other than {_PLACE}")
 
 
 def _hypotheses(input: ZeroShotClassificationInput) -> list[str]:
@@ -86,7 +86,7 @@ def _encode_pair(input: ZeroShotClassificationInput, tokenizer: TextTokenizer, m
     )
     if len(encoded.token_ids) > model.max_tokens:
         tokens = tokenizer.count(hypothesis) + tokenizer.special_tokens(pair=True)
-        problem = f"its hypothesis has {tokens} tokens with the special ones, the model takes {model.token_limit} with the text"
+        problem = f"its hypothesis has {tokens} tokens, special ones included; the model takes {model.token_limit} with the text"
         raise InvalidInput(f"candidate_labels[{index}]", problem)
     return Encoded([sequence(encoded, model)], truncated_tokens=encoded.truncated_tokens)
 

@@ -76,7 +76,7 @@ def _protocol(variables: Mapping[str, str], signal: str) -> Protocol | None:
 def _sampler(variables: Mapping[str, str]) -> tuple[bool, float]:
     name = variables.get("OTEL_TRACES_SAMPLER") or _DEFAULT_SAMPLER
     if name not in _SAMPLERS:
-        raise SetupError(f"OTEL_TRACES_SAMPLER: {name!r} is none of {', '.join(_SAMPLERS)}")
+        raise SetupError(f"OTEL_TRACES_SAMPLER: {name!r} is not one of {', '.join(_SAMPLERS)}")
     honours_parent, ratio = _SAMPLERS[name]
     if ratio is None:
         # Who names a sampler without its argument gets the specification's 1; who names none, our own default.

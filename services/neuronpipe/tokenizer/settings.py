@@ -10,9 +10,11 @@ from neuronpipe.process.settings import ServerSettings, listen_field
 class TokenCacheSettings(RedisSettings):
     """The caches of encoded inputs: texts' tokens, and images' pixels."""
 
-    token_cache_bytes: int = Field(64 << 20, ge=0, description="memory for tokenizations in this process, in bytes; 0: none")
-    image_cache_bytes: int = Field(64 << 20, ge=0, description="memory for images' pixels in this process, in bytes; 0: none")
-    token_cache_redis: CachePolicy = Field("auto", description="look in Redis: auto (where that is quicker than encoding), always, never")
+    token_cache_bytes: int = Field(64 << 20, ge=0, description="memory for token ids of texts in this process, in bytes; 0: no cache")
+    image_cache_bytes: int = Field(64 << 20, ge=0, description="memory for pixels of images in this process, in bytes; 0: no cache")
+    token_cache_redis: CachePolicy = Field(
+        "auto", description="when to look in Redis: auto (where that is faster than encoding), always, never"
+    )
 
 
 class TokenizerSettings(ServerSettings, TokenCacheSettings):

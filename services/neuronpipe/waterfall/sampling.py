@@ -39,7 +39,7 @@ def sample(request: InferRequest, target: str, *, timeout_s: float, warm_up: int
         if html:
             html.write_text(draw_page(trace, client_ns))
     elif not failure:
-        raise SetupError(f"{target} keeps traces, but this one not any more: --kept-traces is too small for its load")
+        raise SetupError(f"{target} has dropped this trace already: --kept-traces is too small for its load")
     if failure:
         raise failure
 

@@ -212,7 +212,7 @@ def test_an_unknown_variable_exits_with_two_and_is_named(capsys: pytest.CaptureF
 def test_malformed_json_exits_with_two_and_says_what_is_wrong(capsys: pytest.CaptureFixture[str], json: str) -> None:
     code, output, errors = _run(capsys, "infer", "--target", _NOWHERE, "--model", "m", "--json", json)
     assert (code, output) == (2, "")
-    assert errors.startswith("neuronpipe: --json: is no TaskInput: ")
+    assert errors.startswith("neuronpipe: --json: is not a valid TaskInput: ")
 
 
 def test_a_response_has_its_zeros_and_the_names_of_the_protos(capsys: pytest.CaptureFixture[str]) -> None:

@@ -248,7 +248,7 @@ async def test_a_lane_holds_a_limited_number_of_pieces(lane: Lane) -> None:
     await asyncio.to_thread(began.wait, 10)
     waiting = [asyncio.create_task(lane.run(_LARGE_BYTES, int)) for _ in range(4096)]
     await asyncio.sleep(0)
-    with pytest.raises(Overloaded, match="4096 inputs wait for a model, the limit"):
+    with pytest.raises(Overloaded, match="4096 inputs wait for a model, which is the limit"):
         await lane.run(_LARGE_BYTES, int)
     released.set()
     await asyncio.gather(blocking, *waiting)

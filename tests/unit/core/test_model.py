@@ -26,7 +26,7 @@ def test_only_the_newest_version_is_the_default() -> None:
 
 
 def test_an_unknown_model_is_told_which_there_are() -> None:
-    with pytest.raises(ModelNotFound, match=r"model 'c' is not served; served are: a, b$"):
+    with pytest.raises(ModelNotFound, match=r"model 'c' is not served; the served models are: a, b$"):
         _TABLE.find("c", "")
 
 

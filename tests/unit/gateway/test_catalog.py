@@ -73,7 +73,7 @@ def test_without_a_version_the_newest_is_described(catalog: Catalog) -> None:
 
 
 def test_an_unknown_model_is_not_found(catalog: Catalog) -> None:
-    with pytest.raises(ModelNotFound, match="served are: a, b"):
+    with pytest.raises(ModelNotFound, match="the served models are: a, b"):
         catalog.get_model(GetModelRequest(name="c"))
 
 

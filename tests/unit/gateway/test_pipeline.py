@@ -246,7 +246,7 @@ async def test_after_a_stage_failed_the_next_is_not_called() -> None:
     ("changes", "kind", "expected"),
     [
         ({"model": ""}, InvalidInput, "model: is empty"),
-        ({"model": "big"}, ModelNotFound, "model 'big' is not served; served are: small"),
+        ({"model": "big"}, ModelNotFound, "model 'big' is not served; the served models are: small"),
         ({"version": "3"}, ModelNotFound, "model 'small' has no version 3; it has: 1, 2"),
         ({"version": "new"}, InvalidInput, "version: 'new' is not a whole number"),
         ({"input": TaskInput()}, InvalidInput, "input: holds no task; model 'small' takes text_classification"),

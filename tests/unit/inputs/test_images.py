@@ -77,13 +77,13 @@ def test_the_first_image_of_a_jpeg_with_a_preview_counts() -> None:
 
 @pytest.mark.parametrize("format", ["GIF", "TIFF", "BMP", "ICO", "PPM", "TGA"])
 def test_other_formats_are_refused_whether_or_not_the_library_knows_them(format: str) -> None:
-    with pytest.raises(InvalidInput, match=r"^image: is no JPEG, PNG or WEBP file, or its header is broken$"):
+    with pytest.raises(InvalidInput, match=r"^image: is not a JPEG, PNG or WEBP file, or its header is damaged$"):
         read_pixels(_file(format=format), _AS_IT_IS)
 
 
 @pytest.mark.parametrize("data", [b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7", b"a text", b"\xff\xd8\xff", b"\0" * 100])
 def test_what_is_no_image_is_refused(data: bytes) -> None:
-    with pytest.raises(InvalidInput, match="is no JPEG, PNG or WEBP file"):
+    with pytest.raises(InvalidInput, match="is not a JPEG, PNG or WEBP file"):
         read_pixels(data, _AS_IT_IS)
 
 
@@ -92,7 +92,7 @@ def test_what_is_no_image_is_refused(data: bytes) -> None:
 def test_a_file_that_ends_early_is_refused(format: str, share: float) -> None:
     levels = np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8)
     data = _file(levels, format)
-    with pytest.raises(InvalidInput, match=r"ends early or is broken|is no JPEG, PNG or WEBP file"):
+    with pytest.raises(InvalidInput, match=r"is cut off or damaged|is not a JPEG, PNG or WEBP file"):
         read_pixels(data[: int(len(data) * share)], _AS_IT_IS)
 
 
@@ -113,14 +113,14 @@ def test_a_file_with_bytes_changed_is_read_or_refused(format: str) -> None:
 
 @pytest.mark.parametrize("size", [(0, 10), (10, 0), (0, 0)])
 def test_an_image_without_pixels_is_refused(size: tuple[int, int]) -> None:
-    with pytest.raises(InvalidInput, match="is no JPEG, PNG or WEBP file, or its header is broken"):
+    with pytest.raises(InvalidInput, match="is not a JPEG, PNG or WEBP file, or its header is damaged"):
         read_pixels(_png(*size), _AS_IT_IS)
 
 
 @pytest.mark.parametrize("format", ["PNG", "WEBP"])
 def test_an_animation_is_refused(format: str) -> None:
     frames = [Image.fromarray(np.full((4, 6, 3), level, np.uint8)) for level in (1, 99)]
-    with pytest.raises(InvalidInput, match=r"is animated, with \d frames; send one of them$"):
+    with pytest.raises(InvalidInput, match=r"is an animation of \d frames; send a single frame$"):
         read_pixels(_file(format=format, save_all=True, append_images=frames), _AS_IT_IS)
 
 

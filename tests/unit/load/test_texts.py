@@ -55,8 +55,8 @@ def test_a_file_holds_a_text_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "holds no text"),
-        (b" \n\n\t\n", "holds no text"),
+        (b"", "has no text"),
+        (b" \n\n\t\n", "has no text"),
         (b"a\nb\nab\xff\n", "line 3 is not UTF-8 (byte 3 of the line)"),
         (b"\xe9t\xe9", "line 1 is not UTF-8 (byte 1 of the line)"),
     ],

@@ -55,10 +55,10 @@ def test_cores_that_the_environment_names_are_those_of_the_process(
 @pytest.mark.parametrize(
     ("environment", "cores", "message"),
     [
-        ({"NEURON_RT_VISIBLE_CORES": "4-5"}, "0-1", "cores 0-1: NEURON_RT_VISIBLE_CORES=4-5 in the environment says otherwise"),
-        ({"NEURON_RT_VISIBLE_CORES": "4-5"}, 1, "cores 1: NEURON_RT_VISIBLE_CORES=4-5 in the environment says otherwise"),
-        ({"NEURON_RT_NUM_CORES": "2"}, 1, "cores 1: NEURON_RT_NUM_CORES=2 in the environment says otherwise"),
-        ({"NEURON_RT_NUM_CORES": "2"}, "0", "cores 0: NEURON_RT_NUM_CORES=2 in the environment says otherwise"),
+        ({"NEURON_RT_VISIBLE_CORES": "4-5"}, "0-1", "cores 0-1: contradicts NEURON_RT_VISIBLE_CORES=4-5 in the environment"),
+        ({"NEURON_RT_VISIBLE_CORES": "4-5"}, 1, "cores 1: contradicts NEURON_RT_VISIBLE_CORES=4-5 in the environment"),
+        ({"NEURON_RT_NUM_CORES": "2"}, 1, "cores 1: contradicts NEURON_RT_NUM_CORES=2 in the environment"),
+        ({"NEURON_RT_NUM_CORES": "2"}, "0", "cores 0: contradicts NEURON_RT_NUM_CORES=2 in the environment"),
         ({"NEURON_RT_VISIBLE_CORES": "all"}, 0, "NEURON_RT_VISIBLE_CORES: cores 'all': must be"),
         ({"NEURON_RT_NUM_CORES": "two"}, 0, "NEURON_RT_NUM_CORES=two: must be a number of cores, at most 256"),
     ],

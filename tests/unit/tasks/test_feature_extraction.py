@@ -64,7 +64,7 @@ def test_one_pooled_vector_in_int8_has_one_scale() -> None:
 
 
 def test_a_number_that_float16_cannot_hold_is_refused_by_both() -> None:
-    with pytest.raises(InvalidInput, match=r"^type: the largest number is 70000, float16 ends at 65504; take float32 or int8$"):
+    with pytest.raises(InvalidInput, match=r"^type: the largest value is 70000, the limit of float16 is 65504; use float32 or int8$"):
         _decode(np.array([[1, 2, 3, -70000]], np.float32), type=FeatureType.FEATURE_TYPE_FLOAT16)
 
 

@@ -231,7 +231,7 @@ def test_a_question_that_leaves_no_room_for_the_context_is_refused_with_both_len
 
 
 def test_an_overlap_that_leaves_no_way_forward_is_refused_with_both_lengths() -> None:
-    with pytest.raises(InvalidInput, match=r"^window_stride_tokens: 5, a window has room for 5 tokens of the context"):
+    with pytest.raises(InvalidInput, match=r"^window_stride_tokens: 5, must be less than 5, the tokens of the context"):
         _encoded(WordTokenizer(), "ab", stride=5)
 
 

@@ -83,7 +83,7 @@ def test_of_query_and_text_the_longer_loses_tokens() -> None:
         (RerankInput(query="q", texts=["a"], function=ScoreFunction.ValueType(9)), "function: 9 is not known"),
         (
             RerankInput(query="q", texts=["a"], function=ScoreFunction.SCORE_FUNCTION_SOFTMAX),
-            "function: softmax is for models of several labels, and this one has one; take sigmoid or none",
+            "function: softmax needs several labels, and this model has one; use sigmoid or none",
         ),
         (RerankInput(query="q", texts=["a"], truncation=Truncation.ValueType(9)), "truncation: 9 is not known"),
         (

@@ -177,9 +177,9 @@ def test_a_long_text_is_read_in_overlapping_windows() -> None:
         ({"text": "  "}, "text: has no tokens"),
         ({"aggregation": 9}, "aggregation: 9 is not known"),
         ({"truncation": 9}, "truncation: 9 is not known"),
-        ({"keep_all_labels": True, "ignore_labels": ["O"]}, "keep_all_labels: contradicts ignore_labels"),
-        ({"window_stride_tokens": 4}, "window_stride_tokens: 4, a window has room for 4 tokens of the text"),
-        ({"window_stride_tokens": 1, "truncation": Truncation.TRUNCATION_LEFT}, "truncation: contradicts window_stride_tokens"),
+        ({"keep_all_labels": True, "ignore_labels": ["O"]}, "keep_all_labels: cannot be combined with ignore_labels"),
+        ({"window_stride_tokens": 4}, "window_stride_tokens: 4, must be less than 4, the tokens of the text"),
+        ({"window_stride_tokens": 1, "truncation": Truncation.TRUNCATION_LEFT}, "truncation: cannot be combined with window_stride_tokens"),
         ({"window_stride_tokens": 3, "text": "a " * 2000}, "text: makes 1997 windows with an overlap of 3 tokens, the limit is 1024"),
     ],
 )

@@ -316,7 +316,7 @@ async def test_a_large_image_is_parsed_checked_and_hashed_off_the_event_loop(
         monkeypatch.setattr(Encoder, name, noted(getattr(Encoder, name)))
     monkeypatch.setattr(Packed, "message", property(noted(Packed.message.fget)))  # type: ignore[attr-defined]
     async with running_tokenizer(read_repository(image_repository), TokenCacheSettings()) as stage:
-        with pytest.raises(InvalidInput, match="is no JPEG"):
+        with pytest.raises(InvalidInput, match="is not a JPEG"):
             await stage.tokenize(_image_item(bytes(size_bytes)))
     # The last look at the message is that of the encoding, which is always in a thread.
     assert [thread == threading.get_ident() for thread in threads] == [is_on_loop] * 3 + [False]

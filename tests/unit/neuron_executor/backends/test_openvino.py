@@ -30,10 +30,10 @@ def test_there_is_a_stream_for_each_thread_and_a_thread_for_each_cpu_unless_aske
 
 
 def test_threads_beyond_the_machine_are_refused_with_what_it_has() -> None:
-    with pytest.raises(SetupError, match="threads: 5, there are 4 CPUs for this process"):
+    with pytest.raises(SetupError, match="threads: 5, but this process may use 4 CPUs only"):
         openvino._resources(_request(threads=5, cores=0))
 
 
 def test_streams_beyond_the_threads_are_refused() -> None:
-    with pytest.raises(SetupError, match="cores: 3, each needs a thread of its own and there are 2"):
+    with pytest.raises(SetupError, match="cores: 3, but there are 2 threads only"):
         openvino._resources(_request(threads=2, cores=3))

@@ -1,0 +1,57 @@
+"""docs/troubleshooting.md quotes messages that the code still has.
+
+A row of a table whose first cell is a quotation (`…`) is checked: its parts between the ellipses must occur, in that order, in one text of
+the sources. Messages of other programs have their name before the quotation.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+_PAGE = (_ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+_QUOTED = re.findall(r"^\| `([^`]+)` \|", _PAGE, re.MULTILINE)
+# Stands for a value that an f-string puts in.
+_VALUE = "\0"
+
+
+def _python_texts() -> Iterator[str]:
+    for path in (_ROOT / "services").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else _VALUE for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+                yield node.value
+
+
+def _texts() -> list[str]:
+    # The Makefile's messages hold values of the shell.
+    return [*_python_texts(), re.sub(r"\$\$\w+", _VALUE, (_ROOT / "docker" / "docker.mk").read_text(encoding="utf-8"))]
+
+
+_TEXTS = _texts()
+
+
+def _is_in(quoted: str, texts: list[str]) -> bool:
+    pattern = ".*".join(map(re.escape, quoted.split("…")))
+    return any(re.search(pattern, text) for text in texts)
+
+
+def test_the_page_quotes_messages() -> None:
+    assert len(_QUOTED) > 100
+
+
+@pytest.mark.parametrize("quoted", _QUOTED)
+def test_a_quoted_message_is_one_of_the_sources(quoted: str) -> None:
+    assert len(re.sub(r"[\W\d]", "", quoted)) >= 7, "too short to be found by it"
+    assert _is_in(quoted, _TEXTS)
+
+
+def test_a_message_that_no_source_has_is_found_out() -> None:
+    assert not _is_in("the … service cannot be teached", _TEXTS)
+    assert _is_in("the … service cannot be reached", _TEXTS)
