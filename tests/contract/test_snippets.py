@@ -3,7 +3,8 @@
 - `console`: lines that begin with "$ " run in bash, with the commands of tests/snippet_commands.py; others are output.
 - `python`, `js`: run against a gateway with the models of `_MODELS`, whose address 127.0.0.1:50050 stands for.
 - `json`, `toml`, `yaml`: parsed. `mermaid`, `text`: there is nothing to run.
-- What cannot be run here has `<!-- not run here: REASON -->` on the line before it.
+- What cannot be run here has `<!-- not run here: REASON -->` on the line before it. The commands of such a `console`
+  block are checked all the same, but for programs that this test does not know.
 """
 
 import json
@@ -37,7 +38,7 @@ _MODELS = {
 }
 # These programs are the system's own; a block that needs another one is not run.
 _SYSTEM_PROGRAMS = ("cat", "ls", "mkdir", "touch")
-_NOT_FOUND = 'command_not_found_handle() { echo "$1: is not known to this test" >&2; touch ~/failed; return 127; }'
+_FAIL = 'echo "$1: is not known to this test" >&2; touch ~/failed; return 127'
 _NODE_PREAMBLE = 'const grpc = require("@grpc/grpc-js");\nconst protoLoader = require("@grpc/proto-loader");\n'
 
 _fences = [fence for page in all_pages() for fence in fences(page)]
@@ -64,8 +65,9 @@ def folder(tmp_path: Path) -> Path:
     """A folder with what a reader would have."""
     (tmp_path / "cat.jpg").write_bytes(next(content for name, content in image_files() if "JPEG" in name))
     (tmp_path / "texts.txt").write_text("A fine day.\n")
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "activate").touch()
+    for environment in (".venv", "venv"):
+        (tmp_path / environment / "bin").mkdir(parents=True)
+        (tmp_path / environment / "bin" / "activate").touch()
     (tmp_path / "protos").symlink_to(ROOT / "protos")
     return tmp_path
 
@@ -80,6 +82,12 @@ def test_a_snippet_is_right(fence: Fence, folder: Path, request: pytest.FixtureR
         pytest.fail(f"{fence}: a block of {what} cannot be run; put <!-- not run here: REASON --> before it")
     content = fence.content.replace(_SHOWN_TARGET, request.getfixturevalue("target"))
     process = _RUNNERS[fence.language](content, folder)
+    assert process.returncode == 0, f"{fence}: {process.stdout}{process.stderr}"
+
+
+@pytest.mark.parametrize("fence", [fence for fence in _fences if fence.reason and fence.language == "console"], ids=str)
+def test_the_commands_of_a_block_that_is_not_run_are_right(fence: Fence, folder: Path, target: str) -> None:
+    process = run_console(fence.content.replace(_SHOWN_TARGET, target), folder, programs_not_found="")
     assert process.returncode == 0, f"{fence}: {process.stdout}{process.stderr}"
 
 
@@ -113,6 +121,12 @@ def test_a_wrong_command_is_found(content: str, said: str, folder: Path) -> None
     assert said in process.stderr
 
 
+def test_in_a_block_that_is_not_run_a_wrong_command_is_found_beside_unknown_programs(folder: Path) -> None:
+    process = run_console("$ curl http://127.0.0.1:9464/metrics\n$ make dmo\n", folder, programs_not_found="")
+    assert process.returncode != 0
+    assert process.stderr == "make: there is no target dmo\n"
+
+
 def test_output_is_not_run(folder: Path) -> None:
     assert run_console("$ make demo\nneuronpipe infr\n", folder).returncode == 0
 
@@ -130,7 +144,7 @@ def _run(command: list[str], folder: Path, environment: Mapping[str, str]) -> "s
     )
 
 
-def run_console(content: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+def run_console(content: str, folder: Path, *, programs_not_found: str = _FAIL) -> "subprocess.CompletedProcess[str]":
     """Runs the commands of a block, and fails where any of them does, in the background or before `&&` too."""
     path = folder / "path"
     path.mkdir()
@@ -140,7 +154,8 @@ def run_console(content: str, folder: Path) -> "subprocess.CompletedProcess[str]
         (path / name).chmod(0o755)
     for name in _SYSTEM_PROGRAMS:
         (path / name).symlink_to(f"/bin/{name}")
-    script = "\n".join([_NOT_FOUND, *_commands(content), "wait", "test ! -e ~/failed"])
+    handle = f"command_not_found_handle() {{ {programs_not_found or ':'}; }}"
+    script = "\n".join([handle, *_commands(content), "wait", "test ! -e ~/failed"])
     return _run(["/bin/bash", "-e", "-o", "pipefail", "-c", script], folder, {"PATH": str(path)})
 
 
