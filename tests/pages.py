@@ -46,7 +46,7 @@ def all_pages() -> list[Path]:
 def fences(page: Path) -> Iterator[Fence]:
     """The fenced blocks of a page, in their order."""
     reason = ""
-    for token in _parse(page):
+    for token in blocks(page):
         if token.type == "html_block":
             mark = _MARK.fullmatch(token.content)
             reason = mark[1] if mark else reason if _HTML_COMMENT.fullmatch(token.content) else ""
@@ -60,7 +60,7 @@ def fences(page: Path) -> Iterator[Fence]:
 
 def links(page: Path) -> Iterator[Link]:
     """The links and images of a page."""
-    for token in _parse(page):
+    for token in blocks(page):
         for child in token.children or ():
             target = child.attrs.get("href" if child.type == "link_open" else "src")
             if target is not None and token.map:
@@ -71,7 +71,7 @@ def links(page: Path) -> Iterator[Link]:
 def anchors(page: Path) -> frozenset[str]:
     """The anchors of a page's headings, as GitHub makes them; mkdocs.yml has the same rule for the site."""
     found: list[str] = []
-    for begin, heading in pairwise(_parse(page)):
+    for begin, heading in pairwise(blocks(page)):
         if begin.type == "heading_open":
             title = "".join(child.content for child in heading.children or () if child.type in ("text", "code_inline"))
             anchor = re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
@@ -80,5 +80,6 @@ def anchors(page: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def _parse(page: Path) -> list[Token]:
+def blocks(page: Path) -> list[Token]:
+    """The blocks of a page, as tokens of markdown-it."""
     return MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """The pages of the documentation as a whole: links, the navigation of the site, and the names that pages mention."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,14 @@ from neuronpipe.cli.serve import SERVICES, settings_of
 from neuronpipe.core.settings import Settings, variable_name
 from tests import links, pages
 from tests.links import dead_links, dead_mentions, sources
-from tests.pages import ROOT, all_pages, anchors, fences
+from tests.pages import ROOT, all_pages, anchors, blocks, fences
 
 _KINDS: Sequence[type[Settings]] = (*map(settings_of, SERVICES), CacheCommandSettings, AcceptSettings)
 _SETTINGS = [(kind, name) for kind in _KINDS for name in kind.model_fields]
 # Options of other projects' programs that pages name and nothing here uses.
 _OF_OTHERS = {"--neuroncore-pipeline-cores"}
+_AFTER_EMPTY_LINE = {"bullet_list_open", "ordered_list_open", "table_open"}
+_BLOCKS = {*_AFTER_EMPTY_LINE, "fence", "paragraph_open"}
 
 
 @pytest.fixture
@@ -50,6 +52,40 @@ def test_every_variable_that_a_page_names_exists() -> None:
 def test_every_option_that_a_page_names_exists() -> None:
     known = _OF_OTHERS | {f"--{name.replace('_', '-')}" for _, name in _SETTINGS}
     assert _unknown(r"`(--[a-z][\w-]*)", known) == []
+
+
+def _differs_on_the_site(page: Path) -> Iterator[int]:
+    """The lines of blocks that the site's Markdown reads otherwise than GitHub's.
+
+    It wants an empty line before a list or a table, and four spaces before what belongs to an item of a list.
+    """
+    lines = page.read_text().splitlines()
+    for block in blocks(page):
+        if not block.map or block.type not in _BLOCKS:
+            continue
+        line, before = lines[block.map[0]], lines[block.map[0] - 1] if block.map[0] else ""
+        is_first_of_item = block.type == "paragraph_open" and re.match(r" *([-*]|\d+\.) ", line)
+        is_outdented = len(line) - len(line.lstrip()) < 4 * (block.level // 2)
+        is_glued = block.type in _AFTER_EMPTY_LINE and before and not before.endswith("-->")
+        if (is_glued and block.level == 0) or (is_outdented and not is_first_of_item):
+            yield block.map[0] + 1
+
+
+def test_lists_and_tables_are_the_same_on_the_site_as_on_github() -> None:
+    docs = [one for one in all_pages() if one.is_relative_to(ROOT / "docs")]
+    assert [f"{one.relative_to(ROOT)}:{line}" for one in docs for line in _differs_on_the_site(one)] == []
+
+
+@pytest.mark.parametrize("text", ["Text\n- a list", "Text\n| a |\n|---|\n", "1. a\n\n   ```text\n   ```\n", "- a\n  - b\n"])
+def test_what_the_site_would_show_otherwise_is_found(page: Path, text: str) -> None:
+    page.write_text(text)
+    assert list(_differs_on_the_site(page))
+
+
+@pytest.mark.parametrize("text", ["Text\n\n- a\n- b", "1. a\n2. b\n\n    ```text\n    ```\n", "- a\n    - b\n"])
+def test_what_both_show_alike_is_fine(page: Path, text: str) -> None:
+    page.write_text(text)
+    assert list(_differs_on_the_site(page)) == []
 
 
 _DEAD = {
