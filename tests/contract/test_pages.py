@@ -31,7 +31,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_page_of_docs_is_in_the_navigation_of_the_site() -> None:
-    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("\n\n")[0]
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2].partition("\n\n")[0]
     pages_of_docs = (str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md"))
     assert sorted(re.findall(r"^ +- (\S+\.md)$", nav, re.MULTILINE)) == sorted(pages_of_docs)
 
