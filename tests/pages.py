@@ -11,8 +11,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[1]
-_MARK = re.compile(r"<!-- not run here: (.+?) -->\s*", re.DOTALL)
-_HTML_COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
+_MARK = re.compile(r"\s*<!-- not run here: (.+?) -->\s*", re.DOTALL)
+_HTML_COMMENT = re.compile(r"\s*<!--.*?-->\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

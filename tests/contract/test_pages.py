@@ -133,7 +133,7 @@ def test_a_mark_holds_for_the_block_right_behind_it(page: Path) -> None:
         f"{mark}\n```console\n$ a\n```",
         "```console\n$ b\n```",
         f"{mark}\n\nText.\n\n```js\nc\n```",
-        f"- {mark}\n  ```text\n  d\n  ```\n",
+        f"1. Item\n\n    {mark}\n    ```text\n    d\n    ```\n",
     ]
     page.write_text("\n\n".join(parts))
     found = [(fence.line, fence.language, fence.content, fence.reason) for fence in fences(page)]
@@ -141,5 +141,5 @@ def test_a_mark_holds_for_the_block_right_behind_it(page: Path) -> None:
         (2, "console", "$ a\n", "needs a device"),
         (6, "console", "$ b\n", ""),
         (14, "js", "c\n", ""),
-        (19, "text", "d\n", "needs a device"),
+        (21, "text", "d\n", "needs a device"),
     ]

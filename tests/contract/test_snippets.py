@@ -12,6 +12,8 @@ import os
 import subprocess
 import sys
 import tomllib
+import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -39,14 +41,15 @@ _MODELS = {
 # These programs are the system's own; a block that needs another one is not run.
 _SYSTEM_PROGRAMS = ("cat", "ls", "mkdir", "touch")
 _FAIL = 'echo "$1: is not known to this test" >&2; touch ~/failed; return 127'
+_FAULTS = ("INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "INTERNAL")
 _NODE_PREAMBLE = 'const grpc = require("@grpc/grpc-js");\nconst protoLoader = require("@grpc/proto-loader");\n'
 
 _fences = [fence for page in all_pages() for fence in fences(page)]
 
 
 @pytest.fixture(scope="module")
-def target(sources: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a gateway with the models of the pages, on the fake back end."""
+def gateway(sources: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """A gateway with the models of the pages, on the fake back end."""
     made, repository = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("repository")
     models = {name: (task, sources[source]) for name, (task, source) in _MODELS.items()}
     images = make_image_source(made / "vit", "ViT", id2label={0: "cat", 1: "dog", 2: "car"})
@@ -56,8 +59,18 @@ def target(sources: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
     for name, (task, source) in models.items():
         request = CompileRequest(source=str(source), task=task, repository=repository, name=name, backend="fake")
         compile_bundle(request, lambda line: None)
-    with ServiceProcess("all", "--repository", str(repository), "--kept-traces", "100") as process:
-        yield process.wait_until_ready().target
+    options = ("--repository", str(repository), "--kept-traces", "100", "--metrics-listen", "127.0.0.1:0")
+    with ServiceProcess("all", *options) as process:
+        yield process.wait_until_ready()
+
+
+def _refused(gateway: ServiceProcess) -> Counter[str]:
+    """How many requests were at fault so far, by the status that says so; a program may hide it from who runs it."""
+    with urllib.request.urlopen(f"http://{gateway.wait_for('metrics')['address']}/metrics") as response:
+        lines = response.read().decode().splitlines()
+    counts = (line for line in lines if line.startswith("neuronpipe_request_duration_seconds_count"))
+    faults = (line.rpartition(" ") for line in counts if any(f'"{status}"' in line for status in _FAULTS))
+    return Counter({series: int(float(count)) for series, _, count in faults})
 
 
 @pytest.fixture
@@ -80,14 +93,16 @@ def test_a_snippet_is_right(fence: Fence, folder: Path, request: pytest.FixtureR
     if fence.language not in _RUNNERS:
         what = fence.language or "no language"
         pytest.fail(f"{fence}: a block of {what} cannot be run; put <!-- not run here: REASON --> before it")
-    content = fence.content.replace(_SHOWN_TARGET, request.getfixturevalue("target"))
-    process = _RUNNERS[fence.language](content, folder)
+    gateway: ServiceProcess = request.getfixturevalue("gateway")
+    refused = _refused(gateway)
+    process = _RUNNERS[fence.language](fence.content.replace(_SHOWN_TARGET, gateway.target), folder)
     assert process.returncode == 0, f"{fence}: {process.stdout}{process.stderr}"
+    assert _refused(gateway) == refused, f"{fence}: {process.stdout}{process.stderr}"
 
 
 @pytest.mark.parametrize("fence", [fence for fence in _fences if fence.reason and fence.language == "console"], ids=str)
-def test_the_commands_of_a_block_that_is_not_run_are_right(fence: Fence, folder: Path, target: str) -> None:
-    process = run_console(fence.content.replace(_SHOWN_TARGET, target), folder, programs_not_found="")
+def test_the_commands_of_a_block_that_is_not_run_are_right(fence: Fence, folder: Path, gateway: ServiceProcess) -> None:
+    process = run_console(fence.content.replace(_SHOWN_TARGET, gateway.target), folder, programs_not_found="")
     assert process.returncode == 0, f"{fence}: {process.stdout}{process.stderr}"
 
 
@@ -125,6 +140,14 @@ def test_in_a_block_that_is_not_run_a_wrong_command_is_found_beside_unknown_prog
     process = run_console("$ curl http://127.0.0.1:9464/metrics\n$ make dmo\n", folder, programs_not_found="")
     assert process.returncode != 0
     assert process.stderr == "make: there is no target dmo\n"
+
+
+def test_a_request_that_is_refused_is_found_where_the_program_hides_it(gateway: ServiceProcess, folder: Path) -> None:
+    before = _refused(gateway)
+    hidden = "try:\n    client.embed('none', 'A fine day.')\nexcept Exception:\n    pass"
+    program = f"from neuronpipe.client import Client\nclient = Client('{gateway.target}')\n{hidden}"
+    assert _run_python(program, folder).returncode == 0
+    assert _refused(gateway) != before
 
 
 def test_output_is_not_run(folder: Path) -> None:

@@ -36,11 +36,12 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[str]:
             if not any(isinstance(action, argparse._SubParsersAction) for action in command._actions):
                 summary = text(helps[name])
                 yield from ("", f"## {command.prog}", "", f"{summary[0].upper()}{summary[1:]}.")
-                yield from _options(command)
+                yield from options_of(command)
             yield from _commands(command)
 
 
-def _options(command: argparse.ArgumentParser) -> Iterator[str]:
+def options_of(command: argparse.ArgumentParser) -> Iterator[str]:
+    """The lines of the options of one command, as a table."""
     if command.prog.endswith("serve"):
         links = [f"[`{service}`](configuration.md#neuronpipe-serve-{service})" for service in SERVICES]
         yield from ("", f"`neuronpipe serve SERVICE [OPTION…]`. The options of each service: {', '.join(links)}.")

@@ -61,17 +61,18 @@ def _section(title: str, kind: type[Settings], options: str = "") -> Iterator[st
     rows = []
     for name, field in sorted(kind.model_fields.items(), key=lambda one: one[0] not in ServerSettings.model_fields):
         setting = ("" if options else f"`--{name.replace('_', '-')}`<br>") + code(variable_name(kind, name))
-        rows.append([setting, _default(name, field), _bounds(name, field), text(field.description or "")])
+        rows.append([setting, default_of(name, field), bounds_of(name, field), text(field.description or "")])
     yield from table(["Setting", "Default", "Valid", "Meaning"], rows)
 
 
-def _default(name: str, field: FieldInfo) -> str:
+def default_of(name: str, field: FieldInfo) -> str:
+    """The default as it is written."""
     if field.default is PydanticUndefined:
         return "required"
     return _value(name, field.default) if field.default != "" else "empty"
 
 
-def _bounds(name: str, field: FieldInfo) -> str:
+def bounds_of(name: str, field: FieldInfo) -> str:
     """The values that are valid, where there is more to say than the type."""
     if get_origin(field.annotation) is Literal:
         return ", ".join(map(code, get_args(field.annotation)))
