@@ -1,7 +1,7 @@
 """What the pages show is right: each fenced block of README.md, its neighbours and docs/ is run, or says why not.
 
 - `console`: lines that begin with "$ " run in bash, with the commands of tests/snippet_commands.py; others are output.
-- `python`, `js`: run against a gateway with the models of `_MODELS`, whose address 127.0.0.1:50050 stands for.
+- `python`, `js`: run against a gateway with the models of `_MODELS`. The addresses of `_SHOWN` stand for its own.
 - `json`, `toml`, `yaml`: parsed. `mermaid`, `text`: there is nothing to run.
 - What cannot be run here has `<!-- not run here: REASON -->` on the line before it. The commands of such a `console`
   block are checked all the same, but for programs that this test does not know.
@@ -25,18 +25,22 @@ from demo.processes import ServiceProcess
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.cli.examples import EXAMPLES
 from neuronpipe.cli.task_json import read_task_input
-from tests.images import image_files, make_image_source
-from tests.oracle.small_models import make_source
+from tests.architectures import make_source
+from tests.images import image_files
 from tests.pages import ROOT, Fence, all_pages, fences
 from tests.snippet_commands import PROGRAMS
 
-_SHOWN_TARGET = "127.0.0.1:50050"
+_OPTIONS = ("--kept-traces", "100", "--metrics-listen", "127.0.0.1:0")
+# The addresses of the pages → the gateway's log line that has the address in their place.
+_SHOWN = {"127.0.0.1:50050": "listening", "127.0.0.1:9464": "metrics"}
 _LIMIT_S = 60
-# The models of the pages, by their names there → (task, their sources by the names of tests/models.py)
+# The models of the pages, by their names there → architecture and task of small ones.
 _MODELS = {
-    "minilm": ("sentence_embedding", "minilm"),
-    "sentiment": ("text_classification", "classifier"),
-    "squad": ("question_answering", "answerer"),
+    "minilm": ("BERT", "sentence_embedding"),
+    "reranker": ("BERT", "rerank"),
+    "sentiment": ("BERT", "text_classification"),
+    "squad": ("BERT", "question_answering"),
+    "vit": ("ViT", "image_classification"),
 }
 # These programs are the system's own; a block that needs another one is not run.
 _SYSTEM_PROGRAMS = ("cat", "ls", "mkdir", "touch")
@@ -48,20 +52,22 @@ _fences = [fence for page in all_pages() for fence in fences(page)]
 
 
 @pytest.fixture(scope="module")
-def gateway(sources: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     """A gateway with the models of the pages, on the fake back end."""
-    made, repository = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("repository")
-    models = {name: (task, sources[source]) for name, (task, source) in _MODELS.items()}
-    images = make_image_source(made / "vit", "ViT", id2label={0: "cat", 1: "dog", 2: "car"})
-    models["vit"] = ("image_classification", images)
-    ranker = make_source(made / "reranker", "Bert", "ForSequenceClassification", max_tokens=128, num_labels=1)
-    models["reranker"] = ("rerank", ranker)
-    for name, (task, source) in models.items():
-        request = CompileRequest(source=str(source), task=task, repository=repository, name=name, backend="fake")
+    sources, repository = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("repository")
+    for name, (architecture, task) in _MODELS.items():
+        source = str(make_source(sources / name, architecture, task))
+        request = CompileRequest(source=source, task=task, repository=repository, name=name, backend="fake")
         compile_bundle(request, lambda line: None)
-    options = ("--repository", str(repository), "--kept-traces", "100", "--metrics-listen", "127.0.0.1:0")
-    with ServiceProcess("all", *options) as process:
+    with ServiceProcess("all", "--repository", str(repository), *_OPTIONS) as process:
         yield process.wait_until_ready()
+
+
+def _at(gateway: ServiceProcess, content: str) -> str:
+    """A block with the addresses of the gateway."""
+    for shown, event in _SHOWN.items():
+        content = content.replace(shown, str(gateway.wait_for(event)["address"]))
+    return content
 
 
 def _refused(gateway: ServiceProcess) -> Counter[str]:
@@ -95,14 +101,14 @@ def test_a_snippet_is_right(fence: Fence, folder: Path, request: pytest.FixtureR
         pytest.fail(f"{fence}: a block of {what} cannot be run; put <!-- not run here: REASON --> before it")
     gateway: ServiceProcess = request.getfixturevalue("gateway")
     refused = _refused(gateway)
-    process = _RUNNERS[fence.language](fence.content.replace(_SHOWN_TARGET, gateway.target), folder)
+    process = _RUNNERS[fence.language](_at(gateway, fence.content), folder)
     assert process.returncode == 0, f"{fence}: {process.stdout}{process.stderr}"
     assert _refused(gateway) == refused, f"{fence}: {process.stdout}{process.stderr}"
 
 
 @pytest.mark.parametrize("fence", [fence for fence in _fences if fence.reason and fence.language == "console"], ids=str)
 def test_the_commands_of_a_block_that_is_not_run_are_right(fence: Fence, folder: Path, gateway: ServiceProcess) -> None:
-    process = run_console(fence.content.replace(_SHOWN_TARGET, gateway.target), folder, programs_not_found="")
+    process = run_console(_at(gateway, fence.content), folder, programs_not_found="")
     assert process.returncode == 0, f"{fence}: {process.stdout}{process.stderr}"
 
 
@@ -125,7 +131,7 @@ _WRONG = {
     "a module": ("$ python -m tests.modles /tmp/models", "there is no module tests.modles"),
     "a file of tests": ("$ pytest tests/contracts", "there is no tests/contracts"),
     "a method": ("$ grpcurl -plaintext 127.0.0.1:1 neuronpipe.api.v1.ModelService/List", "ModelService.List"),
-    "a program that is not known": ("$ curl http://127.0.0.1:9464/metrics && make demo", "curl: is not known"),
+    "a program that is not known": ("$ wget http://127.0.0.1:9464/metrics && make demo", "wget: is not known"),
 }
 
 
@@ -137,7 +143,7 @@ def test_a_wrong_command_is_found(content: str, said: str, folder: Path) -> None
 
 
 def test_in_a_block_that_is_not_run_a_wrong_command_is_found_beside_unknown_programs(folder: Path) -> None:
-    process = run_console("$ curl http://127.0.0.1:9464/metrics\n$ make dmo\n", folder, programs_not_found="")
+    process = run_console("$ wget http://127.0.0.1:9464/metrics\n$ make dmo\n", folder, programs_not_found="")
     assert process.returncode != 0
     assert process.stderr == "make: there is no target dmo\n"
 
