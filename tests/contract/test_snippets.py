@@ -21,6 +21,7 @@ from types import MappingProxyType
 import pytest
 import yaml
 
+from demo.model import find_minilm
 from demo.processes import ServiceProcess
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.cli.examples import EXAMPLES
@@ -34,9 +35,9 @@ _OPTIONS = ("--kept-traces", "100", "--metrics-listen", "127.0.0.1:0")
 # The addresses of the pages → the gateway's log line that has the address in their place.
 _SHOWN = {"127.0.0.1:50050": "listening", "127.0.0.1:9464": "metrics"}
 _LIMIT_S = 60
-# The models of the pages, by their names there → architecture and task of small ones.
+# The models of the pages, by their names there → architecture and task of small ones. MiniLM is as it is published.
 _MODELS = {
-    "minilm": ("BERT", "sentence_embedding"),
+    "minilm": ("MiniLM", "sentence_embedding"),
     "reranker": ("BERT", "rerank"),
     "sentiment": ("BERT", "text_classification"),
     "squad": ("BERT", "question_answering"),
@@ -56,8 +57,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
     """A gateway with the models of the pages, on the fake back end."""
     sources, repository = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("repository")
     for name, (architecture, task) in _MODELS.items():
-        source = str(make_source(sources / name, architecture, task))
-        request = CompileRequest(source=source, task=task, repository=repository, name=name, backend="fake")
+        source = find_minilm() if name == "minilm" else make_source(sources / name, architecture, task)
+        request = CompileRequest(source=str(source), task=task, repository=repository, name=name, backend="fake")
         compile_bundle(request, lambda line: None)
     with ServiceProcess("all", "--repository", str(repository), *_OPTIONS) as process:
         yield process.wait_until_ready()
