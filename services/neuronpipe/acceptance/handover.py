@@ -1,4 +1,4 @@
-"""What accept and the process that measures for it hand each other: files in a folder."""
+"""The files in a folder by which `accept` and its measuring process communicate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class MeasureRequest:
 
 
 def output_file(core: int, number: int) -> str:
-    """Where a core's outputs of a batch are."""
+    """The file of a core's outputs for a batch."""
     return f"out-{core}-{number}.npz"
 
 

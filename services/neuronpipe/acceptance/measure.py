@@ -29,7 +29,7 @@ _WARM_UP_RUNS = 10
 
 
 class _Findings:
-    """What is known so far, in a file after every step: one that ends this process takes nothing with it."""
+    """The findings so far, written to a file after every step: a crash of this process loses nothing."""
 
     def __init__(self, path: Path) -> None:
         self.values: dict[str, Any] = {"errors": {}}
@@ -37,13 +37,13 @@ class _Findings:
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Whatever goes wrong is noted under the name."""
+        """Records an error of the block under the name."""
         print(name, flush=True)
         try:
             yield
         except SetupError as error:
             self.values["errors"][name] = str(error)
-        except Exception as error:  # of an acceptance, every error is a finding
+        except Exception as error:  # in an acceptance test, every error is a finding
             self.values["errors"][name] = error_text(error)
         self._path.write_text(json.dumps(self.values))
 
@@ -151,7 +151,7 @@ async def _error(backend: Backend, batch: Mapping[str, Any]) -> str:
 
 
 async def _throughput(backend: Backend, batch: Mapping[str, Any], in_flight: int, seconds: float) -> dict[str, float]:
-    """Full batches on every core for so long, each with so many in flight; latency is that of a batch."""
+    """Runs full batches on every core for a time, with a number of batches in flight. Latency is that of a batch."""
     latencies = list[float]()
 
     async def call(core: int, end_s: float) -> None:

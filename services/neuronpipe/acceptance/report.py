@@ -14,14 +14,14 @@ from neuronpipe.runtimes.neuron import device_count, sdk_words
 _PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "libneuronxla", "transformers", "openvino", "numpy")
 _DOUBLE = "made on the contract double of the Neuron SDK: its times say nothing of Neuron"
 _COLUMNS = ("Model", "Back end", "dtype", "Shape", "Cores", "In flight", "Throughput /s", "p50 ms", "p95 ms", "p99 ms", "Cost per 1M")
-# What clouds call their machine, and which driver the kernel has loaded.
+# The instance type, and the version of the loaded driver.
 _INSTANCE = Path("/sys/devices/virtual/dmi/id/product_name")
 _DRIVER = Path("/sys/module/neuron/version")
 _MAX_TEXT = 600
 
 
 def describe_machine() -> dict[str, Any]:
-    """What decides about the figures, by name."""
+    """The properties of the machine that the figures depend on, by name."""
     return {
         "instance": _read(_INSTANCE) or "unknown",
         "Neuron devices": device_count(),
@@ -97,7 +97,7 @@ def _model(model: Mapping[str, Any]) -> Iterator[str]:
     memory = {"host memory": model.get("host_memory_bytes"), "device memory": model.get("device_memory_bytes")}
     yield from (f"- {name}: {value / 2**20:.0f} MiB" for name, value in memory.items() if value)
     yield from (f"- compiled with {name} {version}" for name, version in model.get("versions", {}).items())
-    # The line that tells; tracebacks are in report.json.
+    # The last line; tracebacks are in report.json.
     yield from (f"- refused, {name}: `{_one_line(sdk_words(text))}`" for name, text in model.get("refusals", {}).items())
 
 

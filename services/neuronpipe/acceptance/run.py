@@ -1,7 +1,7 @@
-"""What a back end does with real models on the hardware of this machine, in one folder to send back.
+"""The acceptance test of a back end: real models on the hardware of this machine, with a report in one folder.
 
 All models are compiled before any is measured, and each is measured in a process of its own (measure.py): a runtime may own its cores
-until its process ends, and what breaks it ends that process only.
+until its process ends, and a crash ends that process only.
 """
 
 import dataclasses
@@ -50,7 +50,10 @@ class AcceptRequest:
 
 
 def accept(request: AcceptRequest, report: Callable[[str], None]) -> Path:
-    """Runs everything and writes report.md and report.json, also of what fails. Raises SetupError for a folder that cannot be written."""
+    """Runs everything and writes report.md and report.json, failures included.
+
+    Raises SetupError for a folder that cannot be written.
+    """
     found: dict[str, Any] = {"machine": describe_machine(), "seconds": request.seconds, "models": []}
     _write(found, request.folder)
     compiled: list[tuple[Compiled, dict[str, Any]]] = []
@@ -60,12 +63,12 @@ def accept(request: AcceptRequest, report: Callable[[str], None]) -> Path:
         found["models"].append(one)
         if made := _compile(model, one, report):
             compiled.append((made, one))
-        _write(found, request.folder)  # after each step, so that what is known is there whatever comes next
+        _write(found, request.folder)  # after each step, so that a later crash does not lose the findings
     for made, one in compiled:
         report(f"{one['name']}: measure")
         try:
             _measure(made, one, request, report)
-        except Exception as error:  # one model's failure is a line of the report, and the next one's turn
+        except Exception as error:  # a failure is a line of the report, and the next model follows
             one["errors"]["measure"] = error_text(error)
         _write(found, request.folder)
     for one in found["models"]:
@@ -90,7 +93,7 @@ def _compile(model: CompileRequest, one: dict[str, Any], report: Callable[[str],
     except SetupError as error:
         one["errors"]["compile"] = str(error)
         return None
-    except Exception as error:  # whatever a model of others, or a compiler, raises
+    except Exception as error:  # a model or a compiler may raise anything
         one["errors"]["compile"] = error_text(error)
         return None
     artifact = made.bundle.artifact(model.backend)
@@ -149,7 +152,7 @@ def _run(folder: Path, environment: Mapping[str, str], report: Callable[[str], N
 
 
 def _outputs(folder: Path, cores: int, batches: int) -> list[list[dict[str, Any]]]:
-    """Of each core that computed every batch, the outputs of each."""
+    """The outputs of every batch, for each core that computed all of them."""
     files = [[folder / output_file(core, number) for number in range(batches)] for core in range(cores)]
     return [[read_arrays(file) for file in of_core] for of_core in files if all(file.exists() for file in of_core)]
 

@@ -1,1 +1,1 @@
-"""Compiled models on disk: what a bundle holds, how it is found and verified, and how it is made."""
+"""Compiled models on disk: their format, the repository that holds them, and the compiler."""

@@ -1,4 +1,4 @@
-"""Buckets: the batch x token shapes that a model is compiled for, where its back end takes no others."""
+"""Buckets: the batch x token shapes that a model is compiled for, for back ends that compute no other shapes."""
 
 import re
 from collections.abc import Iterable
@@ -26,16 +26,16 @@ class Bucket(BaseModel):
 
     @property
     def padded_tokens(self) -> int:
-        """What the device computes, whatever of it is wanted."""
+        """The number of tokens that the device computes, padding and unused rows included."""
         return self.batch * self.tokens
 
     def holds(self, rows: int, tokens: int) -> bool:
-        """Whether so many sequences of up to so many tokens fit."""
+        """Whether a number of sequences of up to a number of tokens fit."""
         return rows <= self.batch and tokens <= self.tokens
 
 
 def parse_bucket(text: str) -> Bucket:
-    """A bucket from its words. Raises SetupError."""
+    """Parses a bucket such as "8x128". Raises SetupError."""
     match = _BUCKET.fullmatch(text)
     if match is None:
         raise SetupError(f"--bucket {text!r}: must be BATCHxTOKENS, both whole numbers from 1 on, as in 8x128")
@@ -43,7 +43,7 @@ def parse_bucket(text: str) -> Bucket:
 
 
 class BucketPlan:
-    """The buckets of one model: what was compiled, is warmed up, and what batches are made for."""
+    """The buckets of one model: the shapes that are compiled, warmed up and filled with batches."""
 
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         self.buckets = tuple(sorted(set(buckets), key=lambda bucket: (bucket.tokens, bucket.batch)))
@@ -54,11 +54,11 @@ class BucketPlan:
 
     @property
     def largest(self) -> Bucket:
-        """The longest bucket, and of the longest the one of the fewest rows: it says what one sequence may have."""
+        """The longest bucket, of these the one with the fewest rows. It sets the limit for the tokens of a sequence."""
         return next(bucket for bucket in self.buckets if bucket.tokens == self._lengths[-1])
 
     def round_tokens(self, tokens: int) -> int:
-        """The shortest bucket length that holds so many tokens; the longest one where none does."""
+        """The shortest bucket length that holds a number of tokens, or the longest length if none does."""
         return next((length for length in self._lengths if length >= tokens), self._lengths[-1])
 
     def batches(self, tokens: int) -> tuple[int, ...]:
@@ -66,16 +66,17 @@ class BucketPlan:
         return self._batches[tokens]
 
     def find(self, rows: int, tokens: int) -> Bucket | None:
-        """The bucket that computes the fewest tokens for a batch, or None where none holds it."""
+        """The bucket that computes the fewest tokens for a batch; None if no bucket holds it."""
         fitting = [bucket for bucket in self.buckets if bucket.holds(rows, tokens)]
         return min(fitting, key=lambda bucket: (bucket.padded_tokens, bucket.tokens), default=None)
 
 
 def fill_bucket(inputs: Arrays, bucket: Bucket, pad_token_id: int) -> dict[str, Array]:
-    """A batch in the shape of its bucket: padding on the right with the tokenizer's own id, and the first sequence in unused rows.
+    """Pads a batch to its bucket: on the right with the tokenizer's padding id, and unused rows with the first
+    sequence.
 
-    No row's mask is all zero: a softmax over nothing but masked tokens is not a number on some devices. RoBERTa's positions depend on
-    the padding id.
+    No row's mask is all zero, because a softmax over masked tokens only is not a number on some devices. The padding id
+    matters, because RoBERTa's positions depend on it.
     """
     filled = {}
     for name, array in inputs.items():
@@ -88,5 +89,5 @@ def fill_bucket(inputs: Arrays, bucket: Bucket, pad_token_id: int) -> dict[str, 
 
 
 def cut_bucket(outputs: Arrays, rows: int) -> dict[str, Array]:
-    """The outputs of a bucket without its unused rows. What belongs to padded tokens is cut with each sequence."""
+    """Removes the unused rows of a bucket's outputs. Padded tokens are removed later, with each sequence."""
     return {name: array[:rows] for name, array in outputs.items()}

@@ -16,7 +16,7 @@ from neuronpipe.tasks import TASKS
 MANIFEST_FILE = "manifest.json"
 SCHEMA_VERSION = 4
 
-# Before schema version 4 the facts of all tasks were fields of the model: task → the fact's name → the field's.
+# Before schema version 4 the facts of all tasks were fields of the model: task → name of the fact → name of the field.
 _FIELDS_BEFORE_4 = {
     "text_classification": {"score_function": "score_function"},
     "image_classification": {"score_function": "score_function"},
@@ -111,7 +111,7 @@ class Manifest(_Frozen):
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
-        """Reads a manifest. Raises SetupError for one of a newer schema, and for what is no manifest."""
+        """Reads a manifest. Raises SetupError for an invalid one, and for one of a newer schema."""
         try:
             versioned = _SchemaVersion.model_validate_json(path.read_bytes())
             if versioned.schema_version > SCHEMA_VERSION:
@@ -141,7 +141,7 @@ def _typed(task: str, facts: Any) -> TaskFacts:
 
 
 def _upgraded(content: dict[str, Any]) -> dict[str, Any]:
-    """A manifest of schema version 1, 2 or 3 as one of the newest."""
+    """Converts a manifest of schema version 1, 2 or 3 to the newest."""
     model = content.get("model")
     if not isinstance(model, dict):
         return content

@@ -1,4 +1,4 @@
-"""A repository is a folder of bundles, `<model>/<version>/`. Found here, verified on load, and written so that no half of one shows."""
+"""The model repository: a folder of bundles, `<model>/<version>/`. Verified on load, written atomically."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ from neuronpipe.core.model import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A compiled model on disk. Its manifest is read; its other files are verified as they are asked for."""
+    """A compiled model on disk. Its manifest has been read; each other file is verified when it is first used."""
 
     folder: Path
     manifest: Manifest
@@ -45,7 +45,7 @@ class Bundle:
         return self.spec.model_copy(update={"tokens": tuple(tokens)})
 
     def artifact(self, backend: str) -> Artifact:
-        """The artefact for a back end ("" for the bundle's first). Raises SetupError naming those that there are."""
+        """The artefact for a back end ("" for the bundle's first). Raises SetupError, which names those that exist."""
         for artifact in self.manifest.artifacts:
             if backend in ("", artifact.backend):
                 return artifact
@@ -93,13 +93,13 @@ def read_bundle(folder: Path) -> Bundle:
 
 
 def default_name(source: str) -> str:
-    """The name of a model that is given none: the last part of its folder or of its id on the Hub."""
+    """The default name of a model: the last part of its folder or of its id on the Hub."""
     name = Path(source).name
     return name if name not in ("", "..") else Path(source).resolve().name
 
 
 def check_writable(repository: Path, name: str) -> None:
-    """Raises SetupError where no bundle of the model can be written: found out by making a folder of its name, and deleting it."""
+    """Raises SetupError if no bundle of the model can be written, which is tested by creating and deleting a folder."""
     if not name.strip() or name.startswith(".") or "/" in name or not name.isprintable():
         raise SetupError(f"name {name!r} cannot be a folder's name; choose one with --name")
     if "," in name or " " in name:
@@ -139,9 +139,10 @@ def _versions(repository: Path, name: str) -> list[int]:
 
 @contextlib.contextmanager
 def new_bundle(repository: Path, name: str, version: int) -> Iterator[Path]:
-    """A folder to write a bundle's files into; it becomes the bundle when the block ends well, and vanishes when it does not.
+    """A folder to write a bundle's files into. It becomes the bundle when the block ends without error, and is deleted
+    otherwise.
 
-    Raises SetupError where no folder can be made, and where the version was written by someone else meanwhile.
+    Raises SetupError if no folder can be made, or if another process has written the version in the meantime.
     """
     model_folder = repository / name
     try:
@@ -157,7 +158,7 @@ def new_bundle(repository: Path, name: str, version: int) -> Iterator[Path]:
         _sync_path(model_folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another version of the model lives here
+        with contextlib.suppress(OSError):  # the folder holds another version of the model
             model_folder.rmdir()
         raise
 

@@ -1,4 +1,4 @@
-"""The models that a process serves: each opened and closed by itself, in one table that changes at once."""
+"""The models that a process serves. Each is opened and closed on its own; their table is replaced as a whole."""
 
 import asyncio
 import enum
@@ -15,7 +15,7 @@ ResourceT = TypeVar("ResourceT")
 
 
 class ModelState(enum.Enum):
-    """The states of a served model, in their order."""
+    """The states of a served model, in order."""
 
     LOADING = "loading"
     READY = "ready"
@@ -24,7 +24,7 @@ class ModelState(enum.Enum):
 
 
 class ServedModel(Generic[ResourceT]):
-    """One version of one model with what this process has of it. Made by `ServedModels`."""
+    """One version of one model with the resource of this process for it. Made by `ServedModels`."""
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
@@ -47,7 +47,10 @@ class ServedModel(Generic[ResourceT]):
 
     @contextmanager
     def use(self) -> Iterator[ResourceT]:
-        """What this process has of the model, which is not closed before the block ends. Raises Unavailable for one that is closing."""
+        """The model's resource, which is not closed before the block ends.
+
+        Raises Unavailable for a model that is not ready.
+        """
         if self.state is not ModelState.READY:
             raise Unavailable(f"model {self.spec.name!r} version {self.spec.version} is {self.state.value}")
         self._uses += 1
@@ -60,7 +63,7 @@ class ServedModel(Generic[ResourceT]):
                 self._is_unused.set()
 
     async def open(self, resource: AbstractAsyncContextManager[ResourceT]) -> None:
-        """Loads the model. Raises what its loading does."""
+        """Loads the model. Raises what loading raises."""
         self.resource = await self._stack.enter_async_context(resource)
         self.state = ModelState.READY
 
@@ -73,7 +76,7 @@ class ServedModel(Generic[ResourceT]):
 
 
 class ServedModels(Generic[ResourceT]):
-    """A process's models. Whoever looks one up sees the table of that moment."""
+    """The models of a process. `table` is a snapshot, which is replaced on every change."""
 
     def __init__(self, open_model: Callable[[Bundle], AbstractAsyncContextManager[ResourceT]]) -> None:
         self._open_model = open_model
@@ -87,12 +90,12 @@ class ServedModels(Generic[ResourceT]):
         return frozenset(model.key for model in self.table)
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Calls `changed` after each change of the table; the function that is returned ends that."""
+        """Calls `changed` after each change of the table, until the returned function is called."""
         self._watchers.append(changed)
         return lambda: self._watchers.remove(changed)
 
     async def open(self, bundle: Bundle) -> None:
-        """Loads a model, and serves it once it is ready. Raises SetupError for one that is served already, and what loading raises."""
+        """Loads a model and then serves it. Raises SetupError if it is served already, and what loading raises."""
         model: ServedModel[ResourceT] = ServedModel(bundle)
         if model.key in self.keys | self._opening:
             raise SetupError(f"{bundle.folder}: model {bundle.spec.name!r} version {bundle.spec.version} is served already")
@@ -104,7 +107,7 @@ class ServedModels(Generic[ResourceT]):
         self._replace([*self.table, model])
 
     async def close(self, key: ModelKey) -> None:
-        """Serves a model no longer, waits for those that use it, and unloads it. Does nothing where it is not served."""
+        """Stops serving a model, waits until it is unused, and unloads it. Does nothing if it is not served."""
         closing = [model for model in self.table if model.key == key]
         if closing:
             self._replace([model for model in self.table if model.key != key])
@@ -118,8 +121,11 @@ class ServedModels(Generic[ResourceT]):
 
 @asynccontextmanager
 async def running_models(models: ServedModels[ResourceT], bundles: list[Bundle]) -> AsyncIterator[ServedModels[ResourceT]]:
-    """Opens these models in a table, and closes whatever it holds with the block, the last one first. Raises what loading raises."""
-    async with AsyncExitStack() as closing:  # which closes the others also where one cannot be closed
+    """Opens these models; at the end of the block closes all models of the table, the last one first.
+
+    Raises what loading raises.
+    """
+    async with AsyncExitStack() as closing:  # closes the others even if closing one fails
         try:
             for bundle in bundles:
                 await models.open(bundle)

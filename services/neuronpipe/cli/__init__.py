@@ -1,8 +1,8 @@
 """The command line. Each command is a file here of its name with HELP, EXTRA, `add_options(parser)` and `run(options)`.
 
-EXTRA is what of pyproject.toml's extras installs what the command needs; "" where the package alone does.
+EXTRA is the extra of pyproject.toml that installs the command's dependencies; "" for none.
 
-What a command needs is imported as it runs: `infer` must work where only the client is installed.
+A command imports its dependencies when it runs: `infer` must work where only the client is installed.
 """
 
 import argparse
@@ -18,7 +18,7 @@ COMMANDS = ("compile", "accept", "serve", "infer", "trace", "models", "health", 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command. Exit codes: 0 done, 1 the request failed, 2 the command, a setting or a bundle is at fault."""
+    """Runs one command. Exit codes: 0 done, 1 the request failed, 2 the command, a setting or a bundle is wrong."""
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
         options.run(options)
@@ -45,7 +45,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     for argument in arguments:
         try:
             argument.encode()
-        except UnicodeEncodeError:  # Python keeps bytes of the command line that are no UTF-8 as halves of characters
+        except UnicodeEncodeError:  # Python represents bytes that are not UTF-8 as lone surrogates
             parser.error(f"argument {argument!r}: not valid UTF-8")
     return parser.parse_args(arguments)
 

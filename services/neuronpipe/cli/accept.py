@@ -1,4 +1,4 @@
-"""`neuronpipe accept`: its options, and what it measures. Imports what it needs only as it runs."""
+"""`neuronpipe accept`: its options, and the request. Imports its dependencies only when it runs."""
 
 import argparse
 import os
@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints where the report is. Raises SetupError for options that make no sense; what fails later is in the report."""
+    """Prints the path of the report. Raises SetupError for invalid options; later failures are in the report."""
     from neuronpipe.acceptance.settings import AcceptSettings
     from neuronpipe.core.settings import read_settings
     from neuronpipe.runtimes.neuron import runtime_environment

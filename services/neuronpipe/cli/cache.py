@@ -1,4 +1,4 @@
-"""`neuronpipe cache`: what lies in Redis, counted, deleted, and filled ahead."""
+"""`neuronpipe cache`: counts, deletes and fills the caches in Redis."""
 
 import argparse
 import asyncio
@@ -22,7 +22,7 @@ HELP = "show, delete or fill the caches in Redis"
 EXTRA = "tokenizer"
 
 _KINDS = ("tokens", "pixels", "results")
-# Nobody's request waits for these.
+# No request waits for these commands.
 _TIMEOUT_S = 10.0
 _SAMPLED_KEYS = 500
 _BATCH = 256
@@ -95,7 +95,9 @@ async def _stats(options: argparse.Namespace, remote: "Remote", settings: "Redis
 
 
 def _sample(sample: list[bytes], key: bytes, number: int) -> None:
-    """Takes the key with that number into the sample, so that each key has the same chance (reservoir sampling, algorithm R)."""
+    """Adds the key with that number to the sample, each key with the same probability (reservoir sampling, algorithm
+    R).
+    """
     if len(sample) < _SAMPLED_KEYS:
         sample.append(key)
     elif (place := random.randrange(number)) < _SAMPLED_KEYS:
@@ -176,7 +178,7 @@ class _Report:
 
 
 def _inputs(options: argparse.Namespace, tasks: Sequence[str]) -> "Iterator[tuple[int, TaskInput]]":
-    """The inputs of a file with the numbers of their lines."""
+    """The inputs of a file, with their line numbers."""
     from google.protobuf import json_format
 
     from neuronpipe.api.v1.tasks_pb2 import TaskInput

@@ -1,4 +1,4 @@
-"""`neuronpipe compile`: its options, and what it asks the compiler for. Imports the compiler only as it runs."""
+"""`neuronpipe compile`: its options, and the request to the compiler. Imports the compiler only when it runs."""
 
 import argparse
 import sys

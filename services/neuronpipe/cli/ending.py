@@ -1,4 +1,4 @@
-"""How commands that write files end when they are told to."""
+"""Lets commands that write files clean up on SIGTERM."""
 
 import contextlib
 import signal
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as an exception does, so that it cleans up, with the exit code that shells expect."""
+    """SIGTERM ends the block by an exception, so that it cleans up, with the exit code that shells expect."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         yield

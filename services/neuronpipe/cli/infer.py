@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 class _ShowExample(argparse.Action):
-    """Ends the command as --help does, so that nothing else has to be given."""
+    """Ends the command like --help, so that no other option is required."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option_string: str | None = None

@@ -1,6 +1,6 @@
-"""`neuronpipe load`: its options, and where its report goes.
+"""`neuronpipe load`: its options, and the output of its report.
 
-What runs the load is imported by the command alone: the parser of every other command is built with these options too.
+The load generator is imported only when the command runs, because every command builds the parsers of all.
 """
 
 import argparse
@@ -59,7 +59,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Runs the load. Exit codes: 0 done, 1 no request was answered, 130 broken off by Ctrl-C; the report is printed in all cases."""
+    """Runs the load.
+
+    Exit codes: 0 done, 1 no request was answered, 130 interrupted by Ctrl-C; the report is printed in all cases.
+    """
     request = LoadRequest(
         target=options.target,
         model=options.model,
@@ -93,7 +96,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _check_json(file: str | None) -> None:
-    """Finds out before the run whether its figures can be written."""
+    """Checks before the run that its figures can be written."""
     if file is None or file == "-":
         return
     if not file:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 HELP = "list the models that a gateway serves"
 EXTRA = ""
 
-# The version with a star is the one that requests get which name none.
+# A star marks the version that requests without a version get.
 _COLUMNS = ("MODEL", "VERSION", "TASKS", "TOKENS", "BACK END", "DTYPE", "ARCHITECTURE")
 
 
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _row(model: "Model") -> tuple[str, ...]:
-    tasks = dict.fromkeys([model.task, *model.tasks])  # the one that it was compiled for first
+    tasks = dict.fromkeys([model.task, *model.tasks])  # the task that it was compiled for comes first
     return (
         model.name,
         model.version + ("*" if model.is_default else ""),

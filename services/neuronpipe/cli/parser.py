@@ -1,4 +1,4 @@
-"""How the command line is read."""
+"""The parser of the command line."""
 
 import argparse
 import difflib
@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Refuses what it cannot understand in two lines, and names the option that was probably meant."""
+    """Reports an error in two lines, and suggests the option that was probably meant."""
 
     _arguments: Sequence[str] = ()
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
-        """As the base's, but an argument that is unknown to a command is an error of that command."""
+        """As the base class, but an argument that a command does not know is an error of that command."""
         self._arguments = sys.argv[1:] if args is None else args
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:

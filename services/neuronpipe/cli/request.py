@@ -1,4 +1,4 @@
-"""The options of commands that call a gateway: where it is, and what to send."""
+"""The options of commands that call a gateway: its address, and the request."""
 
 import argparse
 import errno
@@ -11,7 +11,7 @@ from neuronpipe.core.errors import SetupError
 if TYPE_CHECKING:
     from neuronpipe.api.v1.inference_pb2 import InferRequest
 
-# A day. Far larger numbers overflow in gRPC, which takes them for a deadline that has passed.
+# A day. Far larger numbers overflow in gRPC and count as a deadline that has passed.
 _MAX_TIMEOUT_S = 86_400
 _LAST_PORT = 65_535
 
@@ -56,7 +56,7 @@ def read_request(options: argparse.Namespace) -> "InferRequest":
 
 
 def parse_target(text: str) -> str:
-    """The type of --target: HOST:PORT, also with a scheme of gRPC's before it, or unix:PATH."""
+    """The type of --target: HOST:PORT, with or without a gRPC scheme, or unix:PATH."""
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty")
     host, _, port = text.rpartition(":")

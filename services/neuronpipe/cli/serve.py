@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 HELP = "run one service, or all of them in one process"
 EXTRA = "server"
 
-# service → its package, with `run` in server.py, the class of its settings in settings.py, and the extra that installs what it needs
+# service → its package (`run` is in server.py), the class of its settings in settings.py, and the extra that installs
+# its dependencies
 SERVICES = {
     "all": ("neuronpipe.local", "AllSettings", "all"),
     "gateway": ("neuronpipe.gateway", "GatewaySettings", "gateway"),
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
     start_logging(options.service)
     if "cores" in type(settings).model_fields:
         os.environ.update(runtime_environment(getattr(settings, "cores"), os.environ))  # noqa: B009 (of two of the five kinds)
-    # Threads of the tokenizers' own cost more than they bring: a tenth of the throughput (docs/decisions/0002).
+    # The thread pool of the library `tokenizers` costs a tenth of the throughput (docs/decisions/0002).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         with running_telemetry(options.service, settings, os.environ) as telemetry, asyncio.Runner(loop_factory=_event_loop) as runner:
@@ -84,7 +85,7 @@ def read_arguments(service: str, arguments: Sequence[str]) -> "ServerSettings":
 
 
 def _check_required(kind: "type[ServerSettings]", given: Mapping[str, str]) -> None:
-    """Raises SetupError for a setting that neither the command line nor the environment has."""
+    """Raises SetupError for a required setting that is neither on the command line nor in the environment."""
     from neuronpipe.core.settings import variable_name
 
     in_environment = {name.upper() for name, value in os.environ.items() if value}

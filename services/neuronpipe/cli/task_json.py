@@ -1,4 +1,4 @@
-"""Inputs of tasks as JSON, read with messages that say what is right."""
+"""Reads inputs of tasks from JSON, with error messages that name the valid fields and values."""
 
 import difflib
 import json
@@ -13,7 +13,7 @@ from neuronpipe.core.errors import SetupError
 
 
 def read_task_input(text: str) -> TaskInput:
-    """The input that JSON describes. Raises SetupError, whose message names the part at fault and what is right.
+    """The input that JSON describes. Raises SetupError, whose message names the wrong part and what would be valid.
 
     Task names may have hyphens, and enum values their short names in either case, as in {"text-classification": {"truncation": "right"}}.
     """
@@ -31,7 +31,7 @@ def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _as_protobuf(value: object, kind: Descriptor, path: str) -> dict[str, Any]:
-    """A message's JSON in protobuf's own words. Raises SetupError."""
+    """Converts a message's JSON to the names of protobuf. Raises SetupError."""
     if not isinstance(value, dict):
         example = EXAMPLES[path] if path else {"text_classification": {"text": "A fine day."}}
         raise SetupError(f"{path and path + ': '}must be an object, such as {json.dumps(example)}")

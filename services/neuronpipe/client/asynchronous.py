@@ -48,18 +48,21 @@ RETRIES = {
 class AsyncClient(TaskMethods):
     """Calls a gateway. Methods raise NeuronpipeError; its classes can be imported from neuronpipe.client.
 
-    The client's `timeout_s`, in seconds and finite, is the deadline of every call but infer_stream's, retries included; None for no
-    deadline. A method's `timeout_s` replaces it for one call; None leaves the client's. A deadline of 0 or less has passed already:
-    gRPC ends the call at once, with DeadlineExceeded.
+    The client's `timeout_s`, in seconds and finite, is the deadline of every call but infer_stream's, retries included;
+    None for no deadline. A method's `timeout_s` replaces it for one call; None leaves the client's. A deadline of 0 or
+    less has passed already: gRPC ends the call at once, with DeadlineExceeded.
 
-    `is_bulk` marks what the methods of the tasks (classify, embed and so on) send as work for which time matters less: it waits while
-    interactive work does, and is refused first. A request given to infer, infer_batch or infer_stream has its own `priority`.
+    `is_bulk` gives the requests of the task methods (classify, embed and so on) bulk priority: they wait behind
+    interactive requests, and are refused first. A request given to infer, infer_batch or infer_stream has its own
+    `priority`.
 
     Safe to share between tasks; use as `async with AsyncClient("host:50050") as client:` or call `close`.
     """
 
     def __init__(self, target: str, *, timeout_s: float | None = 30.0, retries: bool = True, is_bulk: bool = False) -> None:
-        """`target`: a gRPC target such as "host:50050" or "dns:///gateway:50050"; calls go round all of its addresses."""
+        """`target`: a gRPC target such as "host:50050" or "dns:///gateway:50050"; calls are balanced over all of its
+        addresses (round-robin).
+        """
         super().__init__(is_bulk=is_bulk)
         self._timeout_s = timeout_s
         self._channel = open_channel(target, RETRIES if retries else None)
@@ -74,22 +77,22 @@ class AsyncClient(TaskMethods):
         return await _result(self._inference.Infer(request, timeout=self._deadline_s(timeout_s)))
 
     async def infer_batch(self, requests: Iterable[InferRequest], *, timeout_s: float | None = None) -> Sequence[InferOutcome]:
-        """Runs many inputs; outcomes come in the order of the requests, each a response or an error of its own."""
+        """Runs many inputs. Outcomes are in the order of the requests; each is a response or an error."""
         call = self._inference.InferBatch(InferBatchRequest(requests=requests), timeout=self._deadline_s(timeout_s))
         return (await _result(call)).outcomes
 
     async def infer_stream(
         self, requests: AsyncIterable[InferRequest] | Iterable[InferRequest], *, timeout_s: float | None = None
     ) -> AsyncGenerator[InferStreamResponse, None]:
-        """Runs inputs as they are yielded; answers come as they are ready, named by their request_id.
+        """Runs inputs as they are yielded, and yields answers as they are ready, identified by their request_id.
 
-        A request without a request_id gets its place among the requests as one: "0" is the first.
+        A request without a request_id gets its position among the requests: "0" is the first.
 
         `timeout_s` is the deadline of the whole stream; None for no deadline, whatever the client's. What `requests` raises ends the
         call and is raised here.
         """
         call = self._inference.InferStream(timeout=timeout_s)
-        # Not gRPC's own reading of an iterator: that goes on when the call has ended, and hides what the iterator raises.
+        # gRPC's own reading of an iterator continues after the end of the call, and hides what the iterator raises.
         sending = asyncio.create_task(_send(requests, call))
         try:
             async for response in call:
@@ -144,7 +147,7 @@ async def _send(requests: AsyncIterable[InferRequest] | Iterable[InferRequest], 
             number += 1
             try:
                 await call.write(message)
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the call has ended; whoever reads it is told why
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the call has ended; the reader gets its error
                 return
     except Exception:
         call.cancel()

@@ -1,4 +1,4 @@
-"""The bytes of feature extraction as an array."""
+"""Converts the bytes of a feature extraction result to an array."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ _DTYPES = {FeatureType.FEATURE_TYPE_FLOAT32: "<f4", FeatureType.FEATURE_TYPE_FLO
 
 
 def to_array(result: FeatureExtractionResult) -> NDArray[np.float32]:
-    """float32 of the result's shape, whatever type its numbers have. Raises KeyError for a type that only a newer server knows."""
+    """float32 of the result's shape, from any type of numbers. Raises KeyError for a type of a newer server."""
     numbers = np.frombuffer(result.data, _DTYPES[result.type]).astype(np.float32)
     if result.scales:
         numbers = numbers.reshape(len(result.scales), -1) * np.array(result.scales, np.float32)[:, np.newaxis]

@@ -1,4 +1,4 @@
-"""A thin synchronous front over AsyncClient, which runs on an event loop in a thread of its own."""
+"""A thin synchronous wrapper of AsyncClient, which runs on an event loop in a thread of its own."""
 
 import asyncio
 import concurrent.futures
@@ -21,9 +21,9 @@ _CUT_OFF = "the client was closed during the call"
 
 
 class Client(TaskMethods):
-    """As AsyncClient, blocking. Safe to share between threads.
+    """As AsyncClient, but blocking. Safe to share between threads.
 
-    A call that `close` cuts off raises Cancelled; a call made after it raises RuntimeError.
+    A call that is running at `close` raises Cancelled; a call after `close` raises RuntimeError.
     """
 
     def __init__(self, target: str, *, timeout_s: float | None = 30.0, retries: bool = True, is_bulk: bool = False) -> None:
@@ -75,7 +75,7 @@ class Client(TaskMethods):
         return self._wait(self._client.get_model(name, version))
 
     def close(self) -> None:
-        """Ends all calls, closes the connections and ends the thread. May be called again, and from any thread."""
+        """Ends all calls, closes the connections and ends the thread. May be called several times, from any thread."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -89,7 +89,9 @@ class Client(TaskMethods):
         self.close()
 
     async def _hold(self, make: Callable[[], AsyncClient], is_made: "concurrent.futures.Future[None]") -> None:
-        """Holds the asynchronous client, which belongs to the loop that it is made on, until `close`; then ends what still runs."""
+        """Keeps the asynchronous client, which belongs to this event loop, open until `close`; then cancels running
+        calls.
+        """
         try:
             self._loop = asyncio.get_running_loop()
             self._closing = asyncio.Event()
@@ -106,7 +108,7 @@ class Client(TaskMethods):
             await asyncio.gather(*calls, return_exceptions=True)
 
     def _wait(self, coroutine: Coroutine[Any, Any, ResultT], *, is_begun: bool = False) -> ResultT:
-        """The coroutine's result. `is_begun`: it is a later part of a call, which `close` cuts off."""
+        """The coroutine's result. `is_begun`: it is a later part of a call, so a closed client raises Cancelled."""
         future = self._submit(coroutine)
         if future is None:
             raise Cancelled(_CUT_OFF) if is_begun else RuntimeError("the client is closed")
@@ -114,12 +116,12 @@ class Client(TaskMethods):
             return future.result()
         except concurrent.futures.CancelledError:
             raise Cancelled(_CUT_OFF) from None
-        except BaseException:  # KeyboardInterrupt too: the call must not run on behind the caller's back
+        except BaseException:  # KeyboardInterrupt too: the call must not continue without its caller
             future.cancel()
             raise
 
     def _leave(self, stream: "_Stream") -> None:
-        # Nothing waits for the end: the garbage collector may call this in the client's own thread, or as the interpreter exits.
+        # Does not wait: the garbage collector may call this in the client's own thread, or while the interpreter exits.
         self._submit(stream.close())
 
     def _submit(self, coroutine: Coroutine[Any, Any, ResultT]) -> "concurrent.futures.Future[ResultT] | None":
@@ -132,14 +134,17 @@ class Client(TaskMethods):
 
 
 class _Stream:
-    """The answers of one stream. One coroutine at a time is inside: an interrupted `next` may still be on its way out at `close`."""
+    """The answers of one stream.
+
+    One coroutine uses it at a time: an interrupted `next` may not have ended yet at `close`.
+    """
 
     def __init__(self, answers: AsyncGenerator[InferStreamResponse, None]) -> None:
         self._answers = answers
         self._lock = asyncio.Lock()
 
     async def next(self) -> InferStreamResponse | None:
-        """The next answer; None behind the last one."""
+        """The next answer; None after the last one."""
         async with self._lock:
             return await anext(self._answers, None)
 

@@ -1,4 +1,4 @@
-"""What spans and metrics say of what the stages return."""
+"""Attributes of spans and metrics, made from the values that the stages return."""
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome, Priority
 from neuronpipe.core.items import EncodedInput, Prediction
@@ -11,7 +11,7 @@ _BULK = Priority.PRIORITY_BULK
 
 
 def attributes_of(value: object) -> dict[str, AttributeValue]:
-    """The attributes of a stage's span by what the stage returned; none for what has nothing to tell."""
+    """The attributes of a stage's span, from the value that the stage returned."""
     if isinstance(value, EncodedInput):
         return {
             Attributes.TOKENS: value.tokens,
@@ -29,10 +29,10 @@ def attributes_of(value: object) -> dict[str, AttributeValue]:
 
 
 def cache_word(outcome: int) -> str:
-    """A cache's outcome in a word; the number for one that only newer services know."""
+    """A cache's outcome as a word, or its number for one that only newer services have."""
     return _CACHE_WORDS.get(outcome, str(outcome))
 
 
 def priority_word(priority: int) -> str:
-    """A priority in a word."""
+    """A priority as a word."""
     return "bulk" if priority == _BULK else "interactive"

@@ -10,7 +10,7 @@ from typing import Any
 async def run_beside(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], None]]:
     """Runs coroutines beside the block, which gets a function that starts more of them.
 
-    One that crashes cancels the block, and its error is raised in the block's place.
+    A coroutine that crashes cancels the block, and its error is raised instead of the block's result.
 
     The block's own error passes as it is; a bare TaskGroup would wrap it in an ExceptionGroup.
     """

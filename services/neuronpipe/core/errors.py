@@ -1,4 +1,4 @@
-"""Every error that callers can get, by what they should do about it.
+"""Every error that callers can get, and what to do about it.
 
     NeuronpipeError
      ├─ InvalidInput       fix the input
@@ -6,12 +6,12 @@
      ├─ WrongTask          ask for the task that the model has
      ├─ Overloaded         retry after `retry_after_s`
      ├─ DeadlineExceeded   give more time
-     ├─ Cancelled          nothing where you left; retry where the server stopped
+     ├─ Cancelled          nothing if you cancelled; retry if the server stopped
      ├─ Unavailable        retry: a stage is down or not ready
      └─ InternalError      report a bug; details are in the server's log
     SetupError             fix the command, the settings or the bundle (never crosses the network)
 
-A message names the thing and the limit and holds no text of the caller's and none of another library's exceptions.
+A message names the thing and the limit. It holds no text of the caller and no text of other libraries' exceptions.
 """
 
 from typing import ClassVar
@@ -28,7 +28,7 @@ class NeuronpipeError(Exception):
 
 
 class InvalidInput(NeuronpipeError):
-    """The input is at fault. `field` names the part of it, in the words of the proto."""
+    """The input is invalid. `field` names the part of it, as in the proto."""
 
     reason = "INVALID_INPUT"
 
@@ -45,13 +45,13 @@ class ModelNotFound(NeuronpipeError):
 
 
 class WrongTask(NeuronpipeError):
-    """The model exists and has another task than the input."""
+    """The model exists, but the input is for another task."""
 
     reason = "WRONG_TASK"
 
 
 class Overloaded(NeuronpipeError):
-    """Too much waits already. Trying again makes sense after `retry_after_s` seconds, not before."""
+    """The server is overloaded. Retry after `retry_after_s` seconds, not before."""
 
     reason = "OVERLOADED"
 
@@ -67,7 +67,7 @@ class DeadlineExceeded(NeuronpipeError):
 
 
 class Cancelled(NeuronpipeError):
-    """The call ended before its answer: the caller left, or the server stopped meanwhile."""
+    """The caller cancelled the call or disconnected, or the server cut the call off as it stopped."""
 
     reason = "CANCELLED"
 
@@ -79,10 +79,10 @@ class Unavailable(NeuronpipeError):
 
 
 class InternalError(NeuronpipeError):
-    """A fault of the server. The message is fixed by our code; what really happened is in the log."""
+    """A bug or fault of the server. The message is a fixed text; the details are in the server's log."""
 
     reason = "INTERNAL"
 
 
 class SetupError(Exception):
-    """A command, a setting or a bundle is at fault; the message says which, and what would be right."""
+    """A command, a setting or a bundle is wrong; the message says which, and what would be right."""

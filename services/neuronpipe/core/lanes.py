@@ -1,4 +1,4 @@
-"""Where CPU work runs: in a thread, one piece of a lane at a time, unless going there would take longer than the work."""
+"""Runs CPU work in threads, one piece of a lane at a time. Small work runs on the event loop, where it ends sooner."""
 
 import asyncio
 import threading
@@ -17,14 +17,14 @@ ResultT = TypeVar("ResultT")
 # 0.4 ms while the event loop is busy. Work on inputs of this size altogether is done in half a millisecond, for which the event loop can
 # wait once in a pass.
 _INLINE_BYTES = 4096
-# Enough that one or two models with long work leave a thread to the next one; more would only compete for the CPUs.
+# One or two models with long work leave a thread to the next one. More threads would only compete for the CPUs.
 _THREADS = 4
-# In one lane, behind what is being done.
+# In one lane, without the piece that is running.
 _MAX_WAITING = 4096
 
 
 class Lanes:
-    """A few threads that lanes share in turn, and one budget of small work in a pass of the event loop."""
+    """A few threads that the lanes share, and one budget for small work in each pass of the event loop."""
 
     def __init__(self, name: str, threads: int = _THREADS) -> None:
         """`name` begins the names of the threads."""
@@ -37,7 +37,7 @@ class Lanes:
         return Lane(name, self, self._pool)
 
     async def turn(self, size_bytes: int) -> None:
-        """Returns in the pass of the event loop in which so much small work may be done."""
+        """Waits for a pass of the event loop whose budget has room for small work of that size."""
         if not self._inline_bytes:
             asyncio.get_running_loop().call_soon(self._begin_pass)
         if not self._turns and self._inline_bytes + size_bytes <= _INLINE_BYTES:
@@ -51,21 +51,21 @@ class Lanes:
         self._inline_bytes = 0
         while self._turns and self._inline_bytes + self._turns[0][1] <= _INLINE_BYTES:
             turn, size_bytes = self._turns.popleft()
-            if not turn.done():  # else its caller left
+            if not turn.done():  # else its caller has left
                 turn.set_result(None)
                 self._inline_bytes += size_bytes
         if self._inline_bytes:
             asyncio.get_running_loop().call_soon(self._begin_pass)
 
     def close(self) -> None:
-        """Ends the threads. Their lanes are closed before."""
+        """Ends the threads. Close the lanes first."""
         self._pool.shutdown()
 
 
 class Lane:
-    """One model's CPU work of one kind: what goes to a thread is done one piece at a time, in order. Made by `Lanes`.
+    """One model's CPU work of one kind. Pieces that go to a thread run one at a time, in order. Made by `Lanes`.
 
-    A lane that has more to do queues up behind the other lanes after each piece.
+    After each piece, a lane with more work queues up behind the other lanes.
     """
 
     def __init__(self, name: str, lanes: Lanes, pool: ThreadPoolExecutor) -> None:
@@ -75,17 +75,18 @@ class Lane:
         # Guards the rest, which the event loop and a thread change.
         self._lock = threading.Lock()
         self._waiting: OrderedDict[Future[Any], Callable[[], Any]] = OrderedDict()
-        # The piece that a thread does or is about to take, also where nobody waits for it any more.
+        # The piece that a thread runs or takes next, even if its caller has left.
         self._turn: Future[None] | None = None
 
     async def run(
         self, size_bytes: int, work: Callable[ParametersT, ResultT], *args: ParametersT.args, **kwargs: ParametersT.kwargs
     ) -> ResultT:
-        """Does the work: on the event loop where its input is small and the lane has nothing in a thread, else in a thread.
+        """Runs the work: on the event loop if its input is small and the lane has nothing in a thread, else in a
+        thread.
 
-        Much small work is spread over passes of the event loop. With the lane at work it waits its turn there, as a tokenizer's lock
-        would make the event loop wait instead. Work whose caller leaves before it began is not done. Raises Overloaded, and what the
-        work does.
+        Small work is spread over passes of the event loop. If the lane has work in a thread, small work queues there
+        too: otherwise the event loop would wait for the tokenizer's lock. Work whose caller leaves before it began is
+        not done. Raises Overloaded, and what the work raises.
         """
         if size_bytes <= _INLINE_BYTES and not self._turn:
             await self._lanes.turn(size_bytes)
@@ -94,7 +95,7 @@ class Lane:
         return await asyncio.wrap_future(self._queue(partial(work, *args, **kwargs)))
 
     async def close(self) -> None:
-        """Cancels what waits, and returns when the piece being done is."""
+        """Cancels the waiting work, and returns when the running piece has ended."""
         for future in list(self._waiting):
             future.cancel()
         if turn := self._turn:
@@ -127,7 +128,7 @@ class Lane:
                 result = work()
             except BaseException as fault:
                 error = fault
-        # The lane is free before its caller goes on, who may have more work.
+        # The lane is free before its caller continues, as the caller may have more work.
         with self._lock:
             self._turn = self._pool.submit(self._do_next) if self._waiting else None
         if future and is_wanted:
@@ -140,7 +141,7 @@ class Lane:
 
 
 def is_on_event_loop() -> bool:
-    """Whether it is the event loop that does the work which asks, and not a lane's thread."""
+    """Whether the caller runs on the event loop and not in a lane's thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -50,5 +50,5 @@ def log_warning(event: str, **fields: object) -> None:
 
 
 def log_fault(event: str, fault: BaseException, **fields: object) -> None:
-    """Logs a fault of ours with its traceback."""
+    """Logs a fault with its traceback."""
     _LOGGER.error(event, exc_info=fault, extra={"fields": fields})

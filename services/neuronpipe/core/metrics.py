@@ -27,7 +27,7 @@ class Exemplar:
 
 
 class Counter:
-    """Grows."""
+    """A number that only grows."""
 
     __slots__ = ("value",)
 
@@ -40,7 +40,7 @@ class Counter:
 
 
 class Histogram:
-    """Counts values into buckets. `counts` has one more than `bounds`: for what is above the last."""
+    """Counts values into buckets. `counts` has one more than `bounds`, for values above the last bound."""
 
     __slots__ = ("bounds", "counts", "exemplars", "total")
 
@@ -59,7 +59,7 @@ class Histogram:
             self.exemplars[bucket] = Exemplar(value, context, time_ns())
 
 
-# Called by exporters' threads.
+# Called from the threads of exporters.
 Gauge: TypeAlias = Callable[[], float]
 
 
@@ -72,7 +72,7 @@ class Family:
 
     @property
     def divisor(self) -> float:
-        """What recorded numbers are divided by for export."""
+        """The divisor of recorded numbers for export."""
         return 1e9 if self.instrument.unit == "s" else 1.0
 
     def number(self, series: Counter | Histogram | Gauge) -> float:
@@ -102,15 +102,17 @@ class Meters:
         return found
 
     def gauge(self, instrument: Instrument, read: Gauge, *labels: str) -> None:
-        """A number that is read when it is asked for."""
+        """Adds a gauge whose number is read at export."""
         self._series(instrument, labels)[labels] = read
 
     def remove_gauge(self, instrument: Instrument, *labels: str) -> None:
-        """What it read is no more."""
+        """Removes a gauge."""
         self._series(instrument, labels).pop(labels, None)
 
     def show(self, instrument: Instrument, values: Mapping[Labels, float]) -> None:
-        """All of an instrument's gauges from now on, by the values of its labels; at once, or an exporter would see some of them."""
+        """Replaces all gauges of an instrument, by the values of its labels, at once: an exporter never sees only some
+        of them.
+        """
         series: dict[Labels, Counter | Histogram | Gauge] = {labels: partial(float, value) for labels, value in values.items()}
         if series:
             self._families[instrument.name] = Family(instrument, series)
@@ -129,14 +131,17 @@ class Meters:
 
 
 class Traces(Protocol):
-    """Traces that are kept."""
+    """The traces that are kept in memory."""
 
     def find(self, trace_id: int) -> dict[str, Any]:
         """A trace's spans in this process as OTLP JSON."""
 
 
 class Telemetry:
-    """What a service tells of itself: where its spans go, and its numbers. Without arguments: no spans, and numbers that nobody reads."""
+    """The tracer, the metrics and the kept traces of a service.
+
+    The defaults record no spans, and metrics that are not exported.
+    """
 
     def __init__(self, tracer: Tracer | None = None, meters: Meters | None = None, traces: Traces | None = None) -> None:
         self.tracer = tracer or Tracer()

@@ -1,4 +1,4 @@
-"""What every service knows of a model, and the table in which each looks its models up."""
+"""The description of a model that every service has, and the table of a service's models."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
@@ -27,7 +27,7 @@ class OutputSpec(BaseModel):
 class ImageSpec(BaseModel):
     """How an image in RGB becomes the pixels that a model takes, uint8 [3, *size]: resized, then cropped, each where it is set.
 
-    What comes behind, scaling and normalizing, is part of the compiled model. Sizes are (height, width).
+    Scaling and normalizing, which follow, are part of the compiled model. Sizes are (height, width).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -45,7 +45,7 @@ class ImageSpec(BaseModel):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Of the pixels."""
+        """The height and width of the pixels."""
         size = self.crop or self.resize
         if not isinstance(size, tuple):
             raise ValueError("images of different shapes would have different sizes")
@@ -53,15 +53,17 @@ class ImageSpec(BaseModel):
 
     @property
     def tokens(self) -> int:
-        """What an image counts as, in queues and batches: the patches of 16 x 16 pixels, which are a vision transformer's tokens."""
+        """The number of tokens that an image counts as: its patches of 16 x 16 pixels, the tokens of a vision
+        transformer.
+        """
         height, width = self.size
         return max(3, -(-height // 16) * -(-width // 16))  # 3 is the least that a model can have
 
 
 class TaskFacts(BaseModel):
-    """What one task knows of a model, besides what every model has. A task that knows something declares a subclass.
+    """The facts about a model that only one task needs. Such a task declares a subclass.
 
-    `encoded`: the facts that encodings of the task's inputs depend on; `told`: those that ModelService tells, fields of its message Model.
+    `encoded`: the facts that encodings of the task's inputs depend on; `told`: those in ModelService's message Model.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,7 +83,7 @@ class TaskFacts(BaseModel):
 class ModelSpec(BaseModel):
     """A model as tasks, scheduler and gateway see it. Part of the bundle's manifest.
 
-    `labels` and `tokens` are no task's own: they say what the numbers of the model's outputs stand for.
+    `labels` and `tokens` are shared by tasks: they say what the numbers of the model's outputs mean.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -110,12 +112,12 @@ class ModelSpec(BaseModel):
 
     @property
     def token_limit(self) -> str:
-        """max_tokens in the words of an error."""
+        """max_tokens as error messages show it."""
         return f"{self.max_tokens} (its largest bucket is {self.largest_bucket})" if self.largest_bucket else str(self.max_tokens)
 
     @property
     def told_facts(self) -> dict[str, Any]:
-        """The facts that ModelService tells callers, by the field of its message Model."""
+        """The facts that callers get from ModelService, by the field of its message Model."""
         return {name: getattr(facts, name) for facts in self.facts.values() for name in facts.told}
 
     def tokens_of(self, sequence: Arrays) -> int:
@@ -124,7 +126,7 @@ class ModelSpec(BaseModel):
 
 
 def encoding_traits(spec: ModelSpec) -> tuple[object, ...]:
-    """All of a model that its inputs' encodings depend on, its tokenizer and the input's task apart."""
+    """Everything about a model that encodings of its inputs depend on, except its tokenizer and the input's task."""
     traits = sorted((task, *(getattr(facts, name) for name in facts.encoded)) for task, facts in spec.facts.items() if facts.encoded)
     return spec.max_tokens, "token_type_ids" in spec.inputs, spec.image, *traits
 
@@ -135,7 +137,7 @@ class ModelTable(Generic[EntryT]):
     def __init__(self, entries: Mapping[tuple[str, int], EntryT]) -> None:
         self._entries = dict(sorted(entries.items()))
         self._newest = dict(self._entries.keys())  # sorted, so the last version of a name stays
-        # By the words of a request, as nearly all of them are.
+        # By name and version as requests write them, which finds nearly all.
         self._by_words = {(name, str(version)): entry for (name, version), entry in self._entries.items()}
         self._by_words |= {(name, ""): self._entries[name, version] for name, version in self._newest.items()}
 
@@ -143,7 +145,10 @@ class ModelTable(Generic[EntryT]):
         return iter(self._entries.values())
 
     def find(self, name: str, version: str) -> EntryT:
-        """The entry for a request's words. Raises ModelNotFound, or InvalidInput for a version that is no whole number."""
+        """The entry for a name and a version.
+
+        Raises ModelNotFound, or InvalidInput for a version that is not a whole number.
+        """
         found = self._by_words.get((name, version))
         if found is not None:
             return found

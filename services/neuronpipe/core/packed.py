@@ -1,6 +1,7 @@
-"""Values that are messages in one process and bytes in another: each form is made of the other when it is first asked for.
+"""Values that are a protobuf message in one process and bytes in another. Each form is made from the other when first
+needed.
 
-A gateway that only forwards a value never parses it, and one process that computes it never serializes it.
+So a gateway that only forwards a value never parses it, and a single process never serializes it.
 """
 
 from collections.abc import Sequence
@@ -64,17 +65,17 @@ class Packed(Generic[MessageT]):
 
 
 def pack_input(message: TaskInput) -> Packed[TaskInput]:
-    """An input that is there as a message."""
+    """Wraps an input that exists as a message."""
     return Packed(TaskInput, message=message)
 
 
 def pack_result(message: TaskResult) -> Packed[TaskResult]:
-    """A result that is there as a message."""
+    """Wraps a result that exists as a message."""
     return Packed(TaskResult, message=message)
 
 
 class TensorSets:
-    """The arrays of an input's sequences, one set each; what is read of bytes are views on them."""
+    """The arrays of an input's sequences, one set for each. Arrays that are read from bytes are views on them."""
 
     __slots__ = ("_arrays", "_data")
 
@@ -116,7 +117,7 @@ NO_TENSORS = TensorSets(arrays=())
 
 
 def _only_task(data: bytes) -> str | None:
-    """The task of a serialized message that holds one field and nothing else, as nearly all do; None where it must be parsed to tell."""
+    """The task of a serialized message that holds a single field, as nearly all do; None if it has to be parsed."""
     number_and_type, position = _varint(data, 0)
     if number_and_type & 7 != _LENGTH_DELIMITED:
         return None

@@ -1,8 +1,8 @@
 """Settings, each from the command line or from the environment, read once in cli.
 
-A setting `max_batch_size` of the service `neuron-executor` is `--max-batch-size` on the command line, which wins, or
-`NEURONPIPE_NEURON_EXECUTOR_MAX_BATCH_SIZE` in the environment. A variable under the prefix that is no setting is an error, since it
-is a typing error more often than not. Each service has its settings in its own settings.py.
+A setting `max_batch_size` of the service `neuron-executor` is `--max-batch-size` on the command line, which takes
+precedence, or `NEURONPIPE_NEURON_EXECUTOR_MAX_BATCH_SIZE` in the environment. A variable with the prefix that is not a
+setting is an error, since it is most often a typing error. Each service has its settings in its own settings.py.
 """
 
 import os
@@ -20,12 +20,12 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 class Settings(BaseSettings):
     """The base of all settings."""
 
-    # On all bases alike: of several, pydantic takes the last one's value, were it only a default.
+    # Set on all base classes alike: of several, pydantic takes the value of the last one, even a default.
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_ignore_empty=True)
 
 
 def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
-    """The settings of one service, or command, from what the command line gave and the environment. Raises SetupError."""
+    """Reads the settings of a service or command from its options and the environment. Raises SetupError."""
     prefix = str(kind.model_config.get("env_prefix"))
     known = {variable_name(kind, field) for field in kind.model_fields}
     unknown = sorted(name for name in os.environ if name.startswith(prefix) and name not in known)

@@ -1,4 +1,4 @@
-"""Errors as google.rpc.Status and back: the form in which they cross a process border, alone or inside a batch."""
+"""Converts errors to google.rpc.Status and back. In this form they cross process borders, alone or inside a batch."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -37,7 +37,7 @@ CODES: dict[type[NeuronpipeError], int] = {
     InternalError: code_pb2.INTERNAL,
 }
 
-# Shown where a server has to guess how long to wait: a status without RetryInfo comes from something other than our services.
+# Used for a status without RetryInfo, which some other server sent.
 _DEFAULT_RETRY_AFTER_S = 1.0
 
 _BY_CODE: dict[int, Callable[[str], NeuronpipeError]] = {code: kind for kind, code in CODES.items()}
@@ -57,7 +57,7 @@ def to_status(error: NeuronpipeError) -> Status:
 
 
 def from_status(status: Status) -> NeuronpipeError:
-    """The error that a status stands for; one that no service of ours sends becomes InternalError."""
+    """The error of a status; a code that neuronpipe never sends becomes InternalError."""
     if status.code == code_pb2.INVALID_ARGUMENT:
         violation = BadRequest.FieldViolation(field="request", description=status.message)
         for bad_request in _unpack(status, BadRequest):

@@ -1,4 +1,4 @@
-"""What goes over the stream between a gateway and a process of a stage, as values."""
+"""The values that travel over the stream between a gateway and a process of a stage."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 from neuronpipe.core.items import ModelKey, StageItem
 
-# An item's number, and the stage's value or a NeuronpipeError. The values of three stages alike, which types cannot say.
+# An item's number, and the stage's value or a NeuronpipeError. The three stages have different types of values.
 Outcome: TypeAlias = tuple[int, Any]
 
 
@@ -15,7 +15,8 @@ Outcome: TypeAlias = tuple[int, Any]
 class StageResponse:
     """One message of a stage's process.
 
-    `kept_item_ids`: from one that reads no more, what it still works on. `models`: those that it has, where they have changed.
+    `kept_item_ids`: the items that a draining process still works on. `models`: the models that it has, if they have
+    changed.
     """
 
     outcomes: Sequence[Outcome] = ()
@@ -28,11 +29,11 @@ class Stream(Protocol):
 
     @property
     def models(self) -> frozenset[ModelKey] | None:
-        """What the process said to have as it opened the stream; None from one of an older release, which gets every item."""
+        """The models that the process announced; None from a process of an older release, which gets every item."""
 
     @property
     def retired(self) -> asyncio.Event:
-        """Set when the process shall get nothing new."""
+        """Set when the process gets no new items."""
 
     async def send(self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int]) -> Sequence[Outcome]:
         """Sends items by their numbers. Returns the errors of those that cannot be sent."""

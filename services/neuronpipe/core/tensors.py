@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from neuronpipe.api.v1.tensors_pb2 import DataType, Tensor, TensorSet
 from neuronpipe.core.errors import InvalidInput
 
-# Of whatever dtype the name stands for; docstrings say which.
+# An array of any dtype; docstrings say which.
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 # Of the sequences of one input, in order.
@@ -44,7 +44,7 @@ def _to_array(tensor: Tensor) -> Array:
     dtype = _DTYPES.get(tensor.data_type)
     if dtype is None:
         raise InvalidInput(f"tensor {tensor.name}", f"data type {tensor.data_type} is not known")
-    # Each look at a field of bytes copies it.
+    # Each access to a field of bytes copies it.
     shape, data = tuple(tensor.shape), tensor.data
     expected_bytes = math.prod(shape) * dtype.itemsize
     if len(data) != expected_bytes:

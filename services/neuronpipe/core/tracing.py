@@ -1,7 +1,7 @@
-"""Spans as plain numbers: what a request's trace is made of, long before any exporter sees it.
+"""Spans as plain numbers, recorded without the OpenTelemetry SDK; exporters convert them.
 
-A request that is not sampled costs a coin. A sampled one notes times on time.monotonic_ns(), the clock of its timings, and makes its
-spans of them when it ends. Knows no OpenTelemetry SDK.
+A request that is not sampled costs one random draw. A sampled request records times on time.monotonic_ns(), the clock
+of its timings, and its spans are made of these when it ends.
 """
 
 import asyncio
@@ -26,15 +26,16 @@ _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16}
 _SAMPLED = 1
 # Failures that are the caller's: OpenTelemetry's rpc conventions do not count them as errors of the server.
 _CALLERS_FAULTS = (InvalidInput, ModelNotFound, WrongTask, Cancelled, asyncio.CancelledError)
-# Samplers compare this part of a trace's id, as OpenTelemetry's TraceIdRatioBased does, so that all decide alike.
+# Sampling compares this part of a trace's id, as OpenTelemetry's TraceIdRatioBased does, so that all samplers decide
+# alike.
 _RATIO_BITS = 64
-# How long the wall clock's distance from the monotonic one is taken for the same: NTP turns clocks by 0.5 ms a second at most.
+# How long the offset between wall clock and monotonic clock is reused: NTP adjusts clocks by 0.5 ms a second at most.
 _ANCHOR_LIFE_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class SpanContext:
-    """Which span of which trace: what travels."""
+    """The context of a span, as it is propagated: trace id, span id, whether it is sampled."""
 
     trace_id: int
     span_id: int
@@ -43,7 +44,7 @@ class SpanContext:
 
     @classmethod
     def parse(cls, traceparent: str, tracestate: str = "") -> "SpanContext | None":
-        """The context of a W3C traceparent; None where it is none, which means the same as its absence."""
+        """The context of a W3C traceparent; None for an invalid one, which counts as absent."""
         match = _TRACEPARENT.fullmatch(traceparent)
         if not match or (match[1] == "00" and match[5]):
             return None
@@ -51,7 +52,7 @@ class SpanContext:
 
     @property
     def traceparent(self) -> str:
-        """As W3C Trace Context writes it."""
+        """The traceparent of W3C Trace Context."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.is_sampled:02x}"
 
     @property
@@ -71,7 +72,7 @@ class SpanContext:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A span that this one belongs with."""
+    """A link to a related span."""
 
     context: SpanContext
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
@@ -79,7 +80,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened in a span; `at_ns` on time.monotonic_ns()."""
+    """An event of a span; `at_ns` on time.monotonic_ns()."""
 
     name: str
     at_ns: int
@@ -102,7 +103,7 @@ class Span:
     is_error: bool = False
 
     def fail(self, error: BaseException, at_ns: int) -> None:
-        """Notes what the span's work failed with. The message stays in the response and the log: it may hold a caller's words."""
+        """Records the error of the span's work, without its message, which may hold a caller's text."""
         self.attributes[Attributes.ERROR_TYPE] = status_name(error)
         self.is_error = not isinstance(error, _CALLERS_FAULTS)
         if event := event_of(error):
@@ -119,7 +120,7 @@ def status_name(error: BaseException | None) -> str:
 
 
 def event_of(error: BaseException) -> str | None:
-    """The event that an error is, besides an error."""
+    """The event of a span for an error such as a passed deadline; None for other errors."""
     if isinstance(error, Overloaded):
         return Events.SHED
     if isinstance(error, DeadlineExceeded):
@@ -130,7 +131,7 @@ def event_of(error: BaseException) -> str | None:
 
 
 class Tracer:
-    """Decides what is sampled and takes the spans. Without sinks nothing is."""
+    """Decides which requests are sampled, and passes ended spans to the sinks. Without sinks nothing is sampled."""
 
     def __init__(self, sinks: Sequence[Sink] = (), *, ratio: float = 0.0, honours_parent: bool = True) -> None:
         """`ratio`: of the requests without a trace of their own, the share that is sampled."""
@@ -155,31 +156,31 @@ class Tracer:
         return SpanContext(trace_id, _new_id(64), True, parent.tracestate if parent else "")
 
     def unsampled(self, parent: SpanContext | None) -> SpanContext | None:
-        """The trace of a request that is not sampled, as others get it: they record nothing either, whatever the caller decided.
+        """The trace context that is passed on for a request that is not sampled: the stages record nothing either.
 
-        A process that takes no part in tracing hands it on as it came.
+        A process without tracing passes the caller's context on unchanged.
         """
         return replace(parent, is_sampled=False) if parent and parent.is_sampled and self._sinks else parent
 
     def joined(self, trace: SpanContext | None) -> SpanContext | None:
-        """The context that came with an item, None unless it is sampled: stages leave the decision to the gateway."""
+        """The context that came with an item, None unless it is sampled: the gateway decides, stages follow."""
         return trace if trace and trace.is_sampled and self._sinks else None
 
     def record(self, span: Span) -> None:
-        """Takes a span that has ended."""
+        """Passes an ended span to the sinks."""
         for sink in self._sinks:
             sink(span)
 
 
 class Clock:
-    """The wall clock at moments of time.monotonic_ns(), in nanoseconds since 1970."""
+    """Converts times of time.monotonic_ns() to nanoseconds since 1970."""
 
     def __init__(self) -> None:
         self._offset_ns = 0
         self._anchored_ns: int | None = None
 
     def wall_ns(self, monotonic_ns: int) -> int:
-        """The wall clock's time at a moment. Moments in between keep their distances exactly."""
+        """The wall clock's time. Differences between times are kept exactly."""
         now_ns = time.monotonic_ns()
         if self._anchored_ns is None or now_ns - self._anchored_ns > _ANCHOR_LIFE_NS:
             self._offset_ns, self._anchored_ns = _wall_offset_ns(), now_ns
@@ -187,7 +188,7 @@ class Clock:
 
 
 def _wall_offset_ns() -> int:
-    """The distance of the two clocks, by the quickest of some readings: another process may run in between."""
+    """The offset of the two clocks, by the fastest of several readings: another process may run in between."""
     readings = []
     for _ in range(5):
         before_ns, wall_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
@@ -196,20 +197,20 @@ def _wall_offset_ns() -> int:
 
 
 def _new_id(bits: int) -> int:
-    while True:  # zero is no id
+    while True:  # zero is not a valid id
         if identifier := random.getrandbits(bits):
             return identifier
 
 
-# The span that the running task works on. Of a task, not of the module: it is how log lines and retries find their request.
+# The span of the running task. A context variable is per task: log lines and retries find their request by it.
 _CURRENT: ContextVar[Span | None] = ContextVar("neuronpipe_span", default=None)
 
 
 def current_span() -> Span | None:
-    """The span that the running task works on; None where its request is not sampled."""
+    """The span of the running task; None if its request is not sampled."""
     return _CURRENT.get()
 
 
 def enter_span(span: Span | None) -> None:
-    """Makes a span the running task's."""
+    """Sets the span of the running task."""
     _CURRENT.set(span)

@@ -1,4 +1,4 @@
-"""An image file as the pixels that a model takes. The only file that knows Pillow.
+"""Decodes image files to the pixels that a model takes. The only file that imports Pillow.
 
 Equal, bit by bit, to transformers' image processors on Pillow and NumPy (those named ...Pil in transformers 5, the "slow" ones in 4) behind
 `load_image`, which applies EXIF's orientation and converts to RGB: the same functions of the same library. torchvision's processors resize
@@ -17,19 +17,22 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ImageSpec, Resampling
 from neuronpipe.core.tensors import Array
 
-# Of metadata that is broken, in words of the file's own, each of which Python would remember. For good: to do it for the time of a call
-# is not safe in threads.
+# Warnings about broken metadata hold text of the file, and Python would remember each of them. The filter is permanent:
+# setting it for the time of a call is not thread-safe.
 warnings.filterwarnings("ignore", module="PIL")
 
-# Of the library, whose decoders and filters may change with it.
+# The version of the library: decoders and filters may change with it.
 LIBRARY_VERSION: str = PIL.__version__
 
 _FORMATS = ("JPEG", "PNG", "WEBP")
-# Those that can be animated. A JPEG file with several images (MPO) is a photograph with its preview or its depth, and the first one counts.
+# The formats that can be animated. A JPEG file with several images (MPO) is a photograph with a preview or depth map;
+# the first image counts.
 _ANIMATED_FORMATS = ("PNG", "WEBP")
-# Decoded, one of so many takes 200 MB, and as much again to be turned upright. Phones take pictures of 48 million.
+# An image of this size takes 200 MB decoded, and as much again to be rotated. Phones take pictures of 48 million
+# pixels.
 _MAX_PIXELS = 50_000_000
-# Each scan of a progressive JPEG goes over the whole image: a small file of many keeps the decoder busy for minutes. Encoders write 10.
+# Each scan of a progressive JPEG covers the whole image: a small file with many scans keeps the decoder busy for
+# minutes. Encoders write 10.
 _MAX_SCANS = 64
 _START_OF_SCAN = b"\xff\xda"
 
@@ -37,17 +40,22 @@ _FILTERS = {name: Image.Resampling[name.upper()] for name in get_args(Resampling
 
 
 def read_pixels(data: bytes, spec: ImageSpec) -> Array:
-    """The pixels of a JPEG, PNG or WebP file: uint8 [3, height, width]. Raises InvalidInput for what is no such file, or too large."""
+    """The pixels of a JPEG, PNG or WebP file: uint8 [3, height, width].
+
+    Raises InvalidInput for other files and for images that are too large.
+    """
     return _fit(_decode(data, spec), spec)
 
 
 def to_pixels(levels: Array, spec: ImageSpec) -> Array:
-    """The pixels of an image that is decoded, uint8 [any, any, 3]: uint8 [3, height, width]."""
+    """The pixels of a decoded image, uint8 [any, any, 3]: uint8 [3, height, width]."""
     return _fit(Image.fromarray(levels), spec)
 
 
 def whiten(image: Image.Image) -> Image.Image:
-    """An RGB image with white for the colour that its file calls transparent: as convert_to_rgb in transformers/image_transforms.py."""
+    """An RGB image with white in place of the transparent colour, as convert_to_rgb in
+    transformers/image_transforms.py.
+    """
     if image.info.get("transparency") is None:
         return image
     with_alpha = image.convert("RGBA")
@@ -68,17 +76,17 @@ def _decode(data: bytes, spec: ImageSpec) -> Image.Image:
     try:
         upright = ImageOps.exif_transpose(image).convert("RGB")
         return whiten(upright) if spec.whitens else upright
-    except Exception as error:  # each decoder raises something else
+    except Exception as error:  # each decoder raises other exceptions
         raise InvalidInput("image", f"is a {image.format} file that is cut off or damaged") from error
 
 
 def _open(data: bytes, spec: ImageSpec) -> Image.Image:
-    """The file, of which no more was read than its header."""
+    """The opened file, of which only the header has been read."""
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidInput("image", f"more pixels than the limit of {_MAX_PIXELS:,}") from error
-    except Exception as error:  # of a broken header each format raises something else
+    except Exception as error:  # for a damaged header, each format raises other exceptions
         raise InvalidInput("image", f"is not a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file, or its header is damaged") from error
     if image.width * image.height > _MAX_PIXELS:
         raise InvalidInput("image", f"{image.width} x {image.height} pixels, the limit is {_MAX_PIXELS:,} in all")
@@ -112,7 +120,7 @@ def _crop(pixels: Array, height: int, width: int) -> Array:
 
 
 def _middle(length: int, cropped: int) -> tuple[slice, slice]:
-    """Where a side of `length` goes in one of `cropped`, and what of it is kept."""
+    """The slices that copy a side of `length` into one of `cropped`: of the target, and of the source."""
     if length >= cropped:
         first = (length - cropped) // 2
         return slice(None), slice(first, first + cropped)

@@ -1,4 +1,4 @@
-"""What a kind of input knows of itself, so that batching need not ask which kind it is."""
+"""The contract of a kind of input, so that batching is the same for tokens and pixels."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,25 +10,25 @@ from neuronpipe.inputs.tokens import Tokens
 
 
 class InputKind(Protocol):
-    """One model's inputs. A sequence is one row: arrays by name, as they came over the wire."""
+    """The inputs of one model. A sequence is one row: arrays by name, as received."""
 
     def check(self, arrays: Arrays) -> None:
         """Raises InvalidInput for a sequence that could harm its batch: a wrong name, shape or dtype."""
 
     def tokens_of(self, arrays: Arrays) -> int:
-        """How many tokens a sequence has, or counts as."""
+        """The number of tokens that a sequence has, or counts as."""
 
     def pad(self, sequences: Sequence[Arrays], padded_tokens: int) -> dict[str, Array]:
         """The sequences as one batch: the model's inputs in its order."""
 
     def shape_of(self, batch: Arrays) -> tuple[int, int]:
-        """Rows and padded tokens of a batch."""
+        """The rows and padded tokens of a batch."""
 
     def shortest(self) -> Arrays:
-        """The least that a model takes."""
+        """The shortest sequence that a model takes."""
 
     def warm_up_shapes(self) -> Sequence[tuple[int, int]]:
-        """Rows and tokens of two batches whose times tell what a batch costs from what a token costs."""
+        """Rows and tokens of two batches. From their times follow the overhead of a batch and the cost of a token."""
 
 
 def input_kind(spec: ModelSpec) -> InputKind:

@@ -8,7 +8,8 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
 
-# Lengths of the warm-up's batches: as apart as costs little, to tell what a batch costs from what a token costs.
+# Lengths of the warm-up's batches: far apart, to separate the overhead of a batch from the cost of a token, and still
+# fast.
 _WARM_UP_TOKENS = (3, 64)
 
 

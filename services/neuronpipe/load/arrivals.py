@@ -1,4 +1,4 @@
-"""When requests go out in an open loop."""
+"""The send times of an open loop."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ def poisson_arrivals_s(rate_per_s: float, duration_s: float, seed: Sequence[int]
 
 
 def pace(times_s: Iterator[float], send: Callable[[list[float]], None], stop: threading.Event) -> None:
-    """Calls `send` with the times that have come, on time.monotonic()'s clock, until there are no more or `stop` is set.
+    """Calls `send` at each of the times, on time.monotonic()'s clock, until there are no more or `stop` is set.
 
     Blocks: give it a thread. Event loops round their timers to milliseconds, asyncio's up and uvloop's to the nearest one, which sends
     early. Measured as the median delay from the time asked for to the send, 1,000/s, 2 cores: asyncio.sleep 0.6 ms, a thread that

@@ -28,10 +28,10 @@ class Distribution:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadResult:
-    """What a run measured; docs/load.md says what each figure means. None where there was nothing to measure it on.
+    """What a run measured; docs/load.md says what each figure means. None if there was nothing to measure.
 
-    Rates count what came back while it was measured. Everything else is of the requests that were to be sent in that time, of which
-    `requests` is the number: the answers and the errors together, each request once.
+    Rates count what came back in the measured time. All other figures are of the requests that were due in that time.
+    `requests` is their number: answers and errors together, each request once.
     """
 
     target: str
@@ -79,7 +79,7 @@ def compute_result(
     measured = (rows["due_s"] >= 0) & (rows["due_s"] < measured_s)
     answers = rows[measured & is_ok]
     padded_tokens = int(answers["padded_tokens"].sum(dtype=np.int64))
-    # The lag of what was never sent says nothing about those that were.
+    # Requests that were never sent have no lag.
     send_lag_ms = distribution(rows[measured & (rows["outcome"] != OUTCOMES.index(NOT_SENT))]["lag_s"] * 1e3) if is_open else None
     return LoadResult(
         target=request.target,
@@ -149,7 +149,7 @@ def _errors(rows: Rows) -> dict[str, int]:
 
 
 def _warnings(cpu_shares: Sequence[float], send_lag_ms: Distribution | None) -> list[str]:
-    """Where the generator itself was the bottleneck."""
+    """Warnings if the generator itself was the bottleneck."""
     warnings = [
         f"generator process {number} of {len(cpu_shares)} used {share:.2f} of a CPU core (limit {_MAX_CPU_SHARE}): "
         "it measures itself; give it --processes, or less to do"

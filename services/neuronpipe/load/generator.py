@@ -1,4 +1,4 @@
-"""Sends requests from one process and records what becomes of each."""
+"""Sends requests from one process and records the outcome of each."""
 
 import asyncio
 import contextlib
@@ -14,15 +14,15 @@ from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.load.arrivals import pace, poisson_arrivals_s
 from neuronpipe.load.samples import NOT_SENT, UNANSWERED, Recorder
 
-# How long a run that is broken off waits for what is in flight.
+# How long an interrupted run waits for requests in flight.
 _BROKEN_OFF_DRAIN_S = 1.0
-# The shortest time over which CPU time means anything.
+# The shortest time over which the CPU share is computed.
 _SHORTEST_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one generator process has to do of a run. Times are in seconds; `rate_per_s` None means a closed loop of `callers`."""
+    """One process's share of a run. Times are in seconds; `rate_per_s` None means a closed loop of `callers`."""
 
     callers: int
     rate_per_s: float | None
@@ -35,10 +35,10 @@ class Share:
 
 
 class Generator:
-    """Runs one share, once. What is in flight at the end gets `drain_s`; what is unanswered then is given up and recorded as that."""
+    """Runs one share, once. Requests in flight at the end get `drain_s`; later ones are recorded as unanswered."""
 
     def __init__(self, client: AsyncClient, requests: Sequence[InferRequest], share: Share, begin_s: float) -> None:
-        """`begin_s`: when the warm-up begins, on time.monotonic()'s clock. Requests are sent in their order, round and round."""
+        """`begin_s`: when the warm-up begins, on time.monotonic()'s clock. Requests are sent in order, repeatedly."""
         self._client = client
         self._requests = itertools.cycle(requests)
         self._share = share
@@ -62,7 +62,7 @@ class Generator:
         cpu_began_s, began_s = time.process_time(), time.monotonic()
         await self._reach(self._end_s)
         measured_s = time.monotonic() - began_s
-        # Of a run that is broken off at once it would say nothing.
+        # Meaningless for a run that is interrupted at once.
         cpu_share = (time.process_time() - cpu_began_s) / measured_s if measured_s > _SHORTEST_S else 0.0
         self._ended.set()
         await sending
@@ -80,7 +80,10 @@ class Generator:
             self._drain.reschedule(asyncio.get_running_loop().time() + self._drain_s)
 
     async def _reach(self, time_s: float) -> None:
-        """Waits until then, or until the run has ended. Never less: uvloop's timers may be half a millisecond early."""
+        """Waits until a time, or until the run has ended.
+
+        Never returns early, as uvloop's timers may by half a millisecond.
+        """
         while not self._ended.is_set() and (left_s := time_s - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
@@ -115,7 +118,8 @@ class Generator:
 
     async def _call(self, due_s: float) -> None:
         sent_s = time.monotonic()
-        # A caller counts from when it wanted to send. A deadline that has passed by now ends the call at once.
+        # A caller counts from the time at which the request was due. A deadline that has passed already ends the call
+        # at once.
         timeout_s = None if self._share.deadline_s is None else due_s + self._share.deadline_s - sent_s
         self.in_flight += 1
         try:

@@ -21,7 +21,7 @@ _PRIORITIES = {
 
 
 def make_requests(request: LoadRequest, task: str, texts: Sequence[str]) -> list[InferRequest]:
-    """One request a text. Raises SetupError for a task that is not known here."""
+    """One request for each text. Raises SetupError for an unknown task."""
     if task not in _INPUTS:
         raise SetupError(f"--model {request.model}: has the task {task}; load is generated for {', '.join(_INPUTS)}")
     inputs = (TaskInput(**{task: _INPUTS[task](text)}) for text in texts)

@@ -1,4 +1,4 @@
-"""A run as people read it: lines while it runs, and a table at the end."""
+"""The report of a run: progress lines, and a table at the end."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ _BAR_WIDTH = 40
 
 
 def progress_line(request: LoadRequest, ticks: Sequence[Tick]) -> str:
-    """One second of all processes."""
+    """The progress line of one second, over all processes."""
     second = ticks[0].second
     latencies_ms = [latency for tick in ticks for latency in tick.latencies_ms]
     errors, in_flight = sum(tick.errors for tick in ticks), sum(tick.in_flight for tick in ticks)
@@ -30,7 +30,7 @@ def progress_line(request: LoadRequest, ticks: Sequence[Tick]) -> str:
 
 
 def table(result: LoadResult) -> str:
-    """All figures."""
+    """The table of all figures."""
     sections = (_title(result), _rates(result), _errors(result), _latencies(result), _batches(result), _generator(result))
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 

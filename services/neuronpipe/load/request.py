@@ -1,4 +1,4 @@
-"""What a run of the load generator is asked to do, and the limits of that."""
+"""The parameters of a load test, and their limits."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,11 @@ MAX_DEADLINE_MS = 3_600_000
 
 @dataclass(frozen=True, kw_only=True)
 class LoadRequest:
-    """One run against a gateway. Raises SetupError, in the words of the command line, for what is out of range.
+    """One run against a gateway. Raises SetupError, which names the option, for a value that is out of range.
 
-    With `concurrency` the loop is closed: so many callers, each of which sends its next request when it has its answer. With
-    `rate_per_s` it is open: requests go out at random times (a Poisson process), whatever became of those before. Neither: one caller.
+    With `concurrency` the loop is closed: that many callers, each of which sends its next request when it has its
+    answer. With `rate_per_s` it is open: requests are sent at the times of a Poisson process, without waiting for
+    answers. Neither: one caller.
     """
 
     target: str
@@ -35,7 +36,7 @@ class LoadRequest:
     priority: str | None = None
     processes: int = 1
     seed: int = 0
-    # What is in flight at the end gets this long to be answered; where there is a deadline, no longer than that.
+    # How long requests in flight at the end may take, at most their deadline.
     drain_s: float = 30.0
 
     def __post_init__(self) -> None:

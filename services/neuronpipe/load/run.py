@@ -1,4 +1,4 @@
-"""Runs load: asks for the model, starts the generator processes, gathers what they measured."""
+"""Runs a load test: asks for the model, starts the generator processes, and collects their measurements."""
 
 import contextlib
 import multiprocessing
@@ -31,12 +31,12 @@ Tell: TypeAlias = Callable[[str], None]
 _FIND_LIMIT_S = 5.0
 _START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 5.0
-# From the message to the first request; ample for it to arrive.
+# From the start message to the first request; enough for the message to arrive.
 _BEGIN_IN_S = 0.05
 _POLL_S = 0.1
-# Over all processes. More than any gateway of ours takes (process/in_flight.py), few enough to hold in memory.
+# Over all processes. More than a gateway takes (process/in_flight.py), few enough to hold in memory.
 _MAX_IN_FLIGHT = 10_000
-# An answer that the deadline ended is on its way that long at most.
+# How long the answer to a call that ended by its deadline may travel.
 _DEADLINE_SLACK_S = 1.0
 
 
@@ -48,14 +48,16 @@ class _Worker:
 
 
 def run_load(request: LoadRequest, tell: Tell = lambda line: None) -> LoadResult:
-    """Blocks until the run is over; `tell` gets a line a second. Raises SetupError where no such model answers at the target.
+    """Blocks until the run is over; `tell` gets a line each second. Raises SetupError if the target or the model does
+    not answer.
 
-    Called in the main thread, the first SIGINT ends the run and returns what was measured so far; the next raises KeyboardInterrupt.
-    A program that calls it must be importable (`if __name__ == "__main__"`): the generators are spawned processes.
+    Called in the main thread, the first SIGINT ends the run and returns what was measured so far; the next raises
+    KeyboardInterrupt. A program that calls it must be importable (`if __name__ == "__main__"`): the generators are
+    spawned processes.
     """
     texts = builtin_texts(request.seed) if request.texts is None else read_texts(request.texts)
     model = _find_model(request)
-    if model.mask_token:  # at the beginning, where truncation leaves it
+    if model.mask_token:  # at the beginning, where truncation does not drop it
         texts = [f"{model.mask_token} {text}" for text in texts]
     make_requests(request, model.task, texts[:1])
     assignments = [
@@ -79,7 +81,7 @@ def run_load(request: LoadRequest, tell: Tell = lambda line: None) -> LoadResult
 
 
 def shares(request: LoadRequest) -> list[Share]:
-    """The run split among its processes, as evenly as can be."""
+    """Splits the run evenly among its processes."""
     count = request.processes
     deadline_s = None if request.deadline_ms is None else request.deadline_ms / 1e3
     return [
@@ -98,7 +100,9 @@ def shares(request: LoadRequest) -> list[Share]:
 
 
 def _turned(texts: Sequence[str], index: int, count: int) -> list[str]:
-    """The texts from another one on for each process, so that they do not send the same at the same time."""
+    """The texts, beginning at a different one for each process, so that the processes do not send the same texts at the
+    same time.
+    """
     first = index * len(texts) // count
     return [*texts[first:], *texts[:first]]
 
@@ -118,7 +122,7 @@ def _find_model(request: LoadRequest) -> Model:
 
 @contextlib.contextmanager
 def _started(assignments: Sequence[Assignment]) -> Iterator[list[_Worker]]:
-    """The generator processes, connected and waiting to begin; ended with the block."""
+    """Starts the generator processes, connected and waiting for the start; ends them with the block."""
     context = multiprocessing.get_context("spawn")
     workers: list[_Worker] = []
     try:
@@ -149,8 +153,11 @@ def _started(assignments: Sequence[Assignment]) -> Iterator[list[_Worker]]:
 
 @contextlib.contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Processes started in the block never get SIGINT. Ctrl-C in a terminal is for all of its processes; these are told by this one."""
-    # Where it is not there yet, starting a process starts it, and that unblocks SIGINT before the process itself is started.
+    """Blocks SIGINT in processes that are started in the block.
+
+    Ctrl-C reaches all processes of a terminal; these are told by this one.
+    """
+    # Otherwise starting a process starts the tracker first, which unblocks SIGINT.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
@@ -161,7 +168,10 @@ def _sigint_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """Whether SIGINT came. Not an exception, which would tear a message that is just being read; but the second one is."""
+    """An event that the first SIGINT sets.
+
+    An exception could interrupt the reading of a message; the second SIGINT raises one.
+    """
     is_interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():  # where signals cannot be handled
         yield is_interrupted
@@ -189,7 +199,7 @@ def _begin(workers: Sequence[_Worker]) -> float:
 def _gather(
     workers: Sequence[_Worker], is_interrupted: threading.Event, request: LoadRequest, tell: Tell
 ) -> tuple[list[Report], float | None]:
-    """Every process's report, in their order, and when the run was broken off, if it was."""
+    """The reports of all processes, in order, and the time at which the run was interrupted, if it was."""
     reports: dict[int, Report] = {}
     ticks: dict[int, list[Tick]] = {}
     broken_off_s: float | None = None

@@ -1,4 +1,4 @@
-"""What is remembered of each request: one row of 56 bytes, in the order in which requests ended."""
+"""The record of each request: one row of 56 bytes, in the order in which requests ended."""
 
 import struct
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from neuronpipe.core.status import CODES
 OK = "OK"
 NOT_SENT = "NOT_SENT"
 UNANSWERED = "UNANSWERED"
-# What can become of a request: an answer, the reason of a NeuronpipeError, or what only the generator can know.
+# The outcomes of a request: an answer, the reason of a NeuronpipeError, or an outcome that only the generator knows.
 OUTCOMES = (OK, *(kind.reason for kind in CODES), NOT_SENT, UNANSWERED)
 
 # Times in seconds count from the start of what is measured: requests of the warm-up have negative ones.
 ROW = np.dtype(
     [
-        ("due_s", "<f8"),  # when it was to be sent
+        ("due_s", "<f8"),  # when it was due
         ("latency_s", "<f8"),  # from then to the answer or the error
         ("lag_s", "<f4"),  # from then until it was sent
         ("total_ms", "<f4"),  # this and the following as in StageTimings
@@ -41,7 +41,7 @@ Rows = NDArray[np.void]
 
 @dataclass(frozen=True)
 class Tick:
-    """What came back since the last tick, for those who watch the run."""
+    """The progress since the last tick."""
 
     second: int
     latencies_ms: Sequence[float]
@@ -60,7 +60,7 @@ class Recorder:
         self._errors = 0
 
     def add_answer(self, due_s: float, sent_s: float, now_s: float, response: InferResponse) -> None:
-        """An answer has come."""
+        """Records an answer."""
         timings, usage = response.timings, response.usage
         self._rows += _PACKED.pack(
             due_s - self._zero_s,
@@ -79,12 +79,12 @@ class Recorder:
         self._latencies_ms.append((now_s - due_s) * 1e3)
 
     def add_error(self, due_s: float, sent_s: float, now_s: float, outcome: str) -> None:
-        """A request has ended without an answer, for one of OUTCOMES."""
+        """Records a request that ended without an answer, with one of OUTCOMES."""
         self._rows += _PACKED.pack(due_s - self._zero_s, now_s - due_s, sent_s - due_s, *_NO_USAGE, OUTCOMES.index(outcome))
         self._errors += 1
 
     def tick(self, second: int, in_flight: int) -> Tick:
-        """What came back since this was asked last."""
+        """The progress since the last call."""
         tick = Tick(second, self._latencies_ms, self._errors, in_flight)
         self._latencies_ms, self._errors = [], 0
         return tick

@@ -1,4 +1,4 @@
-"""The texts that are sent: a file's lines, or English that comes with Python."""
+"""The texts to send: the lines of a file, or English text that comes with Python."""
 
 import random
 import re
@@ -9,11 +9,11 @@ from neuronpipe.core.lines import read_lines
 
 _MAX_FILE_BYTES = 64 << 20
 
-# Words and signs, as a tokenizer splits them first. With at most 120, no built-in text has more than 128 tokens of MiniLM's tokenizer.
+# Words and punctuation marks. With at most 120, no built-in text has more than 128 tokens of MiniLM's tokenizer.
 _PIECE = re.compile(r"[^\W_]+|[^\w\s]|_")
 _MIN_PIECES = 4
 _MAX_PIECES = 120
-# How often a text is two sentences. It brings the mean to 33 tokens of MiniLM's tokenizer.
+# The share of texts with two sentences. It makes the mean 33 tokens of MiniLM's tokenizer.
 _PAIRED = 0.2
 
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
@@ -22,7 +22,7 @@ _RULE = re.compile(r"[=*\-~+^|# ]*")
 
 
 def read_texts(path: Path) -> list[str]:
-    """The lines of a UTF-8 file without those that are blank. Raises SetupError."""
+    """The lines of a UTF-8 file that are not blank. Raises SetupError."""
     texts = [line.strip() for _, line in read_lines(path, "--texts", max_bytes=_MAX_FILE_BYTES)]
     if not texts:
         raise SetupError(f"--texts {path}: has no text")
@@ -32,7 +32,7 @@ def read_texts(path: Path) -> list[str]:
 def builtin_texts(seed: int) -> list[str]:
     """About 1,800 different texts of one or two sentences, up to 128 tokens, 33 on average, shuffled: equal for equal seeds.
 
-    Their source is the language reference that Python carries for help(), so another Python version has slightly other texts.
+    Their source is the language reference of Python's help(), so another Python version has slightly different texts.
     """
     chance = random.Random(seed)  # noqa: S311 (nothing to guess here)
     sentences = _sentences()
@@ -46,7 +46,7 @@ def builtin_texts(seed: int) -> list[str]:
 
 
 def _sentences() -> list[str]:
-    # Half a megabyte: for those who ask for it only.
+    # Half a megabyte: imported only when used.
     from pydoc_data.topics import topics
 
     paragraphs = [paragraph for _, topic in sorted(topics.items()) for paragraph in _PARAGRAPH_END.split(topic) if _is_prose(paragraph)]
@@ -56,7 +56,7 @@ def _sentences() -> list[str]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Not a program, a grammar or a heading: these are indented or underlined."""
+    """Whether a paragraph is text: code and grammar are indented, headings underlined."""
     return not any(line.startswith("   ") or _RULE.fullmatch(line) for line in paragraph.splitlines())
 
 

@@ -1,4 +1,4 @@
-"""A generator process: builds a generator, tells its parent how it goes, and hands over the rows."""
+"""A generator process: runs a generator, reports its progress to the parent, and returns the rows."""
 
 import asyncio
 import contextlib
@@ -42,15 +42,16 @@ class Report:
 
 
 Message: TypeAlias = Ready | Tick | Report
-# The time to begin, on time.monotonic()'s clock, and then at most one None to break off. The end of file: the parent has died.
+# The start time, on time.monotonic()'s clock, and then at most one None, which interrupts the run. End of file: the
+# parent has died.
 Order: TypeAlias = float | None
 Orders: TypeAlias = "Connection[None, Order]"
 Messages: TypeAlias = "Connection[Message, None]"
 
 
 def work(orders: Orders, messages: Messages, assignment: Assignment) -> None:
-    """The whole life of a generator process."""
-    # Without a parent there is nobody left to work for, nor to tell.
+    """The main function of a generator process."""
+    # Without a parent the process ends.
     with contextlib.suppress(EOFError, ConnectionError), asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_work(orders, messages, assignment))
 
@@ -58,7 +59,7 @@ def work(orders: Orders, messages: Messages, assignment: Assignment) -> None:
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     try:
         import uvloop
-    except ModuleNotFoundError:  # it comes with the servers; the client does without
+    except ModuleNotFoundError:  # it is installed with the servers; the client does not need it
         return asyncio.new_event_loop
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
@@ -67,7 +68,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 async def _work(orders: Orders, messages: Messages, assignment: Assignment) -> None:
     requests = make_requests(assignment.request, assignment.task, assignment.texts)
     async with AsyncClient(assignment.request.target, timeout_s=None, retries=False) as client:
-        # Connects. Where the gateway has left since it was asked for the model, the requests will tell.
+        # Connects. If the gateway is gone meanwhile, the requests fail and are recorded.
         with contextlib.suppress(NeuronpipeError, TimeoutError):
             async with asyncio.timeout(_CONNECT_LIMIT_S):
                 await client.get_model(assignment.request.model, assignment.request.version)
@@ -89,14 +90,14 @@ async def _work(orders: Orders, messages: Messages, assignment: Assignment) -> N
 
 @contextlib.contextmanager
 def _breaking_off(orders: Orders, generator: Generator) -> Iterator[None]:
-    """Ends the run when anything comes, be it an order or the end of file."""
+    """Ends the run when anything arrives: an order, or the end of file."""
     loop = asyncio.get_running_loop()
 
     def break_off() -> None:
         loop.remove_reader(orders.fileno())
         generator.break_off()
 
-    # uvloop makes what it reads non-blocking. That is why messages have a pipe of their own.
+    # uvloop makes the pipe that it reads non-blocking, so messages have another pipe.
     loop.add_reader(orders.fileno(), break_off)
     try:
         yield
@@ -112,5 +113,5 @@ async def _tick(messages: Messages, generator: Generator, begin_s: float, has_en
             async with asyncio.timeout(max(0.0, begin_s + second - time.monotonic())):
                 await has_ended.wait()
                 return
-        # In a thread: a parent that is slow to read, as its terminal may be, must not hold the loop.
+        # In a thread: a parent that reads slowly, such as one with a slow terminal, must not block the event loop.
         await asyncio.to_thread(messages.send, generator.recorder.tick(second, generator.in_flight))

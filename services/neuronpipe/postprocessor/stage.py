@@ -17,7 +17,7 @@ from neuronpipe.tasks import TASKS
 
 @dataclass(frozen=True, slots=True)
 class DecodingModel:
-    """One model as the stage serves it, and where its outputs are decoded."""
+    """One model of the stage, and the lane in which its outputs are decoded."""
 
     spec: ModelSpec
     lane: Lane
@@ -30,7 +30,7 @@ class DecodingModel:
         decoded = task.decode(input, self.spec, item.annotations.arrays, item.outputs.arrays)
         result = pack_result(TaskResult(**{task.name: decoded}))
         if not is_on_event_loop():
-            # Of large work the result may be large, and every way to a caller begins with serializing it: here, and not on the event loop.
+            # A large result is serialized here, in the lane's thread, and not on the event loop.
             _ = result.data
         return result
 
@@ -49,7 +49,10 @@ class PostprocessorStage:
 
 @asynccontextmanager
 async def running_postprocessor(bundles: list[Bundle]) -> AsyncIterator[PostprocessorStage]:
-    """The stage with all that decoding takes loaded. Raises SetupError for a file that is missing or was changed."""
+    """The stage, with everything loaded that decoding needs.
+
+    Raises SetupError for a file that is missing or was changed.
+    """
     async with AsyncExitStack() as stack:
         lanes = stack.enter_context(closing(Lanes("postprocess")))
 

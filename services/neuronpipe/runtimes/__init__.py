@@ -1,1 +1,1 @@
-"""What this process knows of OpenVINO, Neuron and the CPUs, for the executor and the compiler alike."""
+"""OpenVINO, Neuron and the CPUs of this machine, for both the executor and the compiler."""

@@ -10,12 +10,15 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_cpus(cgroup: Path = _CGROUP) -> int:
-    """Those that it may run on (taskset, cpusets), or fewer where a container's quota gives it less time than they have."""
+    """The number of CPUs by affinity (taskset, cpusets), or by the container's CPU quota if that is less."""
     return max(1, min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, _quota(cgroup)))
 
 
 def cpu_threads(threads: int, cores: int) -> int:
-    """How many threads that is, 0 for one a CPU. Raises SetupError for more than there are CPUs, or fewer than one a core."""
+    """The number of threads; 0 means one for each CPU.
+
+    Raises SetupError for more threads than CPUs, or fewer than cores.
+    """
     cpus = available_cpus()
     threads = threads or cpus
     if threads > cpus:
@@ -26,7 +29,7 @@ def cpu_threads(threads: int, cores: int) -> int:
 
 
 def _quota(cgroup: Path) -> int:
-    """CPUs by the quota of control groups, of version 2 or 1, rounded up; very many without one.
+    """The CPU quota of control groups, version 2 or 1, rounded up; a very large number without one.
 
     https://docs.kernel.org/admin-guide/cgroup-v2.html: cpu.max is "$MAX $PERIOD" in microseconds, $MAX "max" for no limit.
     """
@@ -36,5 +39,5 @@ def _quota(cgroup: Path) -> int:
         else:
             quota, period = ((cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
         return math.ceil(float(quota) / float(period)) if quota.strip() not in ("max", "-1") else 1 << 16
-    except (OSError, ValueError):  # no control groups here, or none that limit
+    except (OSError, ValueError):  # no control groups, or no limit
         return 1 << 16

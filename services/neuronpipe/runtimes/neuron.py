@@ -1,4 +1,4 @@
-"""What is known of AWS Neuron without its SDK: devices, releases, and the environment that its runtime reads once, as it starts."""
+"""AWS Neuron without its SDK: devices, releases, and the environment that its runtime reads once, at startup."""
 
 import os
 import re
@@ -7,15 +7,15 @@ from pathlib import Path
 
 from neuronpipe.core.errors import SetupError
 
-# Where the driver puts devices; of NeuronCore-v2 (inf2, trn1) each has two cores.
+# The folder of the driver's devices. A device with NeuronCore-v2 (inf2, trn1) has two cores.
 DEVICE_FOLDER = Path("/dev")
 CORES_PER_DEVICE = 2
 MAX_CORES = 256
-# How versions of a contract double end, and the variable with which tests allow one.
+# The suffix of a contract double's version, and the variable with which tests allow a double.
 DOUBLE_SUFFIX = "+double"
 DOUBLES_VARIABLE = "NEURONPIPE_TEST_DOUBLES"
 
-# torch-neuronx 2.9.0.2.15.32035 is PyTorch 2.9's of Neuron's own 2.15, which SDK 2.31 ships.
+# torch-neuronx 2.9.0.2.15.32035 is for PyTorch 2.9; its own version is 2.15, part of SDK 2.31.
 # Source: src/helperscripts/n2-manifest.json of aws-neuron/aws-neuron-sdk, 2026-08.
 _SDK_RELEASES = {
     "2.8": "2.24",
@@ -38,13 +38,13 @@ def device_count() -> int:
 
 
 def sdk_release(torch_neuronx_version: str) -> str:
-    """The release of the SDK that a version of torch-neuronx is of; "unknown" for those that are not in the list."""
+    """The release of the SDK that has a version of torch-neuronx; "unknown" if it is not in the list."""
     parts = torch_neuronx_version.partition("+")[0].split(".")
     return _SDK_RELEASES.get(".".join(parts[3:5]), "unknown")
 
 
 def sdk_words(text: str) -> str:
-    """The line of the text of an SDK's error that says what happened: TorchScript puts a traceback around it."""
+    """The relevant line of an SDK error, without the traceback that TorchScript puts around it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "status=" in line] or [line for line in lines if "Error" in line and "interpreter" not in line]
     return (telling or lines or ["no text"])[-1]
@@ -64,10 +64,10 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 
 def runtime_environment(cores: int | str, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables that make Neuron's runtime take these cores, to be set before anything of the SDK is imported.
+    """The variables that make Neuron's runtime take these cores. Set them before importing anything of the SDK.
 
-    `cores`: how many, 0 for those that `environment` names, or all; or which ones. Raises SetupError where `environment` has the runtime
-    take others: whoever started this process, or its container, may have given it those.
+    `cores`: a number (0: those that `environment` names, or all), or a list. Raises SetupError if `environment` names
+    other cores: the parent process or the container may have been given those.
     """
     found, wanted = _cores_of(environment), parse_cores(cores) if isinstance(cores, str) else cores
     if found and wanted and not _agree(wanted, found[1]):
@@ -81,7 +81,10 @@ def runtime_environment(cores: int | str, environment: Mapping[str, str]) -> Map
 
 
 def core_count(cores: int, environment: Mapping[str, str] = os.environ) -> int:
-    """How many cores that is; 0 for those that the runtime takes. Raises SetupError where all are asked for and there are none."""
+    """The number of cores; 0 means those that the runtime takes.
+
+    Raises SetupError if all are wanted and there are none.
+    """
     if cores:
         return cores
     if found := _cores_of(environment):
@@ -102,7 +105,10 @@ def _count(cores: int | tuple[int, ...]) -> int:
 
 
 def _cores_of(environment: Mapping[str, str]) -> tuple[str, int | tuple[int, ...]] | None:
-    """The variable that the runtime goes by and which cores, or how many, it names: None for all. Raises SetupError."""
+    """The variable that the runtime reads, and the cores or the number of cores that it names; None for all.
+
+    Raises SetupError.
+    """
     if text := environment.get(_VISIBLE):
         try:
             return _VISIBLE, parse_cores(text)
@@ -115,5 +121,5 @@ def _cores_of(environment: Mapping[str, str]) -> tuple[str, int | tuple[int, ...
 
 
 def allows_doubles(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a contract double may stand in for the SDK: tests alone say so (tests/doubles/README.md)."""
+    """Whether a contract double may replace the SDK, which only tests allow (tests/doubles/README.md)."""
     return environment.get(DOUBLES_VARIABLE) == "1"

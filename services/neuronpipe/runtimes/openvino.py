@@ -1,10 +1,11 @@
-"""OpenVINO, without its telemetry, and its one engine of this process."""
+"""OpenVINO without its telemetry, and the one engine of this process."""
 
 import functools
 import sys
 
-# OpenVINO reports over the network that it is imported and what it converts, unless this package of its is missing: then it takes the
-# stub in openvino/tools/ovc/telemetry_stub.py. The documented way out, `opt_in_out --opt_out`, writes to the user's home.
+# OpenVINO reports imports and conversions over the network unless its package for that is missing; then it uses the
+# stub in openvino/tools/ovc/telemetry_stub.py. The documented opt-out, `opt_in_out --opt_out`, writes to the user's
+# home.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 import openvino  # noqa: E402
@@ -14,15 +15,16 @@ __all__ = ["engine", "has_bfloat16", "openvino"]
 
 @functools.cache
 def engine() -> openvino.Core:
-    """The one of this process, which never ends.
+    """The one engine of this process, which is never freed.
 
-    On OpenVINO 2026.4 engines that do not end in the reverse order of their making leave the thread a stack for signals that is freed
-    already: the next signal then ends the process. (They set it for their CPU plugin, and set back what they found.)
+    In OpenVINO 2026.4, engines that are not freed in the reverse order of their creation leave the thread with a signal
+    stack that is freed already, and the next signal ends the process. (Each sets one for its CPU plugin, and later
+    restores the one that it found.)
     """
     core = openvino.Core()
-    core.get_property("CPU", "FULL_DEVICE_NAME")  # loads the plugin, so that those of others, NNCF's, come and go within its time
-    # On 2026.4 two threads that need its table of dtypes for the first time at once wait for each other for ever: one holds the
-    # interpreter's lock and waits for the table, the other makes the table and waits for the lock.
+    core.get_property("CPU", "FULL_DEVICE_NAME")  # loads the plugin before other engines do, such as NNCF's
+    # In 2026.4, two threads that first use its table of dtypes at the same time deadlock: one holds the interpreter's
+    # lock and waits for the table, the other builds the table and waits for the lock.
     openvino.Type.f32.to_dtype()
     return core
 

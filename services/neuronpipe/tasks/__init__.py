@@ -1,4 +1,4 @@
-"""One file a task. A task encodes an input and decodes the model's outputs; it knows no model and no network."""
+"""One file a task. A task encodes an input and decodes the model's outputs; it depends on no model and no network."""
 
 from neuronpipe.tasks import (
     feature_extraction,

@@ -1,4 +1,4 @@
-"""What a task is: two functions, and the checks that tasks share."""
+"""The contract of a task, and the checks that tasks share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,10 +15,11 @@ from neuronpipe.core.tensors import Array, Arrays, ArraySets
 TokenIds = NDArray[np.int32]
 Side = Literal["left", "right"]
 
-# Of one text.
+# For one text.
 _MAX_WINDOWS = 1024
-# Of all windows of a text together, where less than a quarter of each is new. Without it a few KB of text with a large overlap, or with a
-# long question before every window, are 1,024 windows of 384 tokens: 20 s of two CPUs. 65,536 tokens are 170 such windows.
+# For all windows of a text together, if less than a quarter of each window is new text. Without this limit a few KB of
+# text with a large overlap, or with a long question in every window, make 1,024 windows of 384 tokens: 20 s on two
+# CPUs. 65,536 tokens are 170 such windows.
 _MAX_REPEATED_TOKENS = 65_536
 
 _TRUNCATIONS = frozenset(Truncation.values())
@@ -49,7 +50,7 @@ class Window(EncodedText):
 
 @dataclass(frozen=True, slots=True)
 class LocatedText(EncodedText):
-    """A text, or one of its overlapping windows, with the place of each token.
+    """A text, or one of its overlapping windows, with the offsets of each token.
 
     `char_start` and `char_end`: int32 [tokens], in code points of the text, end exclusive; -1 for special tokens. `continues_word`: int32
     [tokens], 1 for a token that is part of the same word as the one before it.
@@ -77,11 +78,12 @@ class LocatedText(EncodedText):
 class TextTokenizer(Protocol):
     """A model's tokenizer, as tasks need it. Safe to call from several threads.
 
-    What a text holds is text, also where it spells a special token ("[SEP]", "<s>"); only a model for fill-mask knows its mask in a text.
+    Special tokens that a text spells ("[SEP]", "<s>") are plain text. Only models for fill-mask recognize their mask in
+    a text.
     """
 
     def token_id(self, token: str) -> int | None:
-        """A token's number, as the vocabulary spells the token; None where it has no such token."""
+        """The id of a token that is spelled as in the vocabulary; None if there is no such token."""
 
     def count(self, text: str) -> int:
         """How many tokens a text has, without special tokens."""
@@ -93,13 +95,16 @@ class TextTokenizer(Protocol):
         """The whole text or pair as one sequence, however long."""
 
     def encode_truncated(self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False) -> EncodedText:
-        """As encode, with at most `max_tokens` tokens, special ones included; of a pair, the longer text loses tokens first.
+        """As encode, with at most `max_tokens` tokens, special ones included; of a pair, the longer text loses tokens
+        first.
 
-        `only_first`: of a pair, only the first text does, but for one token: where the second leaves no room for it, there are too many.
+        `only_first`: of a pair, only the first text loses tokens, and keeps at least one: if the second leaves no room,
+        the result is too long.
         """
 
     def encode_windows(self, first: str, second: str, *, max_tokens: int, overlap_tokens: int) -> list[Window]:
-        """The pair as sequences of at most `max_tokens` tokens that all hold the first text and together all of the second.
+        """The pair as sequences of at most `max_tokens` tokens. Each holds the first text; together they hold all of
+        the second.
 
         Neighbours share `overlap_tokens` tokens of the second text, which must be fewer than there is room for.
         """
@@ -111,13 +116,16 @@ class TextTokenizer(Protocol):
         """The text as sequences of at most `max_tokens` tokens that together hold all of it; neighbours share `overlap_tokens`."""
 
 
-# The bytes of an image file to the pixels that the model takes, uint8 [3, height, width]. Raises InvalidInput; safe in several threads.
+# Converts the bytes of an image file to the pixels that the model takes, uint8 [3, height, width]. Raises InvalidInput;
+# thread-safe.
 ImageReader: TypeAlias = Callable[[bytes], Array]
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An input as the model takes it: `sequences` for the executor, `annotations` (one a sequence, or none) for the task's decode."""
+    """An encoded input: `sequences` for the executor, `annotations` (one for each sequence, or none) for the task's
+    decode.
+    """
 
     sequences: ArraySets
     annotations: ArraySets = ()
@@ -128,15 +136,16 @@ class Encoded:
 class Task:
     """A task. `name` is the name of its field in TaskInput and TaskResult.
 
-    check(input, model) comes first, and with encode it checks the whole input, so that nothing is computed for one that would fail later.
-    encode(input, reader, model) → Encoded, with the model's TextTokenizer, or its ImageReader where it takes images. It depends on nothing
-    of the input but what traits(input) gives, nor on anything of the model but what core/model.py's `encoding_traits` gives: inputs that
-    are equal in these have the same encoding, which caches rely on.
-    decode(input, model, annotations, outputs) → the task's result message; `outputs` holds one set of arrays a sequence, as the
-    model's OutputSpec says. All raise InvalidInput. They are pure, and run in any process that has the model's spec.
-    `decoded_fields`: those that decode reads, None for all, where it needs the text. Texts and images can be large, and these travel once
-    more.
-    `facts`: what the task knows of a model; `facts.of(model)` gives it.
+    - `check(input, model)` runs first. Together with encode it checks the whole input, so that nothing is computed for
+    an invalid one. - `encode(input, reader, model)` → Encoded, with the model's TextTokenizer, or its ImageReader for
+    images. It depends only on what traits(input) returns, and on what core/model.py's `encoding_traits` returns for the
+    model: inputs that are equal in these have the same encoding, which caches rely on. - `decode(input, model,
+    annotations, outputs)` → the task's result message. `outputs` holds one set of arrays for each sequence, as the
+    model's OutputSpec says. - `decoded_fields`: the fields that decode reads; None for all, if it needs the text. Only
+    these are sent to the postprocessor, as texts and images can be large. - `facts`: the class of the task's facts
+    about a model; `facts.of(model)` returns them.
+
+    The functions raise InvalidInput. They are pure, and run in any process that has the model's spec.
     """
 
     name: str
@@ -149,7 +158,7 @@ class Task:
     facts: type[TaskFacts] = TaskFacts
 
     def decoding_part(self, input: TaskInput) -> TaskInput:
-        """The input with what decode reads, numbers and lists, and nothing else; written in place, which takes least time."""
+        """The input with only the fields that decode reads, numbers and lists. Copied one by one, which is fastest."""
         if self.decoded_fields is None:
             return input
         part = TaskInput()
@@ -165,7 +174,7 @@ class Task:
 
 
 def check_text(name: str, text: str) -> None:
-    """Refuses a text that is empty or holds the character NUL, which tokenizers drop without a word."""
+    """Refuses a text that is empty or holds the character NUL, which tokenizers drop silently."""
     if not text:
         raise InvalidInput(name, "is empty")
     position = text.find("\0")
@@ -174,20 +183,20 @@ def check_text(name: str, text: str) -> None:
 
 
 def check_truncation(truncation: "Truncation.ValueType") -> None:
-    """Refuses what a newer caller may mean something by: to guess would drop text without a word."""
+    """Refuses an unknown value, which a newer client may send: a guess could drop text silently."""
     if truncation not in _TRUNCATIONS:
         raise InvalidInput("truncation", f"{truncation} is not known")
 
 
 def or_default(truncation: "Truncation.ValueType") -> "Truncation.ValueType":
-    """What is meant where nothing is said: an error."""
+    """The truncation, or the default, which is an error."""
     return truncation or _ERROR
 
 
 def check_windows(
     field_name: str, text: str, tokenizer: TextTokenizer, *, window_tokens: int, room_tokens: int, overlap_tokens: int
 ) -> None:
-    """Refuses a text of too many windows before any is made. A window has room for `room_tokens` tokens of the text."""
+    """Refuses a text with too many windows before any is made. A window holds `room_tokens` tokens of the text."""
     new_tokens = room_tokens - overlap_tokens
     is_repeated = 4 * new_tokens < window_tokens
 
@@ -201,7 +210,7 @@ def check_windows(
             return f"{described}; the limit is {_MAX_REPEATED_TOKENS} where they advance by less than a quarter of a window"
         return ""
 
-    # Hardly ever are there more tokens than bytes, so most texts are not counted.
+    # A text rarely has more tokens than bytes, so most texts need not be counted.
     if problem(len(text.encode())) and (found := problem(tokenizer.count(text))):
         raise InvalidInput(field_name, found)
 
@@ -216,7 +225,7 @@ def encode_text(
 ) -> Encoded:
     """A text or a pair as one sequence, truncated only where the caller allows it. Raises InvalidInput naming both lengths.
 
-    `field_name`: what errors call the text; default: text, or text and text_pair.
+    `field_name`: the name of the text in errors; default: text, or text and text_pair.
     """
     field_name = field_name or ("text" if text_pair is None else "text and text_pair")
     if or_default(truncation) == _ERROR:
@@ -234,9 +243,9 @@ def encode_text(
 
 
 def cut_located(whole: LocatedText, model: ModelSpec, truncation: "Truncation.ValueType", advice: str = "") -> LocatedText:
-    """A text that was located whole, truncated only where the caller allows it.
+    """A located text, truncated only if the caller allows it.
 
-    `advice`: what else the caller could do. Raises InvalidInput naming both lengths.
+    `advice`: the end of the error message, with an alternative. Raises InvalidInput naming both lengths.
     """
     tokens = len(whole.token_ids)
     if tokens <= model.max_tokens:
@@ -247,12 +256,12 @@ def cut_located(whole: LocatedText, model: ModelSpec, truncation: "Truncation.Va
 
 
 def side_of(truncation: "Truncation.ValueType") -> Side:
-    """The end at which a text that may be cut loses tokens."""
+    """The side at which a truncated text loses tokens."""
     return "left" if truncation == Truncation.TRUNCATION_LEFT else "right"
 
 
 def sequence(encoded: EncodedText, model: ModelSpec) -> Arrays:
-    """The arrays that the executor needs of a sequence: token_type_ids only where the model takes them and one is not zero."""
+    """The arrays of a sequence for the executor. token_type_ids only if the model takes them and one is not zero."""
     arrays = {"input_ids": encoded.token_ids}
     if "token_type_ids" in model.inputs and encoded.token_type_ids.any():
         arrays["token_type_ids"] = encoded.token_type_ids

@@ -12,7 +12,7 @@ from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
 
-# Of what travels between the stages, whatever the caller wants of it: half of the largest message that a service takes by default.
+# Limit for the vectors between the stages, whatever pooling is requested: half of the default message limit.
 _MAX_BYTES = 32 << 20
 
 _POOLINGS, _TYPES = frozenset(FeaturePooling.values()), frozenset(FeatureType.values())
@@ -21,7 +21,7 @@ _LARGEST_INT8 = 127
 
 
 class FeatureFacts(TaskFacts):
-    """Of a model that makes a vector of each token."""
+    """Facts about a model that makes a vector of each token."""
 
     told = ("embedding_dimensions",)
 
@@ -73,7 +73,9 @@ def decode(input: FeatureExtractionInput, model: ModelSpec, annotations: ArraySe
 
 
 def _quantized(vectors: Array) -> tuple[Array, Array]:
-    """int8 of the same shape, and a scale for each vector, float32 [vectors]: one token's large numbers must not cost the others theirs."""
+    """int8 of the same shape, and a scale for each vector, float32 [vectors], so that large numbers of one token do not
+    cost others precision.
+    """
     scales: Array = np.abs(vectors).max(axis=-1, keepdims=True) / np.float32(_LARGEST_INT8)
     numbers = np.rint(vectors / np.where(scales > 0, scales, np.float32(1)))
     return numbers.clip(-_LARGEST_INT8, _LARGEST_INT8).astype(np.int8), scales.ravel()

@@ -1,13 +1,15 @@
 """Fill-mask: the tokens that fit in place of a text's masks.
 
-Equal to transformers' FillMaskPipeline with `top_k` and `targets`: the whole text is read with all of its masks, and the probability of
-a token is one among all of the vocabulary, also where targets are given. Differences: the pipeline's `sequence`, the text as its
-tokenizer decodes it, is left out, for the caller has the text, and each mask's start and end say where its token goes; a target outside
-the vocabulary is refused, where the pipeline puts the first token of its spelling in its place; a text that is too long is refused
-unless truncation is asked for, and always where a mask would be dropped; and special tokens but the mask are text (see tasks/base.py).
+Equal to transformers' FillMaskPipeline with `top_k` and `targets`: the text is read with all of its masks, and a
+token's probability is that among the whole vocabulary, even if targets are given. Differences:
 
-Each mask is a sequence of its own, of which the model's input `mask_position` names the place, so that an output is one row of logits
-and every input has the shape of the others (docs/decisions/0013).
+- The pipeline's `sequence` is left out. The caller has the text, and each mask's start and end say where its token
+goes. - A target outside the vocabulary is refused. The pipeline replaces it by the first token of its spelling. - A
+text that is too long is refused unless truncation is requested, and always if a mask would be dropped. - Special tokens
+except the mask are text (see tasks/base.py).
+
+Each mask is a sequence of its own. The model's input `mask_position` marks the mask, so that an output is one row of
+logits, and all inputs have the same shape (docs/decisions/0013).
 """
 
 import numpy as np
@@ -26,7 +28,7 @@ _MAX_TARGETS = 100
 # A mask's logits are 1 MB with a vocabulary of 250,000 tokens, and those of one request travel in one message of 64 MiB at most.
 _MAX_MASKS = 16
 
-# Values of which one maximum is taken first. About the square root of a vocabulary's size.
+# Block size for _largest: about the square root of a vocabulary's size.
 _BLOCK = 128
 
 
@@ -87,7 +89,7 @@ def decode(input: FillMaskInput, model: ModelSpec, annotations: ArraySets, outpu
 
 
 def _target_ids(input: FillMaskInput, tokenizer: TextTokenizer) -> list[int]:
-    """The targets' numbers, each once. Raises InvalidInput naming the target by its place in the list."""
+    """The token ids of the targets, each once. Raises InvalidInput, which names the target by its index."""
     found: dict[int, None] = {}
     for index, target in enumerate(input.targets):
         token_id = tokenizer.token_id(target)
@@ -129,7 +131,8 @@ def _filled(input: FillMaskInput, model: ModelSpec, annotation: Arrays, logits: 
 def _largest(values: Array, count: int) -> Array:
     """The places of the `count` largest values, largest first.
 
-    They are among the blocks with the `count` largest maxima: to sort out blocks first takes a tenth of the time with 30,000 values.
+    They are in the blocks with the `count` largest maxima. Choosing the blocks first takes a tenth of the time with
+    30,000 values.
     """
     places = np.arange(values.size)
     if values.size > 4 * count * _BLOCK:
@@ -142,5 +145,5 @@ def _largest(values: Array, count: int) -> Array:
     return largest
 
 
-# The targets are annotations by now.
+# The targets are in the annotations.
 TASK = Task("fill_mask", check, traits, encode, decode, ("top_k",), FillMaskFacts)

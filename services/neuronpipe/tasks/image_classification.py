@@ -1,7 +1,8 @@
 """Image classification: an image to scores of the model's labels.
 
-Equal to transformers' ImageClassificationPipeline with `top_k` and `function_to_apply`, its image processor on Pillow. The pipeline takes
-the first image of an animation, more labels than there are for all of them, and files of any format and size; here these are refused.
+Equal to transformers' ImageClassificationPipeline with `top_k` and `function_to_apply`, its image processor on Pillow.
+The pipeline takes the first image of an animation, treats a `top_k` beyond the number of labels as all, and reads files
+of any format and size. Here these are refused.
 """
 
 from hashlib import blake2b

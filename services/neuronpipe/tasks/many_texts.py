@@ -1,4 +1,4 @@
-"""What tasks share whose input is many texts, each of them a sequence: the limits, and how the sequences become one input."""
+"""Shared by tasks whose input is many texts, each of them a sequence: the limits, and the joining of the sequences."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,13 +6,13 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.tasks.base import Encoded, check_text
 
 MAX_TEXTS = 1024
-# What stands before every text is tokenized again with each: together no more than the largest input of default settings, as nobody else's
-# text is tokenized meanwhile.
+# The first text is tokenized again with each of the others. Together they may be as large as the largest input by
+# default, because other texts of the model wait meanwhile.
 _MAX_BYTES = 1 << 20
 
 
 def check_texts(name: str, texts: Sequence[str]) -> None:
-    """Refuses no texts, too many, and one that check_text refuses, by its number."""
+    """Refuses an empty list, too many texts, and a text that check_text refuses, named by its index."""
     if not 1 <= len(texts) <= MAX_TEXTS:
         raise InvalidInput(name, f"{len(texts)} texts, must be from 1 to {MAX_TEXTS}")
     for index, text in enumerate(texts):
@@ -20,7 +20,7 @@ def check_texts(name: str, texts: Sequence[str]) -> None:
 
 
 def check_pairs(first_name: str, first: str, name: str, texts: Sequence[str]) -> None:
-    """Refuses pairs of one text with each of many that are too large together, though the input is small."""
+    """Refuses pairs of one text with each of many if they are too large together, even if the input itself is small."""
     size_bytes = len(first.encode()) * len(texts) + sum(len(text.encode()) for text in texts)
     if size_bytes > _MAX_BYTES:
         raise InvalidInput(f"{first_name} and {name}", f"{len(texts)} pairs of {size_bytes} bytes together, the limit is {_MAX_BYTES}")

@@ -1,9 +1,10 @@
 """Question answering: the passages of a context that answer a question.
 
-Equal to transformers 4's QuestionAnsweringPipeline (transformers 5 has none): a long context is read in overlapping windows, each
-window's start and end logits become probabilities, the best spans of all windows compete, and equal passages add up. Two differences:
-spans of probability zero, with which that pipeline fills up a long list of answers, are left out; and special tokens in the texts are
-text (see tasks/base.py): that pipeline ends the question at the text "[SEP]".
+Equal to transformers 4's QuestionAnsweringPipeline (transformers 5 has none): a long context is read in overlapping
+windows, each window's start and end logits become probabilities, the best spans of all windows compete, and equal
+passages add up. Two differences: spans of probability zero, with which that pipeline fills a long list of answers, are
+left out; and special tokens in the texts are text (see tasks/base.py), while that pipeline ends the question at the
+text "[SEP]".
 """
 
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ _MAX_ANSWER_TOKENS = 512
 
 
 class QuestionAnsweringFacts(TaskFacts):
-    """Of a model that finds answers."""
+    """Facts about a model for question answering."""
 
     encoded = ("cls_token_id",)
 
@@ -85,7 +86,7 @@ def decode(input: QuestionAnsweringInput, model: ModelSpec, annotations: ArraySe
 
 
 def _room_tokens(input: QuestionAnsweringInput, tokenizer: TextTokenizer, window_tokens: int) -> int:
-    """How many tokens of the context fit beside the question. Raises InvalidInput where none do."""
+    """The number of context tokens that fit into a window with the question. Raises InvalidInput if none do."""
     question_tokens = tokenizer.count(input.question)
     room = window_tokens - question_tokens - tokenizer.special_tokens(pair=True)
     if room < 1:
@@ -94,13 +95,13 @@ def _room_tokens(input: QuestionAnsweringInput, tokenizer: TextTokenizer, window
 
 
 def _overlap_tokens(input: QuestionAnsweringInput, room: int, window_tokens: int) -> int:
-    """By how many tokens windows overlap. Raises InvalidInput where they would never advance."""
+    """The number of tokens by which windows overlap. Raises InvalidInput if windows would not advance."""
     if input.window_stride_tokens >= room:
         raise InvalidInput(
             "window_stride_tokens",
             f"{input.window_stride_tokens}, must be less than {room}, the tokens of the context that fit into a window",
         )
-    # Where the pipeline's own default would leave no way forward, windows overlap by half of the room.
+    # If windows would not advance with the pipeline's own default, they overlap by half of the room.
     default = min(window_tokens // 2, _DEFAULT_OVERLAP_TOKENS)
     return input.window_stride_tokens or (default if default < room else room // 2)
 

@@ -17,7 +17,7 @@ from neuronpipe.tasks.scores import ScoreFunctionName, check_function, scores_of
 
 
 class RerankFacts(TaskFacts):
-    """Of a cross-encoder."""
+    """Facts about a cross-encoder."""
 
     encoded = ("prompt",)
 

@@ -1,4 +1,4 @@
-"""How logits become scores, and scores the best labels."""
+"""Converts logits to scores, and chooses the best labels."""
 
 from typing import Literal
 
@@ -20,19 +20,19 @@ _NUMBERS = frozenset(ScoreFunction.values())
 
 
 class ClassifierFacts(TaskFacts):
-    """Of a classifier of whole inputs."""
+    """Facts about a classifier of whole inputs."""
 
     score_function: ScoreFunctionName = "softmax"
 
 
 def check_function(function: "ScoreFunction.ValueType") -> None:
-    """Refuses a function that only a newer caller knows."""
+    """Refuses an unknown function, which a newer client may send."""
     if function not in _NUMBERS:
         raise InvalidInput("function", f"{function} is not known")
 
 
 def check_labels(model: ModelSpec, function: "ScoreFunction.ValueType", top_k: int) -> None:
-    """Refuses more labels than the model has, and a function that only a newer caller knows."""
+    """Refuses more labels than the model has, and an unknown function."""
     if top_k > len(model.labels):
         raise InvalidInput("top_k", f"{top_k}, the model has {len(model.labels)} labels")
     check_function(function)
@@ -41,7 +41,7 @@ def check_labels(model: ModelSpec, function: "ScoreFunction.ValueType", top_k: i
 def best_labels(logits: Array, model: ModelSpec, function: "ScoreFunction.ValueType", top_k: int) -> list[LabelScore]:
     """The `top_k` labels from `logits`, float32 [labels], best first."""
     scores = scores_of(logits, function, ClassifierFacts.of(model).score_function)
-    # Not all are sorted: a classifier of images has 1,000 labels, of which that takes 0.1 ms.
+    # Partitioned, not sorted: sorting the 1,000 labels of an image classifier takes 0.1 ms.
     least = np.partition(scores, -top_k)[-top_k]
     candidates = np.flatnonzero(scores >= least)
     # Labels of equal score stay in the model's order, as in the pipelines.
@@ -50,7 +50,7 @@ def best_labels(logits: Array, model: ModelSpec, function: "ScoreFunction.ValueT
 
 
 def scores_of(logits: Array, function: "ScoreFunction.ValueType", default: ScoreFunctionName) -> Array:
-    """The scores of logits, float32 of the same shape, by the function that the caller chose, or else the default."""
+    """The scores of logits, float32 of the same shape, by the requested function, or else the default."""
     name = _NAMES.get(function, default)
     if name == "softmax":
         return softmax(logits)
@@ -58,14 +58,14 @@ def scores_of(logits: Array, function: "ScoreFunction.ValueType", default: Score
 
 
 def softmax(logits: Array) -> Array:
-    """Numbers that sum to one along the last axis."""
+    """The softmax along the last axis."""
     scores: Array = np.exp(logits - logits.max(axis=-1, keepdims=True))
     scores /= scores.sum(axis=-1, keepdims=True)
     return scores
 
 
 def sigmoid(logits: Array) -> Array:
-    """Numbers between zero and one."""
+    """The sigmoid of each number."""
     # With a positive logit exp(-x) cannot overflow, with a negative one exp(x) cannot.
     decayed: Array = np.exp(-np.abs(logits))
     scores: Array = np.where(logits >= 0, np.float32(1), decayed) / (1 + decayed)

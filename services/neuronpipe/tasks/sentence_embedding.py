@@ -12,12 +12,12 @@ from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
 
-# As torch.nn.functional.normalize: the smallest length that a vector is divided by.
+# The smallest norm that a vector is divided by, as in torch.nn.functional.normalize.
 SMALLEST_NORM = 1e-12
 
 
 class EmbeddingFacts(TaskFacts):
-    """Of a model that makes one vector of a text."""
+    """Facts about a model that makes one vector of a text."""
 
     encoded = ("prompt",)
     told = ("embedding_dimensions",)
@@ -52,7 +52,7 @@ def decode(input: SentenceEmbeddingInput, model: ModelSpec, annotations: ArraySe
 
 
 def check_dimensions(dimensions: int, model: ModelSpec) -> None:
-    """Refuses more than the model's vectors have."""
+    """Refuses more dimensions than the model's vectors have."""
     limit = EmbeddingFacts.of(model).embedding_dimensions
     if dimensions > limit:
         raise InvalidInput("dimensions", f"{dimensions}, the model has {limit}")

@@ -1,4 +1,4 @@
-"""Sentence similarity: how alike one text and each of many are, by the angles between their vectors.
+"""Sentence similarity: the cosine similarity of one text with each of many.
 
 Equal to sentence-transformers' `util.cos_sim(model.encode(source), model.encode(texts))`, with encode's `truncate_dim`.
 """

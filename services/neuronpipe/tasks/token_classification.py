@@ -1,9 +1,11 @@
-"""Token classification: the named things of a text, or a label for each of its tokens.
+"""Token classification: the named entities of a text, or a label for each of its tokens.
 
-Equal to transformers' TokenClassificationPipeline with `aggregation_strategy`, `ignore_labels` and `stride`, with these differences: an
-entity's text is the caller's own, between its start and its end, where the pipeline gives what its tokenizer decodes ("new york" for
-"New York"); a text that is too long is refused unless the caller asks for windows or truncation, where the pipeline drops its end
-without a word; and special tokens in the text are text (see tasks/base.py).
+Equal to transformers' TokenClassificationPipeline with `aggregation_strategy`, `ignore_labels` and `stride`, with these
+differences:
+
+- An entity's text is a part of the caller's text. The pipeline returns what its tokenizer decodes ("new york" for "New
+York"). - A text that is too long is refused unless the caller requests windows or truncation. The pipeline drops its
+end silently. - Special tokens in the text are text (see tasks/base.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -104,7 +106,10 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Labelled:
-    """Tokens, words or entities in the order of the text: [each] its label's number, that label's score, and its place."""
+    """Tokens, words or entities in the order of the text.
+
+    For each: the label's number, that label's score, and the offsets.
+    """
 
     label: Array
     score: Array
@@ -125,7 +130,7 @@ def _entities(
     names = list(labels)
     if aggregation not in _OF_TOKENS:
         found = _grouped(found, labels)
-        # The pipeline's: of a label such as MISC-LAW, too, what is behind the hyphen.
+        # As in the pipeline: the part behind the hyphen, also of a label such as MISC-LAW.
         names = [label.split("-", 1)[-1] for label in labels]
     kept = np.array([name not in ignored for name in names], bool)[found.label]
     columns = (column[kept].tolist() for column in (found.label, found.score, found.start, found.end))
@@ -138,14 +143,15 @@ def _best_labels(scores: Array, start: Array, end: Array) -> _Labelled:
 
 
 def _words(aggregation: "Aggregation.ValueType", scores: Array, begins_word: Array, start: Array, end: Array) -> _Labelled:
-    begins_word[:1] = True  # whatever a window begins with
+    begins_word[:1] = True  # a window always begins with a word
     first = np.flatnonzero(begins_word)
     if aggregation == Aggregation.AGGREGATION_FIRST:
         of_words = scores[first]
     elif aggregation == Aggregation.AGGREGATION_AVERAGE:
         of_words = np.add.reduceat(scores, first, axis=0) / np.diff(first, append=len(scores))[:, np.newaxis]
     else:
-        # A word's first token of the highest score: sorted by word and then by score, the first of each word.
+        # The token with the highest score in each word: sort by word and then by score, and take the first of each
+        # word.
         order = np.lexsort((-scores.max(axis=1), np.cumsum(begins_word)))
         of_words = scores[order[first]]
     last = np.append(first[1:], len(scores)) - 1
@@ -153,7 +159,7 @@ def _words(aggregation: "Aggregation.ValueType", scores: Array, begins_word: Arr
 
 
 def _grouped(found: _Labelled, labels: Sequence[str]) -> _Labelled:
-    """Neighbours of one label, put together: B- and I- are of one label, and B- is the first of its entity."""
+    """Joins neighbours with the same label. B- and I- are the same label; B- begins an entity."""
     if not len(found.label):
         return found
     tags = [label[2:] if label.startswith(("B-", "I-")) else label for label in labels]
@@ -169,7 +175,7 @@ def _grouped(found: _Labelled, labels: Sequence[str]) -> _Labelled:
 
 
 def _without_overlaps(found: list[_Found]) -> Iterator[_Found]:
-    """What several windows found in one place, once: the longest, and of those the most probable."""
+    """Removes overlapping entities of several windows: the longest is kept, of equal lengths the most probable."""
     kept: _Found | None = None
     for one in sorted(found, key=lambda entity: entity.start):
         if kept is None or not kept.start <= one.start < kept.end:

@@ -1,9 +1,10 @@
-"""Zero-shot classification: scores of a text for labels that the request brings along, by a model of natural language inference.
+"""Zero-shot classification: scores of a text for the labels of the request, by a model of natural language inference
+(NLI).
 
-Each label is put into a sentence, the hypothesis, and the model says how far the text entails it. Equal to transformers'
-ZeroShotClassificationPipeline with `candidate_labels`, `hypothesis_template` and `multi_label`. Labels of equal score stay in the order
-of the request, for which that pipeline has no rule. Where it takes the last label for "entailment" because none is called so, the model is
-refused when it is compiled.
+Each label is put into a sentence, the hypothesis, and the model scores how far the text entails it. Equal to
+transformers' ZeroShotClassificationPipeline with `candidate_labels`, `hypothesis_template` and `multi_label`. Labels of
+equal score stay in the order of the request; that pipeline has no rule for them. If no label is called "entailment",
+that pipeline takes the last one; here the model is refused when it is compiled.
 """
 
 import numpy as np
@@ -23,7 +24,7 @@ _PLACE = "{}"
 
 
 class ZeroShotFacts(TaskFacts):
-    """Of a model of natural language inference."""
+    """Facts about a model of natural language inference."""
 
     entailment_id: int = Field(ge=0, description="the label that says that a text entails another")
 

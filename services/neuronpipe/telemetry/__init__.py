@@ -1,1 +1,1 @@
-"""Where spans and metrics go: OTLP, a Prometheus port, and the memory of development servers. Only here is the OpenTelemetry SDK known."""
+"""Exports spans and metrics: OTLP, a Prometheus port, kept traces. Only this package imports the OpenTelemetry SDK."""

@@ -1,4 +1,5 @@
-"""The standard variables of OpenTelemetry that decide what is exported; the exporters read the others (headers, TLS, time-outs) themselves.
+"""Reads the standard variables of OpenTelemetry that decide what is exported. Exporters read the others (headers, TLS,
+time-outs).
 
 https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
 """
@@ -11,7 +12,7 @@ from neuronpipe.core.errors import SetupError
 
 Protocol: TypeAlias = Literal["grpc", "http/protobuf"]
 
-# sampler → whether the caller's decision goes first, and the ratio; None: the argument's.
+# sampler → whether the caller's decision takes precedence, and the ratio; None: that of the argument.
 _SAMPLERS: dict[str, tuple[bool, float | None]] = {
     "always_on": (False, 1.0),
     "always_off": (False, 0.0),
@@ -21,16 +22,16 @@ _SAMPLERS: dict[str, tuple[bool, float | None]] = {
     "parentbased_traceidratio": (True, None),
 }
 _DEFAULT_SAMPLER = "parentbased_traceidratio"
-# One in a hundred shows where time goes and costs nothing (docs/decisions/0011).
+# One request in a hundred; it has no measurable cost (docs/decisions/0011).
 _DEFAULT_RATIO = 0.01
-# The specification's 2048 spans are a fifth of a second of what a gateway makes when all requests are sampled.
+# The specification's default of 2048 spans lasts a fifth of a second in a gateway where all requests are sampled.
 _DEFAULT_QUEUE_SPANS = 16_384
 _DEFAULT_INTERVAL_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the variables say. A protocol is None where that signal is not exported by OTLP."""
+    """The values of the variables. A protocol is None if that signal is not exported by OTLP."""
 
     traces: Protocol | None
     metrics: Protocol | None
@@ -42,7 +43,7 @@ class Environment:
 
 
 def read_environment(variables: Mapping[str, str]) -> Environment:
-    """Reads them. Raises SetupError for a value that has no meaning."""
+    """Reads the variables. Raises SetupError for an invalid value."""
     is_disabled = variables.get("OTEL_SDK_DISABLED", "").lower() == "true"
     honours_parent, ratio = _sampler(variables)
     return Environment(
@@ -57,7 +58,10 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
 
 
 def _protocol(variables: Mapping[str, str], signal: str) -> Protocol | None:
-    """The protocol of a signal. Without an endpoint nothing is exported: the specification's default would look for one on this host."""
+    """The protocol of a signal.
+
+    Without an endpoint nothing is exported, unlike the specification's default of localhost.
+    """
     exporter = variables.get(f"OTEL_{signal}_EXPORTER", "")
     if exporter not in ("", "otlp", "none"):
         raise SetupError(f"OTEL_{signal}_EXPORTER: {exporter!r} is neither otlp nor none")
@@ -79,7 +83,7 @@ def _sampler(variables: Mapping[str, str]) -> tuple[bool, float]:
         raise SetupError(f"OTEL_TRACES_SAMPLER: {name!r} is not one of {', '.join(_SAMPLERS)}")
     honours_parent, ratio = _SAMPLERS[name]
     if ratio is None:
-        # Who names a sampler without its argument gets the specification's 1; who names none, our own default.
+        # A sampler without an argument gets the specification's 1. Without a sampler, our own default applies.
         default = 1.0 if variables.get("OTEL_TRACES_SAMPLER") else _DEFAULT_RATIO
         ratio = _number(variables, "OTEL_TRACES_SAMPLER_ARG", default, lowest=0, highest=1)
     return honours_parent, ratio

@@ -1,4 +1,6 @@
-"""Spans as OTLP JSON, which Jaeger's page and every collector read: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding."""
+"""Spans as OTLP JSON, which Jaeger's page and collectors read: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-
+encoding.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
@@ -48,7 +50,7 @@ def _attributes(attributes: Mapping[str, AttributeValue]) -> list[Json]:
 
 
 def _value(value: AttributeValue) -> Json:
-    if isinstance(value, bool):  # before int, which it is one of
+    if isinstance(value, bool):  # before int: bool is a subclass of it
         return {"boolValue": value}
     if isinstance(value, int):
         return {"intValue": str(value)}

@@ -57,7 +57,7 @@ class MetricExport:
 
 
 def metrics_data(meters: Meters, resource: Resource, started_ns: int, now_ns: int) -> MetricsData:
-    """Everything recorded since `started_ns`, as the SDK's exporters want it."""
+    """Everything recorded since `started_ns`, in the SDK's types."""
     metrics = [_metric(family, started_ns, now_ns) for family in meters.families()]
     scope = ScopeMetrics(_SCOPE, metrics, "")
     return MetricsData([ResourceMetrics(resource, [scope], "")])
@@ -94,7 +94,7 @@ def _histograms(family: Family, started_ns: int, now_ns: int) -> Iterator[Histog
             sum=series.total / divisor,
             bucket_counts=counts,
             explicit_bounds=[bound / divisor for bound in series.bounds],
-            # Optional in OTLP; of no use in a sum since the start.
+            # Optional in OTLP; of no use in cumulative metrics.
             min=None,  # type: ignore[arg-type]
             max=None,  # type: ignore[arg-type]
             exemplars=[

@@ -1,4 +1,4 @@
-"""Metrics on a port of their own, in Prometheus' text format or OpenMetrics, whichever is asked for. Only OpenMetrics has exemplars."""
+"""Metrics on a port, in Prometheus' text format or OpenMetrics, as the scraper asks. Only OpenMetrics has exemplars."""
 
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
@@ -15,18 +15,18 @@ from neuronpipe.core.names import Instrument
 
 
 def prometheus_name(instrument: Instrument) -> str:
-    """A metric's name as OpenTelemetry's rules turn it into Prometheus'; counters end in `_total` on the page besides."""
+    """A metric's Prometheus name by OpenTelemetry's rules. On the page, counters also end in `_total`."""
     return instrument.name.replace(".", "_") + ("_seconds" if instrument.unit == "s" else "")
 
 
 def series_names(instrument: Instrument) -> list[str]:
-    """The names of the series that a metric is on the page."""
+    """The names of a metric's series on the page."""
     suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_count", "_sum"]}
     return [prometheus_name(instrument) + suffix for suffix in suffixes[instrument.kind]]
 
 
 class MeterCollector(Collector):
-    """Reads meters for a page."""
+    """Collects the metrics for a scrape."""
 
     def __init__(self, meters: Meters) -> None:
         self._meters = meters

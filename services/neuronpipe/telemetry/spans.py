@@ -1,4 +1,4 @@
-"""Spans to a collector: OpenTelemetry's exporters and batching processor, with a count of what is lost on the way."""
+"""Exports spans to a collector by OpenTelemetry's exporters and batch processor, and counts lost spans."""
 
 import threading
 from collections.abc import Sequence
@@ -22,12 +22,15 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _NO_STATE = TraceState()
 _OK, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
 _SCOPE = InstrumentationScope("neuronpipe")
-# How long the last spans may take to leave when the service ends.
+# How long the last export may take when the service ends.
 _LAST_EXPORT_LIMIT_S = 3.0
 
 
 class SpanQueue:
-    """Takes spans without ever waiting, and exports them from a thread of its own. What does not fit is dropped and counted."""
+    """Queues spans without blocking, and exports them from a thread.
+
+    Spans beyond the queue's size are dropped and counted.
+    """
 
     def __init__(self, exporter: SpanExporter, resource: Resource, clock: Clock, meters: Meters, max_spans: int) -> None:
         self._exporter = _Counting(exporter, meters)
@@ -38,7 +41,7 @@ class SpanQueue:
 
     def add(self, span: Span) -> None:
         """Queues a span."""
-        # The processor would drop the oldest and say so in the log each time; like this the number is known.
+        # The processor would drop the oldest and log it each time; dropped here, they are counted.
         if self._accepted - self._exporter.taken >= self._max_spans:
             self._dropped.add()
             return
@@ -46,7 +49,9 @@ class SpanQueue:
         self._processor.on_end(self._to_sdk(span))
 
     def close(self) -> None:
-        """Exports what is left, within a limit; a collector that does not answer must not keep the service."""
+        """Exports the rest, within a time limit: a collector that does not answer must not delay the end of the
+        service.
+        """
         thread = threading.Thread(target=self._processor.shutdown, name="last spans", daemon=True)
         thread.start()
         thread.join(_LAST_EXPORT_LIMIT_S)
@@ -54,7 +59,7 @@ class SpanQueue:
             self._exporter.shutdown()
 
     def _to_sdk(self, span: Span) -> ReadableSpan:
-        """The span as the SDK's exporters want it. Made without a tracer of the SDK, whose spans take six times as long."""
+        """Converts a span to the SDK's type, without a tracer of the SDK, which takes six times as long."""
         return ReadableSpan(
             name=str(span.name),
             context=_sdk_context(span.context, is_remote=False),
@@ -72,7 +77,7 @@ class SpanQueue:
 
 
 class _Counting(SpanExporter):
-    """Counts what an exporter was given and what became of it."""
+    """Counts the spans that an exporter was given, by outcome."""
 
     def __init__(self, exporter: SpanExporter, meters: Meters) -> None:
         self._exporter = exporter

@@ -14,7 +14,10 @@ from neuronpipe.telemetry.store import TraceStore
 
 @contextmanager
 def running_telemetry(service: str, settings: ServerSettings, variables: Mapping[str, str]) -> Iterator[Telemetry]:
-    """A service's telemetry, exported while the block runs. Raises SetupError. What is not asked for is not even imported."""
+    """A service's telemetry, exported while the block runs. Raises SetupError.
+
+    Parts that are not used are not imported.
+    """
     environment = read_environment(variables)
     clock, meters = Clock(), Meters()
     sinks: list[Callable[[Span], None]] = []

@@ -5,12 +5,12 @@ from collections import OrderedDict
 from neuronpipe.core.tracing import Clock, Span
 from neuronpipe.telemetry.otlp_json import Json, to_otlp_json
 
-# Of one trace; a trace has about ten, but a caller may send any number of requests under one.
+# Maximum for one trace. A trace has about ten, but a caller may send any number of requests in one.
 _MAX_SPANS = 1024
 
 
 class TraceStore:
-    """So many traces, of which the oldest goes when another begins. A batch is a trace of its own."""
+    """A number of traces; the oldest is dropped when another begins. A batch is a trace of its own."""
 
     def __init__(self, max_traces: int, service: str, clock: Clock) -> None:
         self._max_traces, self._service, self._clock = max_traces, service, clock

@@ -1,4 +1,4 @@
-"""Encoded inputs as they lie in Redis: the message on the wire, its arrays in 16 bits where their numbers allow it.
+"""The format of encoded inputs in Redis: the message on the wire, with arrays in 16 bits where their numbers allow it.
 
 Token ids and places are int32 [tokens] with numbers from -1 (no position) on; most vocabularies end below 65,535.
 """
@@ -14,7 +14,7 @@ from neuronpipe.core.items import EncodedInput
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.core.tensors import to_arrays, to_tensor_set
 
-# On the wire of the stages a tensor always has a type; without one it is packed.
+# Between the stages a tensor always has a type; a tensor without one is packed.
 _PACKED, _WHOLE = DataType.DATA_TYPE_UNSPECIFIED, DataType.DATA_TYPE_INT32
 _LEAST, _MOST = -1, 65_534
 # What an encoded input, each of its sets, and each of its arrays takes in memory besides the arrays' numbers (measured with tracemalloc on
@@ -23,7 +23,7 @@ _VALUE_BYTES, _SET_BYTES, _ARRAY_BYTES = 320, 184, 164
 
 
 def pack(encoded: EncodedInput) -> bytes:
-    """An encoded input as bytes, without where it came from."""
+    """An encoded input as bytes, without its cache outcome."""
     message = stages_pb2.EncodedInput(
         sequences=map(to_tensor_set, encoded.sequences.arrays),
         annotations=map(to_tensor_set, encoded.annotations.arrays),

@@ -1,4 +1,4 @@
-"""A model's tokenizer.json as the tasks need it. The only file that knows the library `tokenizers`."""
+"""The tokenizer of a tokenizer.json. The only file that imports the library `tokenizers`."""
 
 import json
 import threading
@@ -15,22 +15,23 @@ from tokenizers.processors import TemplateProcessing
 from neuronpipe.tasks.base import EncodedText, LocatedText, Side, TokenIds, Window
 from neuronpipe.tokenizer.words import WordRule
 
-# Of the library, whose encodings may change with it.
+# The version of the library: encodings may change with it.
 LIBRARY_VERSION: str = tokenizers.__version__
 
 
 class JsonTokenizer:
     """The TextTokenizer (see tasks/base.py) of a tokenizer.json.
 
-    Truncation is a state of the library's object, so one lock guards every call; a process that wants more throughput runs the
-    service more often (tokenizing in threads of one process gains nothing: design.md, section 6).
+    Truncation is a state of the library's object, so one lock guards every call. For more throughput run more
+    processes: several threads in one process gain nothing.
     """
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(path))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        # What a caller writes is text, whatever it spells; a mask that is allowed is no special token in the file (compiler/tokenizers.py).
+        # Special tokens that a text spells are plain text. An allowed mask is not a special token in the file
+        # (compiler/tokenizers.py).
         self._tokenizer.encode_special_tokens = True
         if self._tokenizer.post_processor is None:  # encode_batch_fast would then give both texts of a pair one type
             self._tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B:1")
@@ -93,7 +94,8 @@ class JsonTokenizer:
         )
 
     def _encode(self, text: str, text_pair: str | None = None, *, add_special_tokens: bool = True, with_offsets: bool = False) -> Encoding:
-        # A batch of one, since the library's `encode` keeps the interpreter's lock: a text of 1 MB would stop every thread for a second.
+        # A batch of one: the library's `encode` holds the interpreter's lock, so a text of 1 MB would block every
+        # thread for a second.
         inputs = [text] if text_pair is None else [(text, text_pair)]
         # Without offsets it takes a sixth less time.
         encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
@@ -110,10 +112,11 @@ class JsonTokenizer:
 
 
 def _counting_what_it_deletes(normalizer: Normalizer) -> Normalizer:
-    """A normalizer of SentencePiece that gives places in the text also behind control characters that it deletes at the beginning.
+    """A SentencePiece normalizer whose offsets are right after deleted control characters.
 
-    The library does not count these (tokenizers 0.23, Precompiled), at the beginning of a text and behind each added token: every place
-    behind them would be too small. Replace, which counts them, deletes them first.
+    The library's own (tokenizers 0.23, Precompiled) does not count characters that it deletes at the beginning of a
+    text and after each added token, so all later offsets would be too small. Replace, which counts them, deletes them
+    first.
     """
     invisible = (char for char in map(chr, (*range(0x2070), 0xFEFF)) if unicodedata.category(char) in ("Cc", "Cf"))
     deleted = [char for char in invisible if normalizer.normalize_str(f"{char}a") == normalizer.normalize_str("a")]
@@ -128,9 +131,10 @@ def _array(numbers: list[int]) -> TokenIds:
 
 
 def _dropped(encoding: Encoding, max_tokens: int, side: Side, *, only_first: bool) -> NDArray[np.intp]:
-    """The tokens of a sequence that the library's own truncation (longest_first, only_first) leaves out.
+    """The tokens of a sequence that the library's own truncation (longest_first, only_first) would drop.
 
-    That would tokenize once more, and keeps what it cuts off: of two texts of 40 KB every part of one with every part of the other, 2 GB.
+    The library would tokenize once more, and keep the overflow: for two texts of 40 KB every combination of their
+    parts, 2 GB.
     """
     owners = np.array([-1 if owner is None else owner for owner in encoding.sequence_ids])
     first, second = np.flatnonzero(owners == 0), np.flatnonzero(owners == 1)

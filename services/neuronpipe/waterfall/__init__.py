@@ -1,1 +1,1 @@
-"""`neuronpipe trace`: one request, and where its time went."""
+"""`neuronpipe trace`: draws the trace of one request."""

@@ -36,7 +36,7 @@ def short_name(span: ShownSpan) -> str:
 
 
 def heading(trace: Trace) -> str:
-    """What was asked, of which model."""
+    """The request's model and task."""
     attributes = trace.root.attributes
     if Attributes.MODEL not in attributes:
         return "a request for no model that is served"
@@ -62,7 +62,7 @@ def split(trace: Trace) -> str:
 
 
 def describe_batch(batch: ShownSpan) -> str:
-    """A batch in a line."""
+    """One line about a batch."""
     attributes = batch.attributes
     padding = 100 * float(attributes[Attributes.PADDING_RATIO])
     return (
@@ -82,7 +82,7 @@ def describe_mates(trace: Trace, batch: ShownSpan) -> Iterator[str]:
 
 
 def marks(span: ShownSpan) -> str:
-    """What went wrong in a span."""
+    """The error of a span."""
     error = span.attributes.get(Attributes.ERROR_TYPE)
     words = [*span.events, *([str(error)] if error else [])]
     return f"  ! {', '.join(words)}" if words else ""

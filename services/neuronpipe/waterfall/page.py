@@ -1,4 +1,4 @@
-"""A trace as a page of its own, without anything from elsewhere."""
+"""A trace as a self-contained HTML page."""
 
 from collections.abc import Iterator
 from html import escape
@@ -11,7 +11,7 @@ _ROW, _LABEL, _SERVICE, _CHART, _TIME = 22, 210, 130, 520, 110
 _MARGIN = 12
 _TICKS = 4
 _LEGEND_WIDTH = 116
-# What a bar stands for and its colour, in the order of the legend.
+# The meaning of a bar and its colour, in the order of the legend.
 _GATEWAY, _ERROR = ("gateway", "#4c78a8"), ("failed", "#e45756")
 _PREPROCESS, _PREDICT, _POSTPROCESS = ("pre-process", "#f58518"), ("prediction", "#54a24b"), ("post-process", "#b279a2")
 _QUEUE, _COMPUTE = ("queue", "#9ecae9"), ("compute", "#eeca3b")
@@ -93,7 +93,7 @@ def _legend(bottom: int) -> Iterator[str]:
 
 
 def _tooltip(span: ShownSpan, root: ShownSpan) -> str:
-    """What is shown where the pointer rests on a bar."""
+    """The tooltip of a bar."""
     begun_ms = (span.started_ns - root.started_ns) / 1e6
     times = f"{begun_ms:.3f} to {begun_ms + span.duration_ns / 1e6:.3f} ms: {span.duration_ns / 1e6:.3f} ms{marks(span)}"
     return "\n".join([f"{span.name} ({span.service})", times, *(f"{key} = {value}" for key, value in span.attributes.items())])

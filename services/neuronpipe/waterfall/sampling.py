@@ -1,4 +1,4 @@
-"""Sends one sampled request and shows what became of it."""
+"""Sends one sampled request and shows its trace."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ def sample(request: InferRequest, target: str, *, timeout_s: float, warm_up: int
 async def _record(
     request: InferRequest, target: str, timeout_s: float, warm_up: int, context: SpanContext
 ) -> tuple[dict[str, Any], int, NeuronpipeError | None]:
-    """The request's spans as OTLP JSON, how long it took here, and what it failed with."""
+    """The request's spans as OTLP JSON, how long it took here, and its error if it failed."""
     async with open_channel(target) as channel:
         for _ in range(warm_up):  # the first request of a connection also opens it
             await _infer(channel, request, timeout_s, None)

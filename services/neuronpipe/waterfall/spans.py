@@ -35,7 +35,7 @@ class ShownSpan:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A span in a waterfall, so many levels in."""
+    """A span in a waterfall, with its depth."""
 
     span: ShownSpan
     depth: int
@@ -66,7 +66,8 @@ class Trace:
     def parts_ns(self) -> dict[str, int]:
         """How long each stage took, and queue and compute; "unattributed" is in no stage. In the order of the request.
 
-        Spans of one name may overlap, as those of several sequences do: what they cover counts once, and as compute while any computes.
+        Spans of one name may overlap, as those of several sequences do. Overlapping time counts once, and as compute
+        where one computes.
         """
         names = (Spans.PREPROCESS, Spans.QUEUE, Spans.COMPUTE, Spans.PREDICT, Spans.POSTPROCESS)
         covered: dict[str, int] = {name: self._covered_ns(name) for name in names}
