@@ -16,6 +16,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor_pool import Default
 from google.protobuf.message_factory import GetMessageClass
 
+from demo.processes import ServiceProcess
 from neuronpipe.api.v1 import inference_pb2, models_pb2, traces_pb2
 from neuronpipe.cli import main, make_parser
 from neuronpipe.cli.serve import read_arguments
@@ -35,16 +36,26 @@ _PUBLIC = (inference_pb2, models_pb2, traces_pb2)
 
 
 def neuronpipe(arguments: Sequence[str]) -> None:
-    """Runs commands that ask a gateway. Parses the others with their parsers, and reads the settings of `serve`."""
+    """Runs commands that ask a gateway, and `serve` until it is ready. Parses the others with their parsers."""
     if (added := _RUN.get(arguments[0])) is not None:
         main([*arguments, *added])
         return
     options = make_parser().parse_args(arguments)
     if options.command == "serve":
-        try:
-            read_arguments(options.service, options.settings)
-        except SetupError as error:
-            sys.exit(str(error))
+        _serve(options.service, options.settings)
+
+
+def _serve(service: str, arguments: Sequence[str]) -> None:
+    """Reads the settings. Where there is a repository, starts the service, on free ports, and ends it."""
+    try:
+        settings = read_arguments(service, arguments)
+    except SetupError as error:
+        sys.exit(str(error))
+    if settings.repository.is_dir():
+        before = ["", *arguments]
+        options = ["127.0.0.1:0" if option.endswith("listen") else one for option, one in zip(before, arguments, strict=False)]
+        with ServiceProcess(service, *options) as process:
+            process.wait_until_ready()
 
 
 def make(arguments: Sequence[str]) -> None:

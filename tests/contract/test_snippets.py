@@ -1,6 +1,7 @@
 """What the pages show is right: each fenced block of README.md, its neighbours and docs/ is run, or says why not.
 
 - `console`: lines that begin with "$ " run in bash, with the commands of tests/snippet_commands.py; others are output.
+  The folder has a repository, models/.
 - `python`, `js`: run against a gateway with the models of `_MODELS`. The addresses of `_SHOWN` stand for its own.
 - `json`, `toml`, `yaml`: parsed. `mermaid`, `text`: there is nothing to run.
 - What cannot be run here has `<!-- not run here: REASON -->` on the line before it. The commands of such a `console`
@@ -53,13 +54,19 @@ _fences = [fence for page in all_pages() for fence in fences(page)]
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    """A gateway with the models of the pages, on the fake back end."""
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models of the pages, for the fake back end."""
     sources, repository = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("repository")
     for name, (architecture, task) in _MODELS.items():
         source = find_minilm() if name == "minilm" else make_source(sources / name, architecture, task)
         request = CompileRequest(source=str(source), task=task, repository=repository, name=name, backend="fake")
         compile_bundle(request, lambda line: None)
+    return repository
+
+
+@pytest.fixture(scope="module")
+def gateway(repository: Path) -> Iterator[ServiceProcess]:
+    """A gateway with the models of the pages."""
     with ServiceProcess("all", "--repository", str(repository), *_OPTIONS) as process:
         yield process.wait_until_ready()
 
@@ -101,6 +108,7 @@ def test_a_snippet_is_right(fence: Fence, folder: Path, request: pytest.FixtureR
         what = fence.language or "no language"
         pytest.fail(f"{fence}: a block of {what} cannot be run; put <!-- not run here: REASON --> before it")
     gateway: ServiceProcess = request.getfixturevalue("gateway")
+    (folder / "models").symlink_to(request.getfixturevalue("repository"))
     refused = _refused(gateway)
     process = _RUNNERS[fence.language](_at(gateway, fence.content), folder)
     assert process.returncode == 0, f"{fence}: {process.stdout}{process.stderr}"
