@@ -1,9 +1,11 @@
 """What stands in for the commands of console blocks: `python -m tests.snippet_commands PROGRAM [ARGUMENT…]`.
 
-It runs what is cheap, checks the rest as far as it can, and ends with an error where a command is wrong.
+It runs what is cheap. It checks the rest as far as it can, where IS_MARKED is 1: the block says why it is not run. It
+ends with an error where a command is wrong.
 """
 
 import importlib.util
+import os
 import re
 import runpy
 import sys
@@ -41,21 +43,29 @@ def neuronpipe(arguments: Sequence[str]) -> None:
         main([*arguments, *added])
         return
     options = make_parser().parse_args(arguments)
-    if options.command == "serve":
-        _serve(options.service, options.settings)
+    if options.command != "serve" or not _serve(options.service, options.settings):
+        _allow_unless_run(f"neuronpipe {options.command}")
 
 
-def _serve(service: str, arguments: Sequence[str]) -> None:
-    """Reads the settings. Where there is a repository, starts the service, on free ports, and ends it."""
+def _allow_unless_run(command: str) -> None:
+    """Ends the process where the block does not say why the command is not run."""
+    if os.environ.get("IS_MARKED") != "1":
+        sys.exit(f"{command} is not run; put <!-- not run here: REASON --> before the block")
+
+
+def _serve(service: str, arguments: Sequence[str]) -> bool:
+    """Reads the settings. Where there is a repository, starts the service, on free ports, and ends it. Says whether."""
     try:
         settings = read_arguments(service, arguments)
     except SetupError as error:
         sys.exit(str(error))
-    if settings.repository.is_dir():
-        before = ["", *arguments]
-        options = ["127.0.0.1:0" if option.endswith("listen") else one for option, one in zip(before, arguments, strict=False)]
-        with ServiceProcess(service, *options) as process:
-            process.wait_until_ready()
+    if not settings.repository.is_dir():
+        return False
+    pairs = zip(["", *arguments], arguments, strict=False)
+    options = ["127.0.0.1:0" if before.endswith("listen") else argument for before, argument in pairs]
+    with ServiceProcess(service, *options) as process:
+        process.wait_until_ready()
+    return True
 
 
 def make(arguments: Sequence[str]) -> None:
@@ -66,6 +76,7 @@ def make(arguments: Sequence[str]) -> None:
         pattern = rf"\b{name}\b" if is_variable else rf"^([\w-]+ )*{re.escape(name)}( [\w-]+)*:(?!=)"
         if not re.search(pattern, text, re.MULTILINE):
             sys.exit(f"make: there is no {'variable' if is_variable else 'target'} {name}")
+    _allow_unless_run("make")
 
 
 def pip(arguments: Sequence[str]) -> None:
@@ -76,22 +87,24 @@ def pip(arguments: Sequence[str]) -> None:
         for extra in found[1].split(",") if found else ():
             if extra not in extras:
                 sys.exit(f"pip: {argument}: there is no extra {extra}")
+    _allow_unless_run("pip")
 
 
 def python(arguments: Sequence[str]) -> None:
-    """Looks for the module or the file. Runs `python -m neuronpipe.protos`; makes an environment that is empty."""
-    if arguments[:1] != ["-m"]:
-        if not arguments or not (ROOT / arguments[0]).is_file():
-            sys.exit(f"python: there is no {arguments[:1]}")
-        return
-    if arguments[1] == "neuronpipe.protos":
-        sys.argv = [arguments[1], *arguments[2:]]
-        runpy.run_module(arguments[1], run_name="__main__")
-    elif arguments[1] == "venv":
-        Path(arguments[2], "bin").mkdir(parents=True, exist_ok=True)
-        Path(arguments[2], "bin", "activate").touch()
-    elif importlib.util.find_spec(arguments[1]) is None:
-        sys.exit(f"python: there is no module {arguments[1]}")
+    """Runs `python -m neuronpipe.protos`, makes an environment that is empty, and looks for other modules and files."""
+    match arguments:
+        case ["-m", "neuronpipe.protos", *options]:
+            sys.argv = ["neuronpipe.protos", *options]
+            runpy.run_module("neuronpipe.protos", run_name="__main__")
+        case ["-m", "venv", folder]:
+            Path(folder, "bin").mkdir(parents=True, exist_ok=True)
+            Path(folder, "bin", "activate").touch()
+        case ["-m", module, *_] if importlib.util.find_spec(module):
+            _allow_unless_run(f"python -m {module}")
+        case [file, *_] if (ROOT / file).is_file():
+            _allow_unless_run(f"python {file}")
+        case _:
+            sys.exit(f"python: there is no {' '.join(arguments[:2])}")
 
 
 def pytest(arguments: Sequence[str]) -> None:
@@ -99,6 +112,7 @@ def pytest(arguments: Sequence[str]) -> None:
     for argument in arguments:
         if argument.startswith("tests") and not (ROOT / argument.partition("::")[0]).exists():
             sys.exit(f"pytest: there is no {argument}")
+    _allow_unless_run("pytest")
 
 
 def grpcurl(arguments: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """What the pages show is right: each fenced block of README.md, its neighbours and docs/ is run, or says why not.
 
 - `console`: lines that begin with "$ " run in bash, with the commands of tests/snippet_commands.py; others are output.
-  The folder has a repository, models/.
+  The folder has a repository, models/. A command that is only checked, as it takes long, makes the block one that is
+  not run.
 - `python`, `js`: run against a gateway with the models of `_MODELS`. The addresses of `_SHOWN` stand for its own.
 - `json`, `toml`, `yaml`: parsed. `mermaid`, `text`: there is nothing to run.
 - What cannot be run here has `<!-- not run here: REASON -->` on the line before it. The commands of such a `console`
@@ -117,7 +118,7 @@ def test_a_snippet_is_right(fence: Fence, folder: Path, request: pytest.FixtureR
 
 @pytest.mark.parametrize("fence", [fence for fence in _fences if fence.reason and fence.language == "console"], ids=str)
 def test_the_commands_of_a_block_that_is_not_run_are_right(fence: Fence, folder: Path, gateway: ServiceProcess) -> None:
-    process = run_console(_at(gateway, fence.content), folder, programs_not_found="")
+    process = run_console(_at(gateway, fence.content), folder, is_marked=True)
     assert process.returncode == 0, f"{fence}: {process.stdout}{process.stderr}"
 
 
@@ -137,24 +138,43 @@ _WRONG = {
     "a target of make": ("$ make dmo", "there is no target dmo"),
     "a variable of make": ("$ make logs servic=tokenizer", "there is no variable servic"),
     "an extra": ("$ pip install 'neuronpipe[compiler]'", "there is no extra compiler"),
-    "a module": ("$ python -m tests.modles /tmp/models", "there is no module tests.modles"),
+    "a module": ("$ python -m tests.modles /tmp/models", "there is no -m tests.modles"),
     "a file of tests": ("$ pytest tests/contracts", "there is no tests/contracts"),
     "a method": ("$ grpcurl -plaintext 127.0.0.1:1 neuronpipe.api.v1.ModelService/List", "ModelService.List"),
-    "a program that is not known": ("$ wget http://127.0.0.1:9464/metrics && make demo", "wget: is not known"),
 }
 
 
 @pytest.mark.parametrize(("content", "said"), _WRONG.values(), ids=_WRONG)
 def test_a_wrong_command_is_found(content: str, said: str, folder: Path) -> None:
-    process = run_console(content, folder)
+    process = run_console(content, folder, is_marked=True)
     assert process.returncode != 0
     assert said in process.stderr
 
 
-def test_in_a_block_that_is_not_run_a_wrong_command_is_found_beside_unknown_programs(folder: Path) -> None:
-    process = run_console("$ wget http://127.0.0.1:9464/metrics\n$ make dmo\n", folder, programs_not_found="")
+_NOT_RUN = {
+    "a program": ("$ wget http://127.0.0.1:9464/metrics && neuronpipe --version", "wget: is not known"),
+    "make": ("$ make demo", "make is not run"),
+    "pip": ("$ pip install neuronpipe", "pip is not run"),
+    "pytest": ("$ pytest tests/unit", "pytest is not run"),
+    "python": ("$ python -m tests.models models", "python -m tests.models is not run"),
+    "neuronpipe": ("$ neuronpipe compile SOURCE --repository models", "neuronpipe compile is not run"),
+    "a service": ("$ neuronpipe serve all --repository none", "neuronpipe serve is not run"),
+}
+
+
+@pytest.mark.parametrize(("content", "said"), _NOT_RUN.values(), ids=_NOT_RUN)
+def test_a_command_that_is_not_run_needs_a_mark(content: str, said: str, folder: Path) -> None:
+    process = run_console(content, folder)
     assert process.returncode != 0
-    assert process.stderr == "make: there is no target dmo\n"
+    assert said in process.stderr
+    assert run_console(content, folder, is_marked=True).returncode == 0
+
+
+def test_a_service_that_does_not_start_is_found(folder: Path) -> None:
+    (folder / "models").mkdir()
+    process = run_console("$ neuronpipe serve all --repository models --listen 127.0.0.1:50050", folder)
+    assert process.returncode != 0
+    assert "models" in process.stderr
 
 
 def test_a_request_that_is_refused_is_found_where_the_program_hides_it(gateway: ServiceProcess, folder: Path) -> None:
@@ -166,7 +186,7 @@ def test_a_request_that_is_refused_is_found_where_the_program_hides_it(gateway: 
 
 
 def test_output_is_not_run(folder: Path) -> None:
-    assert run_console("$ make demo\nneuronpipe infr\n", folder).returncode == 0
+    assert run_console("$ make demo\nneuronpipe infr\n", folder, is_marked=True).returncode == 0
 
 
 def _run(command: list[str], folder: Path, environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
@@ -182,9 +202,12 @@ def _run(command: list[str], folder: Path, environment: Mapping[str, str]) -> "s
     )
 
 
-def run_console(content: str, folder: Path, *, programs_not_found: str = _FAIL) -> "subprocess.CompletedProcess[str]":
-    """Runs the commands of a block, and fails where any of them does, in the background or before `&&` too."""
-    path = folder / "path"
+def run_console(content: str, folder: Path, *, is_marked: bool = False) -> "subprocess.CompletedProcess[str]":
+    """Runs the commands of a block, and fails where any of them does, in the background or before `&&` too.
+
+    `is_marked`: the block says why it is not run, so that programs may be unknown and commands only checked.
+    """
+    path = folder / ("path-of-marked" if is_marked else "path")
     path.mkdir()
     for name in PROGRAMS:
         command = f'"{sys.executable}" -m tests.snippet_commands {name} "$@"'
@@ -192,9 +215,11 @@ def run_console(content: str, folder: Path, *, programs_not_found: str = _FAIL) 
         (path / name).chmod(0o755)
     for name in _SYSTEM_PROGRAMS:
         (path / name).symlink_to(f"/bin/{name}")
-    handle = f"command_not_found_handle() {{ {programs_not_found or ':'}; }}"
+    handle = f"command_not_found_handle() {{ {':' if is_marked else _FAIL}; }}"
+    (folder / "failed").unlink(missing_ok=True)
     script = "\n".join([handle, *_commands(content), "wait", "test ! -e ~/failed"])
-    return _run(["/bin/bash", "-e", "-o", "pipefail", "-c", script], folder, {"PATH": str(path)})
+    variables = {"PATH": str(path), "IS_MARKED": str(int(is_marked))}
+    return _run(["/bin/bash", "-e", "-o", "pipefail", "-c", script], folder, variables)
 
 
 def _commands(content: str) -> Iterator[str]:
