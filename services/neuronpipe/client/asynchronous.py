@@ -25,9 +25,9 @@ from neuronpipe.rpc.client import error_of, open_channel
 ResponseT = TypeVar("ResponseT")
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[InferStreamRequest, InferStreamResponse]"
 
-# Inference has no side effects, so a call may be repeated if no server began it (UNAVAILABLE), if a server refused it because of overload
-# (RESOURCE_EXHAUSTED), or if a stopping server cut it off (CANCELLED). gRPC itself retries: it waits as long as the server's pushback
-# says, and stops retrying while most calls fail.
+# Inference has no side effects, so a call may be repeated if no server began it (UNAVAILABLE), if a server refused it
+# because of overload (RESOURCE_EXHAUSTED), or if a stopping server cut it off (CANCELLED). gRPC itself retries: it waits
+# as long as the server's pushback says, and stops retrying while most calls fail.
 RETRIES = {
     "methodConfig": [
         {

@@ -25,6 +25,7 @@ _MAX_REPEATED_TOKENS = 65_536
 _TRUNCATIONS = frozenset(Truncation.values())
 # Looking it up in the enumeration takes a microsecond.
 _ERROR = Truncation.TRUNCATION_ERROR
+_LEFT = Truncation.TRUNCATION_LEFT
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +258,7 @@ def cut_located(whole: LocatedText, model: ModelSpec, truncation: "Truncation.Va
 
 def side_of(truncation: "Truncation.ValueType") -> Side:
     """The side at which a truncated text loses tokens."""
-    return "left" if truncation == Truncation.TRUNCATION_LEFT else "right"
+    return "left" if truncation == _LEFT else "right"
 
 
 def sequence(encoded: EncodedText, model: ModelSpec) -> Arrays:
