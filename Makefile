@@ -2,8 +2,10 @@
 # demo      a real model, compiled and served both ways, with its latency split
 # test      every test but the containers and the benchmarks, on all cores; of large matrices a sample
 # oracle    the whole of the matrices of which test takes a sample: every case of the oracle suites, and more
-# verify    format, lint, types, imports, protos, generated docs
-# check     verify and test
+# verify    format, lint, types, imports, protos, generated docs, links
+# verify-package  the wheel and the sdist, each installed into an environment of its own, where the client's tests run
+# docs      the site of docs/, in .cache/site; it needs no server and no network
+# check     verify, verify-package and test
 # fuzz      a million random sequences through the scheduler: minutes
 # soak      ten minutes of twice the load that can be borne
 # bench     every measurement, written to docs/benchmarks; bench-quick: a short look, written to .cache/bench/quick; bench-cache: the caches
@@ -132,13 +134,13 @@ bench-neuron-sim: .venv/.dev
 	$(BIN)/python -m tests.bench.neuron_sim
 
 .PHONY: check
-check: setup verify test
+check: setup verify verify-package test
 
 # --- verify and fix ---------------------------------------------------------------------------------------------------
 
 .PHONY: verify fix
-verify: verify-format verify-lint verify-types verify-imports verify-protos verify-telemetry verify-locks verify-models
-fix: fix-protos fix-telemetry fix-locks fix-lint fix-format
+verify: verify-format verify-lint verify-types verify-imports verify-protos verify-telemetry verify-docs verify-locks verify-models
+fix: fix-protos fix-telemetry fix-docs fix-locks fix-lint fix-format
 
 .PHONY: verify-format fix-format
 verify-format: .venv/.dev
@@ -195,6 +197,14 @@ verify-telemetry: .venv/.dev
 fix-telemetry: .venv/.dev
 	$(BIN)/python -m tests.contract.telemetry_page > docs/telemetry.md
 
+# docs/reference is made of the settings, the parsers, the protos and the errors.
+.PHONY: verify-docs fix-docs
+verify-docs: .venv/.dev
+	$(BIN)/python -m tests.reference --check
+	$(BIN)/python -m tests.links
+fix-docs: .venv/.dev
+	$(BIN)/python -m tests.reference
+
 # docs/models.md shows docs/models.json. fix-models measures what that lacks, or has of other versions: at most an hour, so `fix` leaves it out.
 .PHONY: verify-models fix-models
 verify-models: .venv/.dev
@@ -202,6 +212,54 @@ verify-models: .venv/.dev
 	  || { echo "docs/models.md is not what docs/models.json says; run: make fix-models"; exit 1; }
 fix-models: .venv/.dev
 	$(BIN)/python -m tests.measured_models
+
+# --- package and site -------------------------------------------------------------------------------------------------
+
+# The tests see no conftest.py but their own, and nothing of this folder's services/.
+.PHONY: verify-package
+verify-package: .venv/.dev
+	package=$$(mktemp -d)
+	trap 'rm -rf "$$package"' EXIT
+	unset PYTHONPATH
+	$(BIN)/uv build --quiet --out-dir "$$package/dist"
+	for built in "$$package"/dist/neuronpipe-*; do
+	  echo "$${built##*/}"
+	  $(BIN)/uv venv --quiet --clear "$$package/venv"
+	  $(BIN)/uv pip install --quiet --python "$$package/venv" --constraints constraints.txt "$$built" pytest pytest-asyncio pytest-timeout
+	  "$$package/venv/bin/python" -m pytest --quiet --override-ini filterwarnings=error --confcutdir=tests/unit/client tests/unit/client
+	  "$$package/venv/bin/python" -m neuronpipe.protos --out "$$package/protos"
+	done
+
+.venv/.docs: pyproject.toml constraints.txt
+	$(call make_venv,.venv)
+	$(BIN)/$(PIP) -c constraints.txt -e '.[docs]'
+	touch $@
+
+# Scripts that the theme would load from a network, from npm. The sums are those of the files in the packages.
+SITE_SCRIPTS := .cache/site-scripts
+MERMAID := 11.17.2
+IFRAME_WORKER := 1.0.4
+define site_script_sums
+581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390eb8  mermaid.min.js
+e8e412dbcfea9b7e31b5ffa288d7b6035915e714c542f4176a0cdbe262fc9609  iframe-worker.js
+endef
+export site_script_sums
+$(SITE_SCRIPTS)/$(MERMAID)-$(IFRAME_WORKER):
+	command -v npm >/dev/null || $(call install,nodejs npm)
+	mkdir -p $(SITE_SCRIPTS)
+	cd $(SITE_SCRIPTS)
+	npm pack --silent mermaid@$(MERMAID) iframe-worker@$(IFRAME_WORKER)
+	tar -xzOf mermaid-$(MERMAID).tgz package/dist/mermaid.min.js > mermaid.min.js
+	tar -xzOf iframe-worker-$(IFRAME_WORKER).tgz package/shim/index.js > iframe-worker.js
+	sha256sum --check --quiet <<< "$$site_script_sums"
+	rm *.tgz
+	touch $(@F)
+
+# The variable silences the theme's notice of what comes after it.
+.PHONY: docs
+docs: .venv/.docs $(SITE_SCRIPTS)/$(MERMAID)-$(IFRAME_WORKER)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	echo "open .cache/site/index.html"
 
 # --- containers -------------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ def _exit(message: str, code: int) -> None:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _parser()
+    parser = make_parser()
     for argument in arguments:
         try:
             argument.encode()
@@ -50,7 +50,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _parser() -> CommandParser:
+def make_parser() -> CommandParser:
+    """The parser of all commands."""
     parser = CommandParser(prog="neuronpipe", description="Transformers served over gRPC as a pipeline of services.")
     parser.add_argument("--version", action="version", version=f"neuronpipe {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

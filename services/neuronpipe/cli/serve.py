@@ -5,7 +5,7 @@ import asyncio
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.parser import CommandParser
@@ -38,23 +38,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Serves until SIGTERM. Raises SetupError; a crash ends the process with the exit code 1."""
-    package, settings_name, options.extra = SERVICES[options.service]
+    package, _, options.extra = SERVICES[options.service]
     from neuronpipe.core.logs import log_fault, start_logging
-    from neuronpipe.core.settings import read_settings, variable_name
     from neuronpipe.runtimes.neuron import runtime_environment
     from neuronpipe.telemetry.start import running_telemetry
 
-    kind: type[ServerSettings] = getattr(importlib.import_module(f"{package}.settings"), settings_name)
-    parser = CommandParser(prog=f"neuronpipe serve {options.service}", description=kind.__doc__)
-    for name, field in kind.model_fields.items():
-        default = "required" if field.is_required() else f"default: {field.default!r}"
-        text = f"{field.description} ({default}; {variable_name(kind, name)})".replace("%", "%%")
-        parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar=name.upper(), help=text)
-    given = vars(parser.parse_args(options.settings))
-    _check_required(kind, given)
-    settings = read_settings(kind, given)
+    settings = read_arguments(options.service, options.settings)
     start_logging(options.service)
-    if "cores" in kind.model_fields:
+    if "cores" in type(settings).model_fields:
         os.environ.update(runtime_environment(getattr(settings, "cores"), os.environ))  # noqa: B009 (of two of the five kinds)
     # The thread pool of the library `tokenizers` costs a tenth of the throughput (docs/decisions/0002).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -69,6 +60,28 @@ def run(options: argparse.Namespace) -> None:
     except Exception as fault:
         log_fault("the service crashed", fault)
         sys.exit(1)
+
+
+def settings_of(service: str) -> "type[ServerSettings]":
+    """The class of a service's settings."""
+    package, name, _ = SERVICES[service]
+    kind: type[ServerSettings] = getattr(importlib.import_module(f"{package}.settings"), name)
+    return kind
+
+
+def read_arguments(service: str, arguments: Sequence[str]) -> "ServerSettings":
+    """The settings that the arguments behind `neuronpipe serve SERVICE`, and the environment, give. Raises SetupError."""
+    from neuronpipe.core.settings import read_settings, variable_name
+
+    kind = settings_of(service)
+    parser = CommandParser(prog=f"neuronpipe serve {service}", description=kind.__doc__)
+    for name, field in kind.model_fields.items():
+        default = "required" if field.is_required() else f"default: {field.default!r}"
+        text = f"{field.description} ({default}; {variable_name(kind, name)})".replace("%", "%%")
+        parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar=name.upper(), help=text)
+    given = vars(parser.parse_args(arguments))
+    _check_required(kind, given)
+    return read_settings(kind, given)
 
 
 def _check_required(kind: "type[ServerSettings]", given: Mapping[str, str]) -> None:

@@ -28,7 +28,7 @@ _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[InferStreamRequest, InferStr
 # Inference has no side effects, so a call may be repeated if no server began it (UNAVAILABLE), if a server refused it
 # because of overload (RESOURCE_EXHAUSTED), or if a stopping server cut it off (CANCELLED). gRPC itself retries: it waits
 # as long as the server's pushback says, and stops retrying while most calls fail.
-_RETRIES = {
+RETRIES = {
     "methodConfig": [
         {
             "name": [{"service": "neuronpipe.api.v1.InferenceService"}, {"service": "neuronpipe.api.v1.ModelService"}],
@@ -65,7 +65,7 @@ class AsyncClient(TaskMethods):
         """
         super().__init__(is_bulk=is_bulk)
         self._timeout_s = timeout_s
-        self._channel = open_channel(target, _RETRIES if retries else None)
+        self._channel = open_channel(target, RETRIES if retries else None)
         self._inference = InferenceServiceStub(self._channel)
         self._models = ModelServiceStub(self._channel)
 

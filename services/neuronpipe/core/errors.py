@@ -6,7 +6,7 @@
      ├─ WrongTask          ask for the task that the model has
      ├─ Overloaded         retry after `retry_after_s`
      ├─ DeadlineExceeded   give more time
-     ├─ Cancelled          nothing: the caller cancelled
+     ├─ Cancelled          nothing if you cancelled; retry if the server stopped
      ├─ Unavailable        retry: a stage is down or not ready
      └─ InternalError      report a bug; details are in the server's log
     SetupError             fix the command, the settings or the bundle (never crosses the network)
@@ -67,7 +67,7 @@ class DeadlineExceeded(NeuronpipeError):
 
 
 class Cancelled(NeuronpipeError):
-    """The caller cancelled the call or disconnected."""
+    """The caller cancelled the call or disconnected, or the server cut the call off as it stopped."""
 
     reason = "CANCELLED"
 

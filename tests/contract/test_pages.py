@@ -1,0 +1,145 @@
+"""The pages of the documentation as a whole: links, the navigation of the site, and the names that pages mention."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from neuronpipe.acceptance.settings import AcceptSettings
+from neuronpipe.cache.settings import CacheCommandSettings
+from neuronpipe.cli.serve import SERVICES, settings_of
+from neuronpipe.core.settings import Settings, variable_name
+from tests import links, pages
+from tests.links import dead_links, dead_mentions, sources
+from tests.pages import ROOT, all_pages, anchors, blocks, fences
+
+_KINDS: Sequence[type[Settings]] = (*map(settings_of, SERVICES), CacheCommandSettings, AcceptSettings)
+_SETTINGS = [(kind, name) for kind in _KINDS for name in kind.model_fields]
+# Options of other projects' programs that pages name and nothing here uses.
+_OF_OTHERS = {"--neuroncore-pipeline-cores"}
+_AFTER_EMPTY_LINE = {"bullet_list_open", "ordered_list_open", "table_open"}
+_BLOCKS = {*_AFTER_EMPTY_LINE, "fence", "paragraph_open"}
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A page to write, alone in its repository."""
+    for module in (links, pages):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    return tmp_path / "page.md"
+
+
+def test_every_page_of_docs_is_in_the_navigation_of_the_site() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2].partition("\n\n")[0]
+    pages_of_docs = (str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md"))
+    assert sorted(re.findall(r"^ +- (\S+\.md)$", nav, re.MULTILINE)) == sorted(pages_of_docs)
+
+
+def _unknown(pattern: str, known: set[str]) -> list[str]:
+    """What pages name by a pattern that is neither known nor a word of the sources."""
+    code = "\n".join(file.read_text(errors="replace") for file in sources())
+    named = {(one, name) for one in all_pages() for name in re.findall(pattern, one.read_text())}
+    missing = [(one, name) for one, name in named if name not in known and not re.search(rf"{name}(?![\w-])", code)]
+    return [f"{one}: {name}" for one, name in missing]
+
+
+def test_every_variable_that_a_page_names_exists() -> None:
+    known = {variable_name(kind, name) for kind, name in _SETTINGS}
+    assert _unknown(r"\bNEURONPIPE_\w+[A-Z]\b(?!_?\*)", known) == []
+
+
+def test_every_option_that_a_page_names_exists() -> None:
+    known = _OF_OTHERS | {f"--{name.replace('_', '-')}" for _, name in _SETTINGS}
+    assert _unknown(r"`(--[a-z][\w-]*)", known) == []
+
+
+def _differs_on_the_site(page: Path) -> Iterator[int]:
+    """The lines of blocks that the site's Markdown reads otherwise than GitHub's.
+
+    It wants an empty line before a list or a table, and four spaces before what belongs to an item of a list.
+    """
+    lines = page.read_text().splitlines()
+    for block in blocks(page):
+        if not block.map or block.type not in _BLOCKS:
+            continue
+        line, before = lines[block.map[0]], lines[block.map[0] - 1] if block.map[0] else ""
+        is_first_of_item = block.type == "paragraph_open" and re.match(r" *([-*]|\d+\.) ", line)
+        is_outdented = len(line) - len(line.lstrip()) < 4 * (block.level // 2)
+        is_glued = block.type in _AFTER_EMPTY_LINE and before and not before.endswith("-->")
+        if (is_glued and block.level == 0) or (is_outdented and not is_first_of_item):
+            yield block.map[0] + 1
+
+
+def test_lists_and_tables_are_the_same_on_the_site_as_on_github() -> None:
+    docs = [one for one in all_pages() if one.is_relative_to(ROOT / "docs")]
+    assert [f"{one.relative_to(ROOT)}:{line}" for one in docs for line in _differs_on_the_site(one)] == []
+
+
+@pytest.mark.parametrize("text", ["Text\n- a", "Text\n| a |\n|---|", "1. a\n\n   ```text\n   ```\n", "- a\n  - b\n"])
+def test_what_the_site_would_show_otherwise_is_found(page: Path, text: str) -> None:
+    page.write_text(text)
+    assert list(_differs_on_the_site(page))
+
+
+@pytest.mark.parametrize("text", ["Text\n\n- a\n- b", "1. a\n2. b\n\n    ```text\n    ```\n", "- a\n    - b\n"])
+def test_what_both_show_alike_is_fine(page: Path, text: str) -> None:
+    page.write_text(text)
+    assert list(_differs_on_the_site(page)) == []
+
+
+_DEAD = {
+    "page": "none.md",
+    "heading": "#none",
+    "heading of another page": "other.md#none",
+    "outside": "../page.md",
+    "image": "none.png",
+    "folder": "docs/",
+}
+
+
+@pytest.mark.parametrize("link", _DEAD.values(), ids=_DEAD)
+def test_a_link_that_leads_nowhere_is_found(page: Path, link: str) -> None:
+    page.write_text(f"# A page\n\n![see]({link})\n")
+    page.with_name("other.md").write_text("# Another page\n")
+    assert list(dead_links([page])) == [f"page.md:3: {link}"]
+
+
+@pytest.mark.parametrize("link", ["#a-page", "other.md", "other.md#another-page", "https://a.example/", "#a-page-1"])
+def test_a_link_that_leads_somewhere_is_fine(page: Path, link: str) -> None:
+    page.write_text(f"# A page\n\n[see]({link})\n\n## A page\n")
+    page.with_name("other.md").write_text("# Another page\n")
+    assert list(dead_links([page])) == []
+
+
+def test_a_file_of_docs_that_is_not_there_is_found_where_a_source_names_it(page: Path) -> None:
+    source = page.with_name("source.py")
+    missing = "/".join(["docs", "none.md"])  # not in one word, as this file is searched as well
+    source.write_text(f"# see {missing}\n# and docs/decisions/0001, https://a.example/{missing}\n")
+    (page.parent / "docs" / "decisions").mkdir(parents=True)
+    (page.parent / "docs" / "decisions" / "0001-first.md").touch()
+    assert list(dead_mentions([source])) == [f"source.py:1: {missing}"]
+
+
+def test_anchors_are_those_of_github(page: Path) -> None:
+    titles = ["`neuronpipe infer`", "Overload & admission", "What's new, 2.0?", "Ünïcode", "Twice", "Twice"]
+    page.write_text("\n".join(f"# {title}" for title in titles))
+    assert anchors(page) == {"neuronpipe-infer", "overload--admission", "whats-new-20", "ünïcode", "twice", "twice-1"}
+
+
+def test_a_mark_holds_for_the_block_right_behind_it(page: Path) -> None:
+    mark = "<!-- not run here: needs a device -->"
+    parts = [
+        f"{mark}\n```console\n$ a\n```",
+        "```console\n$ b\n```",
+        f"{mark}\n\nText.\n\n```js\nc\n```",
+        f"1. Item\n\n    {mark}\n    ```text\n    d\n    ```\n",
+    ]
+    page.write_text("\n\n".join(parts))
+    found = [(fence.line, fence.language, fence.content, fence.reason) for fence in fences(page)]
+    assert found == [
+        (2, "console", "$ a\n", "needs a device"),
+        (6, "console", "$ b\n", ""),
+        (14, "js", "c\n", ""),
+        (21, "text", "d\n", "needs a device"),
+    ]

@@ -1,0 +1,67 @@
+"""The reference pages: how they write what the code says. That they are up to date is `make verify-docs`."""
+
+import argparse
+from typing import Literal
+
+import pytest
+from pydantic import Field
+
+from neuronpipe.api.v1 import inference_pb2, models_pb2, tasks_pb2, traces_pb2
+from neuronpipe.core.settings import Settings
+from tests.reference import api, cli, configuration
+from tests.reference.markdown import table, text
+
+
+class _Settings(Settings):
+    a_bytes: int = Field(64 << 20, ge=1 << 10, description="first")
+    b_s: float = Field(0.5, gt=0, le=60, description="second")
+    c: Literal["auto", "never"] = Field("auto", description="third")
+    d: str = Field(description="fourth")
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "valid"),
+    [
+        ("a_bytes", "`67108864` (64 MiB)", "at least `1024` (1 KiB)"),
+        ("b_s", "`0.5`", "more than `0`, at most `60`"),
+        ("c", "`auto`", "`auto`, `never`"),
+        ("d", "required", "text"),
+    ],
+)
+def test_a_setting_has_its_default_and_its_bounds_with_units(name: str, default: str, valid: str) -> None:
+    field = _Settings.model_fields[name]
+    assert (configuration.default_of(name, field), configuration.bounds_of(name, field)) == (default, valid)
+
+
+def test_an_option_has_its_value_and_its_rule() -> None:
+    parser = argparse.ArgumentParser(prog="do")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="what to read")
+    parser.add_argument("--level", type=int, choices=[1, 2], default=2, help="how much (default: %(default)s)")
+    parser.add_argument("--out", required=True, metavar="DIR", help="where | to <b>")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--fast", action="store_true", help="x")
+    one.add_argument("--slow", action="store_true", help="y")
+    assert list(cli.options_of(parser))[3:] == [
+        "| `FILE…` | required | what to read |",
+        "| `--level {1,2}` |  | how much (default: 2) |",
+        r"| `--out DIR` | required | where \| to &lt;b> |",
+        "| `--fast` | not with `--slow` | x |",
+        "| `--slow` | not with `--fast` | y |",
+    ]
+
+
+def test_every_message_enum_and_method_of_the_public_files_has_its_section() -> None:
+    page = api.page()
+    for file in (inference_pb2, models_pb2, tasks_pb2, traces_pb2):
+        names = [*file.DESCRIPTOR.message_types_by_name, *file.DESCRIPTOR.enum_types_by_name]
+        for service in file.DESCRIPTOR.services_by_name.values():
+            names += [service.name, *(f"{service.name}.{method.name}" for method in service.methods)]
+        assert [name for name in names if f"# {name}\n" not in page] == []
+
+
+def test_text_is_no_markup_but_for_code() -> None:
+    assert text("a <s> of\n  `x < [y]`, [z] and *") == r"a &lt;s> of `x < [y]`, \[z\] and \*"
+
+
+def test_a_cell_cannot_break_its_row() -> None:
+    assert list(table(["a"], [["x|y"]])) == ["", "| a |", "|---|", r"| x\|y |"]
