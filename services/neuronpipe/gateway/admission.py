@@ -9,7 +9,8 @@ from neuronpipe.core.errors import DeadlineExceeded, Overloaded
 
 # Bulk requests leave this share of the gate to interactive ones, so that it is seldom necessary to end one that is under way.
 _INTERACTIVE_SHARE = 0.25
-# The least and the most that a refused caller is told to wait, in seconds. There is seldom room sooner; later nobody can foresee.
+# Bounds of the time that a refused caller is told to wait, in seconds. There is seldom room sooner; a later time cannot
+# be forecast.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 10.0
 # Once a request was too late, those to come are refused at once where the drain rate says that they would be late, too: until none was
 # late or refused for so long. Fewer inside than this say nothing of a load.
@@ -137,7 +138,7 @@ class Gate:
         admission.tokens = tokens
 
     def overloaded(self, excess: tuple[int, int] = (1, 1)) -> Overloaded:
-        """The error of a request that comes, or stays, in vain: wait until what is too much has drained."""
+        """The error of a request that is refused or shed, with the time that the excess takes to drain."""
         wait_s = self._drained.seconds(*excess)
         return Overloaded(
             f"{self._requests} requests with about {self._tokens} tokens in flight, the limits are {self._limits[0]} and {self._limits[1]}",

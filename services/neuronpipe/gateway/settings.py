@@ -11,22 +11,34 @@ from neuronpipe.process.settings import CALLERS_CONNECTION_AGE_S, ServerSettings
 class PipelineSettings(Settings):
     """The limits of the gateway's pipeline."""
 
-    max_requests_in_flight: int = Field(1024, ge=1, description="inputs worked on at once; more are refused with RESOURCE_EXHAUSTED")
-    max_tokens_in_flight: int = Field(1 << 20, ge=1, description="tokens worked on at once, estimated until they are counted; as above")
-    max_request_tokens: int = Field(1 << 19, ge=1, description="most tokens in all sequences of one input, as counted by the tokenizer")
-    max_request_s: float = Field(600.0, gt=0, le=86_400, description="longest deadline of a request, in seconds, and that of one without")
-    max_input_bytes: int = Field(1 << 20, ge=1, description="largest input, in bytes, but for images")
-    max_image_bytes: int = Field(10 << 20, ge=1, description="largest input of a model of images, in bytes")
-    max_batch_items: int = Field(256, ge=1, description="most requests in one InferBatch")
-    max_batch_response_bytes: int = Field(64 << 20, ge=1 << 10, description="largest response of InferBatch; results beyond it are refused")
-    max_stream_in_flight: int = Field(64, ge=1, description="requests of one InferStream worked on at once; the rest wait in the network")
+    max_requests_in_flight: int = Field(1024, ge=1, description="requests in flight at once; more are refused with RESOURCE_EXHAUSTED")
+    max_tokens_in_flight: int = Field(
+        1 << 20, ge=1, description="tokens in flight at once, estimated until counted; more are refused likewise"
+    )
+    max_request_tokens: int = Field(1 << 19, ge=1, description="maximum number of tokens in all sequences of one input")
+    max_request_s: float = Field(
+        600.0, gt=0, le=86_400, description="longest deadline of a request, in seconds; also for requests without one"
+    )
+    max_input_bytes: int = Field(1 << 20, ge=1, description="largest input, in bytes, except images")
+    max_image_bytes: int = Field(10 << 20, ge=1, description="largest input of an image model, in bytes")
+    max_batch_items: int = Field(256, ge=1, description="maximum number of requests in one InferBatch")
+    max_batch_response_bytes: int = Field(
+        64 << 20, ge=1 << 10, description="largest response of InferBatch, in bytes; results beyond it become errors"
+    )
+    max_stream_in_flight: int = Field(
+        64, ge=1, description="requests of one InferStream in flight at once; flow control holds back the rest"
+    )
 
 
 class ResultCacheSettings(RedisSettings):
     """The cache of results."""
 
-    result_cache_models: str = Field("", description="models whose results are cached, with commas; *: all; also those compiled so")
-    result_cache_redis: CachePolicy = Field("auto", description="look in Redis: auto (where that is quicker than computing), always, never")
+    result_cache_models: str = Field(
+        "", description="models whose results are cached, separated by commas; *: all; besides those compiled with --cache-results"
+    )
+    result_cache_redis: CachePolicy = Field(
+        "auto", description="when to look in Redis: auto (where that is faster than computing), always, never"
+    )
     result_cache_bytes: int = Field(64 << 20, ge=1 << 10, description="memory for results in this process, in bytes")
 
 
@@ -37,6 +49,6 @@ class GatewaySettings(ServerSettings, PipelineSettings, ResultCacheSettings):
 
     listen: str = listen_field("127.0.0.1:50050")
     max_connection_age_s: float = connection_age_field(CALLERS_CONNECTION_AGE_S)
-    tokenizer_target: str = Field("127.0.0.1:50051", description="gRPC target of the tokenizer, or several with commas")
-    executor_target: str = Field("127.0.0.1:50052", description="gRPC target of the neuron-executor, or several with commas")
-    postprocessor_target: str = Field("127.0.0.1:50053", description="gRPC target of the postprocessor, or several with commas")
+    tokenizer_target: str = Field("127.0.0.1:50051", description="gRPC target of the tokenizer; several are separated by commas")
+    executor_target: str = Field("127.0.0.1:50052", description="gRPC target of the neuron-executor; several are separated by commas")
+    postprocessor_target: str = Field("127.0.0.1:50053", description="gRPC target of the postprocessor; several are separated by commas")

@@ -141,7 +141,7 @@ class BatchObserver:
             self._tracer.record(self._queue_span(trace, began_ns, ended_ns))
 
     def dropped(self, trace: SpanContext | None, arrived_ns: int, error: BaseException) -> None:
-        """An item is not computed, or in vain."""
+        """Records an item that was not computed, or whose result nobody could use."""
         self._meters.counter(Metrics.QUEUE_DROPPED, *self.labels, event_of(error) or _FAILED).add()
         if trace:
             span = self._queue_span(trace, arrived_ns, time.monotonic_ns())

@@ -14,7 +14,7 @@ class CoreSettings(Settings):
 
     cores: int | str = Field(
         0,
-        description="cores that models share: how many, or which NeuronCores, as 0-3; 0: all NeuronCores, one a CPU thread with openvino",
+        description="cores that all models share: a number, or NeuronCores such as 0-3; 0: all, with openvino one for each CPU thread",
     )
 
     @field_validator("cores", mode="before")
@@ -40,17 +40,19 @@ class EngineSettings(CoreSettings):
     """How the executor runs models."""
 
     backend: str = Field("", description="back end to run on; default: the first that the bundle was compiled for")
-    cores_per_replica: int = Field(1, ge=1, le=MAX_CORES, description="cores that compute one replica of a model together")
-    in_flight: int = Field(1, ge=1, le=4, description="batches handed to a core at once: 1 for latency, 2 keeps a NeuronCore busy")
+    cores_per_replica: int = Field(1, ge=1, le=MAX_CORES, description="cores for one replica of a model")
+    in_flight: int = Field(1, ge=1, le=4, description="batches in flight on a core: 1 for the lowest latency, 2 keeps a NeuronCore busy")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads shared by the cores; 0: one for each available CPU")
-    max_batch_size: int = Field(32, ge=1, le=4096, description="most sequences in a batch; buckets have their own")
-    max_batch_tokens: int = Field(8192, ge=1, description="most padded tokens in a batch of more than one sequence; not for buckets")
-    max_queue_sequences: int = Field(4096, ge=1, description="most sequences that wait for each model; more are refused")
+    max_batch_size: int = Field(32, ge=1, le=4096, description="maximum number of sequences in a batch; not for buckets")
+    max_batch_tokens: int = Field(
+        8192, ge=1, description="maximum number of padded tokens in a batch of several sequences; not for buckets"
+    )
+    max_queue_sequences: int = Field(4096, ge=1, description="maximum number of sequences in the queue of a model; more are refused")
     batch_limit_s: float = Field(
         60.0,
         ge=1,
         le=3600,
-        description="seconds after which a batch hangs, or ten times what it should take: its core is given up",
+        description="seconds after which a batch counts as hung, or ten times its forecast if that is longer; its core is given up",
     )
 
 

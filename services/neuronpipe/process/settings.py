@@ -21,7 +21,7 @@ def listen_field(default: str) -> str:
 
 def connection_age_field(default_s: float) -> float:
     """The field of how old connections get."""
-    description = "seconds after which callers are asked to connect again, so that new servers get their share; 0: never"
+    description = "seconds after which a connection is asked to reconnect, so that new servers get their share; 0: never"
     age_s: float = Field(default_s, ge=0, le=_LAST_AGE_S, description=description)
     return age_s
 
@@ -32,21 +32,26 @@ class ServerSettings(Settings):
     listen: str = listen_field("127.0.0.1:0")
     repository: Path = Field(description="folder of bundles, as `neuronpipe compile` writes it")
     grace_s: float = Field(10.0, ge=0, le=3600, description="seconds that requests in flight get to finish after SIGTERM")
-    max_message_bytes: int = Field(64 << 20, ge=1 << 10, le=(1 << 31) - 1, description="largest gRPC message taken, in bytes")
+    max_message_bytes: int = Field(64 << 20, ge=1 << 10, le=(1 << 31) - 1, description="largest gRPC message that is accepted, in bytes")
     max_receiving_bytes: int = Field(
         512 << 20,
         ge=1 << 10,
-        description="memory in bytes for large or slow messages while they arrive, half of it a connection; more get RESOURCE_EXHAUSTED",
+        description="memory for large or slow messages while they arrive, in bytes; half for one connection; beyond: RESOURCE_EXHAUSTED",
     )
     max_connection_age_s: float = connection_age_field(0)
     max_connection_age_grace_s: float = Field(
-        3600, ge=0, le=_LAST_AGE_S, description="seconds that calls of a connection that has reached its age get to finish"
+        3600, ge=0, le=_LAST_AGE_S, description="seconds that calls get to finish on a connection that has reached its maximum age"
     )
     metrics_listen: str = Field(
-        "", description="address for Prometheus, HOST:PORT; port 0 takes a free one, empty has none", pattern=r"^(.+:\d{1,5})?$"
+        "",
+        description="address of the Prometheus endpoint, HOST:PORT; port 0 takes a free one; empty: no endpoint",
+        pattern=r"^(.+:\d{1,5})?$",
     )
     kept_traces: int = Field(
-        0, ge=0, le=100_000, description="sampled traces kept in memory, which whoever reaches this server may read: for development"
+        0,
+        ge=0,
+        le=100_000,
+        description="sampled traces kept in memory for `neuronpipe trace`; for development, as every caller may read them",
     )
 
     @field_validator("listen", "metrics_listen")

@@ -18,7 +18,7 @@ _PING_INTERVAL_MS = 20_000
 
 
 def open_channel(target: str, service_config: ServiceConfig | None = None) -> grpc.aio.Channel:
-    """A channel that spreads calls over all addresses of its target and finds its way back soon after a loss."""
+    """A channel that spreads calls over all addresses of its target and reconnects soon after a loss."""
     return grpc.aio.insecure_channel(
         target,
         options=[
@@ -30,7 +30,7 @@ def open_channel(target: str, service_config: ServiceConfig | None = None) -> gr
             ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2_000),
             ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-            # Finds a peer that vanished without a word; servers allow it (rpc/door.py).
+            # Detects a peer that vanished without closing the connection; servers allow it (rpc/door.py).
             ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
             ("grpc.keepalive_timeout_ms", 5_000),
             ("grpc.keepalive_permit_without_calls", 1),

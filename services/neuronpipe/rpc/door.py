@@ -22,7 +22,8 @@ from neuronpipe.rpc.health import HEALTH_SERVICE, health_handlers
 from neuronpipe.rpc.rpcs import Context, Rpc, rpcs_of
 
 _MIN_PING_INTERVAL_MS = 10_000
-# Finds a caller that vanished without a word, whose calls would be worked on and whose connection would stay.
+# Detects a caller that vanished without closing its connection. Its calls would be worked on, and the connection would
+# stay open.
 _KEEPALIVE_MS = 30_000
 _KEEPALIVE_LIMIT_MS = 10_000
 

@@ -18,7 +18,8 @@ _MAX_SURPRISE = 3.0
 
 
 class BatchTime:
-    """Takes batches for an overhead and a time a padded token, and fits both to what is seen (least squares, older batches fading).
+    """Models batch time as an overhead plus a cost for each padded token, fitted by least squares with exponential
+    decay.
 
     On a CPU with two cores, a MiniLM in float32 takes 2.7 ms a batch and 0.26 ms a token (measured 2026-11-21).
     """
