@@ -39,6 +39,7 @@ class Source(_Frozen):
 
     location: str
     revision: str | None = None
+    base: str = Field("", description="the model that it was merged into, where it is an adapter")
     weights_sha256: str
 
 

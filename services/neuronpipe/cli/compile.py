@@ -29,6 +29,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--version", type=int, metavar="V", help="the bundle's version (default: the next free one)")
     parser.add_argument("--if-missing", action="store_true", help="do nothing where the repository has the model for this back end already")
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
+    parser.add_argument(
+        "--merge-adapter", action="store_true", help="SOURCE is an adapter (LoRA): merge it into its base model and compile the result"
+    )
+    parser.add_argument(
+        "--base-model", default="", metavar="MODEL", help="the adapter's base model, folder or id (default: as adapter_config.json says)"
+    )
     parser.add_argument("--backend", default="openvino", help="openvino (default), neuronx, torch or fake")
     parser.add_argument(
         "--dtype", default="", help="float32, bfloat16, float16 (torch) or int8 (openvino); default: as its weights, or else float32"
@@ -136,6 +142,8 @@ def _compile(options: argparse.Namespace) -> Path:
         max_divergence=options.max_divergence,
         min_agreement=options.min_agreement,
         cache_results=options.cache_results,
+        merge_adapter=options.merge_adapter,
+        base_model=options.base_model,
     )
     return compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True)).folder
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from neuronpipe.bundles.buckets import Bucket, BucketPlan
 from neuronpipe.bundles.compiler import accuracy, fake, neuronx, openvino, quantization
 from neuronpipe.bundles.compiler import torch as torch_
 from neuronpipe.bundles.compiler.accuracy import ArtifactCompiler
+from neuronpipe.bundles.compiler.adapters import merge_adapter
 from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
 from neuronpipe.bundles.compiler.calibration import read_calibration
 from neuronpipe.bundles.compiler.detection import Found, describe, read_configuration
@@ -42,6 +44,7 @@ class CompileRequest:
     `max_divergence` is the largest absolute difference of an output to PyTorch float32, and `min_agreement` (0 to 1) the smallest
     agreement (see Accuracy), or None for no limit. `calibration` is a file of texts for int8, or None for sample text. `device_times`
     names a table of device_times.py, for the fake back end to simulate. An empty `task` or `dtype` is found by the model's configuration.
+    With `merge_adapter` the source is an adapter (LoRA), which is merged into `base_model`, or the model that it names.
     """
 
     source: str
@@ -59,6 +62,8 @@ class CompileRequest:
     neuronx: NeuronxOptions = DEFAULT_OPTIONS
     device_times: str = ""
     cache_results: bool = False
+    merge_adapter: bool = False
+    base_model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +82,22 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
 
 def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
     """See compile_bundle."""
+    with tempfile.TemporaryDirectory(prefix="neuronpipe-") as scratch:
+        return _compile(request, report, Path(scratch))
+
+
+def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled:
     _check(request)
     calibration = read_calibration(request.calibration) if request.dtype == "int8" else None
     step = _numbered_steps(report, 6 if calibration is None else 7)
     version = choose_version(request.repository, request.name, request.version)
 
-    step(f"find {request.source}")
-    source = find_source(request.source, request.revision)
+    step(f"find {request.source}" + (", and merge it into its base model" if request.merge_adapter else ""))
+    if request.merge_adapter:
+        source = merge_adapter(request.source, request.revision, request.base_model, scratch)
+        report(f"      merged into {source.base}")
+    else:
+        source = find_source(request.source, request.revision)
     configuration = read_configuration(source.folder)
     found = Found(request.task, "chosen") if request.task else configuration.find_task()
     dtype = request.dtype or configuration.dtype_of(COMPILERS[request.backend].DTYPES)
@@ -161,6 +175,8 @@ def _check(request: CompileRequest) -> None:
         raise SetupError("--target, --optlevel, --model-type, --auto-cast, --attention and --compile-workers are for --backend neuronx")
     if request.device_times and (request.backend != "fake" or request.device_times not in DEVICE_TIMES):
         raise SetupError(f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}")
+    if request.base_model and not request.merge_adapter:
+        raise SetupError("--base-model is for --merge-adapter")
     if request.calibration is not None and request.dtype != "int8":
         raise SetupError(f"--calibration is for --dtype int8; {request.dtype} needs none")
     if request.max_divergence is not None and not request.max_divergence >= 0:  # false for NaN too
