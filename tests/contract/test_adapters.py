@@ -71,7 +71,7 @@ async def _outputs(bundle: Bundle) -> Mapping[str, Any]:
         backend.close()
 
 
-def _encoded() -> Mapping[str, Any]:
+def _encoded() -> Any:
     return tokenizer()(_TEXTS, padding=True, return_tensors="pt")
 
 
@@ -90,7 +90,7 @@ async def test_merged_classifier_answers_as_transformers_with_the_adapter_does(
     assert bundle.manifest.source.base == str(base.resolve())
 
 
-async def test_labels_of_the_adapters_own_configuration_are_kept(classifier_adapter: tuple[Path, Any], tmp_path: Path) -> None:
+def test_labels_of_the_adapters_own_configuration_are_kept(classifier_adapter: tuple[Path, Any], tmp_path: Path) -> None:
     folder = shutil.copytree(classifier_adapter[0], tmp_path / "adapter")
     labels = {0: "good", 1: "bad", 2: "mixed"}
     config = bert_config(id2label=labels, label2id={label: index for index, label in labels.items()})
