@@ -37,13 +37,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--backend", default="openvino", help="openvino (default), neuronx, torch or fake")
     parser.add_argument(
-        "--dtype", default="", help="float32, bfloat16, float16 (torch) or int8 (openvino); default: as its weights, or else float32"
+        "--dtype",
+        default="",
+        help="float32, bfloat16, float16 (torch), int8 or int8-weights (openvino: computes in int8; or weights alone are of 8 bits, which "
+        "loses less); default: as its weights, or else float32",
     )
     parser.add_argument(
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="for int8: texts like those that the model will get, UTF-8, one a line, 32 or more; 300 are used (default: sample text)",
+        help="for int8: texts like those that the model will get, UTF-8, one a line, 64 or more; every second one is compared on, the "
+        "others calibrate (default: sample text in many languages)",
     )
     parser.add_argument(
         "--max-divergence", type=float, metavar="X", help="fail where an output differs from PyTorch float32 by more than this"
@@ -53,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="Y",
         help="fail where the agreement with PyTorch float32 is less (0 to 1): the share of texts with the same best label or answer, or "
-        "the smallest cosine similarity of embeddings",
+        "the smallest cosine similarity of embeddings; int8 keeps the layers that lose most in float32 until it is met",
     )
     parser.add_argument("--cache-results", action="store_true", help="have gateways cache this model's results (see docs/cache.md)")
     parser.add_argument(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from neuronpipe.bundles.buckets import Bucket, BucketPlan
-from neuronpipe.bundles.compiler import accuracy, fake, neuronx, openvino, quantization
+from neuronpipe.bundles.compiler import accuracy, fake, neuronx, openvino, quantization, sensitivity
 from neuronpipe.bundles.compiler import torch as torch_
 from neuronpipe.bundles.compiler.accuracy import ArtifactCompiler
 from neuronpipe.bundles.compiler.adapters import merge_adapter
@@ -20,13 +20,13 @@ from neuronpipe.bundles.compiler.detection import Found, describe, read_configur
 from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
-from neuronpipe.bundles.compiler.samples import calibration_batches, comparison_batches
+from neuronpipe.bundles.compiler.samples import BUILT_IN, calibration_batches, comparison_batches
 from neuronpipe.bundles.compiler.source import find_source
 from neuronpipe.bundles.compiler.source_checks import check_kind
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer, serving_json, token_texts
-from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest
+from neuronpipe.bundles.manifest import SCHEMA_VERSION, Accuracy, Artifact, Manifest
 from neuronpipe.bundles.repository import Bundle, check_writable, choose_version, new_bundle, read_bundle, write_manifest
 from neuronpipe.core.errors import SetupError
 
@@ -42,7 +42,8 @@ class CompileRequest:
     """What to compile.
 
     `max_divergence` is the largest absolute difference of an output to PyTorch float32, and `min_agreement` (0 to 1) the smallest
-    agreement (see Accuracy), or None for no limit. `calibration` is a file of texts for int8, or None for sample text. `device_times`
+    agreement (see Accuracy), or None for no limit; int8 keeps in float32 what that takes. `calibration` is a file of texts for int8, or
+    None for sample text. `device_times`
     names a table of device_times.py, for the fake back end to simulate. An empty `task` or `dtype` is found by the model's configuration.
     With `merge_adapter` the source is an adapter (LoRA), which is merged into `base_model`, or the model that it names.
     """
@@ -89,7 +90,7 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
 def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled:
     _check(request)
     calibration = read_calibration(request.calibration) if request.dtype == "int8" else None
-    step = _numbered_steps(report, 6 if calibration is None else 7)
+    step = _numbered_steps(report, 7 if request.dtype.startswith("int8") else 6)
     version = choose_version(request.repository, request.name, request.version)
 
     step(f"find {request.source}" + (", and merge it into its base model" if request.merge_adapter else ""))
@@ -116,7 +117,9 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
     buckets = _choose_buckets(request, module, report)
     if buckets:
         module = module.within(BucketPlan(buckets))
-    batches = comparison_batches(module)
+    compared = calibration.compared if calibration else ()
+    sample_texts = f"{len(compared)} other texts of {request.calibration}" if compared else BUILT_IN
+    batches = comparison_batches(module, compared)
     reference = accuracy.reference_outputs(module, batches)
     spec = module.spec(request.name, version, reference[0])
 
@@ -128,13 +131,26 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
         conversion = accuracy.Conversion(module, source, batches[0], folder, request.dtype, buckets, request.neuronx, request.device_times)
         artifact = compiler.convert(conversion)
 
+        def measure(artifact: Artifact) -> Accuracy | None:
+            return accuracy.measure(compiler, conversion, artifact, batches, reference, sample_texts)
+
+        quantizer = None
         if calibration is not None:
-            described = calibration.description
+            described, texts = calibration.description, calibration_batches(module, calibration.texts)
             step(f"quantize to int8, calibrated on {described.texts} texts ({described.source})")
-            artifact = quantization.quantize(artifact, folder, calibration_batches(module, calibration.texts), described)
+            quantizer = quantization.Quantizer(artifact, folder, texts, described)
+            artifact = quantizer.quantize()
+        elif dtype == "int8-weights":
+            step("quantize the weights to int8")
+            artifact = quantization.compress(artifact, folder)
 
         step("compare with PyTorch on samples")
-        measured = accuracy.measure(compiler, conversion, artifact, batches, reference)
+        measured = measure(artifact)
+        if quantizer and request.min_agreement is not None and not accuracy.agrees(measured, request.min_agreement):
+            report(f"      int8 agrees less than --min-agreement {request.min_agreement:g}; find the parts that lose most")
+            ranked = sensitivity.rank(quantizer, compiler, conversion, texts)
+            artifact, measured = sensitivity.search(quantizer, ranked, measure, request.min_agreement)
+            report(f"      {len(artifact.float_parts)} of {len(ranked)} in float32: {', '.join(artifact.float_parts)}")
         if measured is not None:
             report(accuracy.describe(measured, request.dtype, request.task))
         accuracy.check(measured, request.max_divergence, request.min_agreement)
