@@ -52,7 +52,7 @@ class Accuracy(_Frozen):
     """
 
     samples: int
-    sample_texts: str = Field("", description="what they are: built-in sample text and its languages, or a file of the caller's")
+    sample_texts: str = Field("", description="what they are: built-in sample text and its languages, images, or a file")
     sample_shapes: tuple[tuple[int, int], ...] = Field(description="batch x tokens of each batch of samples")
     largest_output: float
     largest_difference: float

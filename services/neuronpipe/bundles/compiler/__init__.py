@@ -20,7 +20,7 @@ from neuronpipe.bundles.compiler.detection import Found, describe, read_configur
 from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
-from neuronpipe.bundles.compiler.samples import BUILT_IN, calibration_batches, comparison_batches
+from neuronpipe.bundles.compiler.samples import BUILT_IN, BUILT_IN_IMAGES, calibration_batches, comparison_batches
 from neuronpipe.bundles.compiler.source import find_source
 from neuronpipe.bundles.compiler.source_checks import check_kind
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
@@ -118,7 +118,8 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
     if buckets:
         module = module.within(BucketPlan(buckets))
     compared = calibration.compared if calibration else ()
-    sample_texts = f"{len(compared)} other texts of {request.calibration}" if compared else BUILT_IN
+    built_in = BUILT_IN_IMAGES if module.takes_images else BUILT_IN
+    sample_texts = f"{len(compared)} other texts of {request.calibration}" if compared else built_in
     batches = comparison_batches(module, compared)
     reference = accuracy.reference_outputs(module, batches)
     spec = module.spec(request.name, version, reference[0])
@@ -207,7 +208,7 @@ def _check(request: CompileRequest) -> None:
 def _check_images(request: CompileRequest) -> None:
     if request.task == "image_classification" and (request.backend == "neuronx" or request.dtype == "int8"):
         refused = "--backend neuronx" if request.backend == "neuronx" else "--dtype int8, which is calibrated on texts,"
-        raise SetupError(f"{refused} is for models of texts; there is openvino, torch or fake, in float32 or bfloat16, for images")
+        raise SetupError(f"{refused} is for models of texts; openvino, torch and fake take images, in any other --dtype")
 
 
 def _check_buckets(request: CompileRequest) -> None:

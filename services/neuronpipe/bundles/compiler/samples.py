@@ -14,6 +14,7 @@ from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS
 from neuronpipe.bundles.compiler.tasks.base import Batch
 
 BUILT_IN = f"built-in sample text in {len(SENTENCES) + 1} languages"
+BUILT_IN_IMAGES = "built-in sample images"
 
 # Batches of texts of about these many words; rows of one batch differ in length, so that padding is compared too. The many short texts
 # are for the agreement, of which one text of 126 is 0.8 %. With them comparing all-MiniLM-L6-v2 takes some 4 s (measured, 2 busy cores).
