@@ -31,7 +31,7 @@ _CALIBRATION = (8, 20, 4, 12, 30, 6, 16, 50, 2, 25, 10, 40, 14, 5, 120) * 4
 
 
 def comparison_batches(module: SourceModule, texts: Sequence[str] = ()) -> Sequence[Batch]:
-    """Batches of one to sixteen texts: `texts`, or else sample text, of which one is as long as the model takes; or images made from it."""
+    """Batches of one to sixteen texts: `texts`, or else sample text, whose last is as long as the model takes; or images made from it."""
     encode = SOURCE_TASKS[module.task].encode
     if texts:
         return [encode(module, texts[row : row + _ROWS]) for row in range(0, len(texts), _ROWS)]
@@ -42,7 +42,7 @@ def comparison_batches(module: SourceModule, texts: Sequence[str] = ()) -> Seque
     if module.takes_images:
         return english
     others = [sentence for sentences in SENTENCES.values() for sentence in sentences[1::2]]
-    return [*english, *(encode(module, others[row : row + _ROWS]) for row in range(0, len(others), _ROWS))]
+    return [*english[:-1], *(encode(module, others[row : row + _ROWS]) for row in range(0, len(others), _ROWS)), english[-1]]
 
 
 def calibration_batches(module: SourceModule, texts: Iterable[str]) -> Sequence[Batch]:
