@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import HFValidationError
 
 from neuronpipe.bundles.compiler.sentence_transformers import read_json, transformer_folder
 from neuronpipe.bundles.compiler.source import ModelSource, find_source
@@ -40,7 +39,7 @@ def merge_adapter(source: str, revision: str | None, base: str, folder: Path) ->
         raise SetupError(f"{source}: {ADAPTER_CONFIG} names no base model; name it with --base-model")
     try:
         found = find_source(base or named, None if base else settings.get("revision"))
-    except (SetupError, HFValidationError) as error:
+    except SetupError as error:
         advice = "" if base else f"; {ADAPTER_CONFIG} names it, --base-model names another place"
         raise SetupError(f"the base model of {source}: {error}{advice}") from error
     _copy(found.folder, folder)
