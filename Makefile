@@ -25,7 +25,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := python -m pip install --quiet --disable-pip-version-check
 NODE := tests/integration/node
-SOURCES := services tests demo docker
+SOURCES := services tests demo examples docker
 PROTOS := $(wildcard protos/neuronpipe/*/v1/*.proto)
 # How many processes share the tests: one more than there are cores, as some tests mostly wait.
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))

@@ -162,7 +162,7 @@ _TAIL = """
   and normalize: ViT's, which Swin uses, DeiT's, BEiT's, ConvNeXt's, CLIP's and others like them. What the processor makes of sample
   images is compared at compilation, and one that does more than its options say (LeViT's, EfficientNet's) is refused, as are `do_pad`,
   `do_flip_channel_order` and sizes that depend on the image. torchvision's processors round otherwise.
-- **Images** have no int8 and no Neuron back end yet.
+- **Images** have no int8 but that of the weights alone (`--dtype int8-weights`), and no Neuron back end yet.
 """
 
 

@@ -56,13 +56,21 @@ def test_the_artefact_is_compared_on_images(backend: str, compiled: Callable[...
     assert accuracy.largest_difference < 5e-5
 
 
+def test_weights_of_eight_bits_are_compared_on_images_too(compiled: Callable[..., Bundle]) -> None:
+    artifact = compiled(backend="openvino", dtype="int8-weights").manifest.artifacts[0]
+    assert artifact.accuracy is not None
+    assert (artifact.accuracy.computed_dtype, artifact.accuracy.sample_texts) == ("int8-weights", "built-in sample images")
+    # Further from float32 than any rounding of it, and near it all the same.
+    assert 1e-4 < artifact.accuracy.largest_difference < 0.05 * artifact.accuracy.largest_output
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"backend": "openvino", "dtype": "int8"}, "--dtype int8, which is calibrated on texts, is for models of texts"),
         (
             {"backend": "neuronx", "buckets": BucketRequest(("8x4",))},
-            "--backend neuronx is for models of texts; there is openvino, torch or fake",
+            "--backend neuronx is for models of texts; openvino, torch and fake take images",
         ),
         ({"buckets": BucketRequest(("8x3",))}, "--bucket 8x3: an image counts as 4 tokens: write 8x4"),
         ({"task": "text_classification"}, "ViTForImageClassification takes images, so it cannot have the task text_classification"),

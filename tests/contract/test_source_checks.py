@@ -74,7 +74,7 @@ def _with_token_beyond(folder: Path) -> None:
 
 _ADAPTER = _with("adapter_config.json", '{"peft_type": "LORA", "base_model_name_or_path": "owner/base"}')
 _POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
-_MERGE = "made for owner/base; merge them by peft (PeftModel's merge_and_unload and save_pretrained) and compile the result"
+_MERGE = "made for owner/base; --merge-adapter compiles the two as one (pip install 'neuronpipe[compile-adapters]')"
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,12 @@ def test_a_checkpoint_for_another_task_is_refused_with_what_it_is_and_what_to_do
     _compile(source, "", tmp_path)
 
 
+def test_a_head_of_the_same_names_is_not_taken_for_another_task(tmp_path: Path) -> None:
+    source = classifier(tmp_path / "source")
+    with pytest.raises(SetupError, match="it is a BertForSequenceClassification, not a BertForTokenClassification: leave out --task"):
+        _compile(source, "token_classification", tmp_path)
+
+
 def test_a_classifier_whose_file_lost_its_pooler_is_refused(tmp_path: Path) -> None:
     source = classifier(tmp_path / "source")
     _drop(source, "pooler")

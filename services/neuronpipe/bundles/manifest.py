@@ -39,6 +39,7 @@ class Source(_Frozen):
 
     location: str
     revision: str | None = None
+    base: str = Field("", description="the model that it was merged into, where it is an adapter")
     weights_sha256: str
 
 
@@ -51,6 +52,7 @@ class Accuracy(_Frozen):
     """
 
     samples: int
+    sample_texts: str = Field("", description="what they are: built-in sample text and its languages, images, or a file")
     sample_shapes: tuple[tuple[int, int], ...] = Field(description="batch x tokens of each batch of samples")
     largest_output: float
     largest_difference: float
@@ -70,7 +72,7 @@ class Calibration(_Frozen):
     """The texts on which the ranges of an int8 artefact were found."""
 
     texts: int
-    source: str = Field(description="the file that they are from, or 'built-in sample text'")
+    source: str = Field(description="the file that they are from, or built-in sample text and its languages")
     source_sha256: str | None = None
 
 
@@ -85,6 +87,7 @@ class Artifact(_Frozen):
     buckets: tuple[Bucket, ...] = Field((), description="the only shapes that the artefact computes; empty: any")
     accuracy: Accuracy | None = None
     calibration: Calibration | None = None
+    float_parts: tuple[str, ...] = Field((), description="of int8: parts of the model that compute in float32, on weights of 8 bits")
 
 
 class Manifest(_Frozen):

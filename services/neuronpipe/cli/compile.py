@@ -29,15 +29,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--version", type=int, metavar="V", help="the bundle's version (default: the next free one)")
     parser.add_argument("--if-missing", action="store_true", help="do nothing where the repository has the model for this back end already")
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
+    parser.add_argument(
+        "--merge-adapter", action="store_true", help="SOURCE is an adapter (LoRA): merge it into its base model and compile the result"
+    )
+    parser.add_argument(
+        "--base-model", default="", metavar="MODEL", help="the adapter's base model, folder or id (default: as adapter_config.json says)"
+    )
     parser.add_argument("--backend", default="openvino", help="openvino (default), neuronx, torch or fake")
     parser.add_argument(
-        "--dtype", default="", help="float32, bfloat16, float16 (torch) or int8 (openvino); default: as its weights, or else float32"
+        "--dtype",
+        default="",
+        help="float32, bfloat16, float16 (torch), int8 or int8-weights (openvino: computes in int8; or weights alone are of 8 bits, which "
+        "loses less); default: as its weights, or else float32",
     )
     parser.add_argument(
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="for int8: texts like those that the model will get, UTF-8, one a line, 32 or more; 300 are used (default: sample text)",
+        help="for int8: texts like those that the model will get, UTF-8, one a line, 64 or more; every second one is compared on, the "
+        "others calibrate (default: sample text in many languages)",
     )
     parser.add_argument(
         "--max-divergence", type=float, metavar="X", help="fail where an output differs from PyTorch float32 by more than this"
@@ -47,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="Y",
         help="fail where the agreement with PyTorch float32 is less (0 to 1): the share of texts with the same best label or answer, or "
-        "the smallest cosine similarity of embeddings",
+        "the smallest cosine similarity of embeddings; int8 keeps the layers that lose most in float32 until it is met",
     )
     parser.add_argument("--cache-results", action="store_true", help="have gateways cache this model's results (see docs/caching.md)")
     parser.add_argument(
@@ -136,6 +146,8 @@ def _compile(options: argparse.Namespace) -> Path:
         max_divergence=options.max_divergence,
         min_agreement=options.min_agreement,
         cache_results=options.cache_results,
+        merge_adapter=options.merge_adapter,
+        base_model=options.base_model,
     )
     return compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True)).folder
 

@@ -79,7 +79,8 @@ class ResultCache:
         known, outcome = await self._cache.get(key, size_bytes, keep, refresh=is_refresh, is_bulk=request.call.is_bulk)
         if own:
             result, usage = own[0]
-            return result, replace(usage, result_cache=outcome)
+            # Also where Redis was left out of the search: BYPASS is said to those who asked for it.
+            return result, replace(usage, result_cache=CacheOutcome.CACHE_OUTCOME_MISS)
         # A value of its own, as whoever parses it keeps the message in it.
         result = Packed(TaskResult, data=known.result.data)
         return result, Usage(tokens=known.tokens, truncated_tokens=known.truncated_tokens, result_cache=outcome)

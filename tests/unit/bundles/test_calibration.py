@@ -1,4 +1,4 @@
-"""compiler/calibration.py: which texts of a file are taken, and which files are refused."""
+"""compiler/calibration.py: which texts of a file are taken for what, and which files are refused."""
 
 import hashlib
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.bundles.compiler import calibration
-from neuronpipe.bundles.compiler.calibration import MAX_TEXTS, MIN_TEXTS, read_calibration
+from neuronpipe.bundles.compiler.calibration import MAX_COMPARED, MAX_TEXTS, MIN_TEXTS, read_calibration
+from neuronpipe.bundles.compiler.languages import SENTENCES
 from neuronpipe.core.errors import SetupError
 
 _ENOUGH = [f"text {number}" for number in range(MIN_TEXTS)]
@@ -25,44 +26,59 @@ def _lines(*texts: str) -> bytes:
 def test_each_line_is_a_text_and_the_file_is_known_by_its_digest(tmp_path: Path) -> None:
     path = _file(tmp_path, _lines(*_ENOUGH))
     read = read_calibration(path)
-    assert read.texts == _ENOUGH
-    assert read.description.texts == MIN_TEXTS
+    assert (read.texts, read.compared) == (_ENOUGH[::2], _ENOUGH[1::2])
+    assert read.description.texts == MIN_TEXTS / 2
     assert read.description.source == str(path)
     assert read.description.source_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_byte_order_mark_line_ends_and_empty_lines_are_no_text(tmp_path: Path) -> None:
     path = _file(tmp_path, b"\xef\xbb\xbf\r\n" + b"\r\n \t\r\n".join(text.encode() for text in _ENOUGH))
-    assert read_calibration(path).texts == _ENOUGH
+    assert read_calibration(path).texts == _ENOUGH[::2]
 
 
 def test_only_a_line_feed_ends_a_text(tmp_path: Path) -> None:
     odd = "a\u2028b\u0085c\x0cd"  # where str.splitlines would cut
-    assert read_calibration(_file(tmp_path, _lines(odd, *_ENOUGH))).texts == [odd, *_ENOUGH]
+    assert read_calibration(_file(tmp_path, _lines(odd, *_ENOUGH))).texts == [odd, *_ENOUGH[1::2]]
 
 
 def test_of_many_texts_some_are_taken_from_the_whole_file(tmp_path: Path) -> None:
-    texts = [f"text {number}" for number in range(4 * MAX_TEXTS)]
+    texts = [f"text {number}" for number in range(8 * MAX_TEXTS)]
     read = read_calibration(_file(tmp_path, _lines(*texts)))
-    assert read.texts == texts[::4]
+    assert read.texts == texts[::8]
     assert read.description.texts == MAX_TEXTS
+    assert len(read.compared) == MAX_COMPARED
+    assert read.compared[0] == texts[1]
+    assert int(read.compared[-1].removeprefix("text ")) > 7.9 * MAX_TEXTS
 
 
-def test_without_a_file_there_are_different_texts_of_our_own() -> None:
+def test_without_a_file_there_are_different_texts_of_our_own_half_of_them_in_other_languages() -> None:
     read = read_calibration(None)
-    assert MIN_TEXTS < len(set(read.texts)) <= len(read.texts) == read.description.texts == MAX_TEXTS
-    assert read.description.source == "built-in sample text"
+    assert MIN_TEXTS < len(set(read.texts)) == len(read.texts) == read.description.texts
+    others = [text for text in read.texts if any(text.startswith(sentences[::2]) for sentences in SENTENCES.values())]
+    assert 2 * len(others) >= len(read.texts)
+    assert read.description.source == f"built-in sample text in {len(SENTENCES) + 1} languages"
     assert read.description.source_sha256 is None
+    assert read.compared == ()
+
+
+def test_every_language_has_the_same_sentences_of_its_own() -> None:
+    assert len(SENTENCES) >= 15
+    assert {len(sentences) for sentences in SENTENCES.values()} == {6}
+    every = [sentence for sentences in SENTENCES.values() for sentence in sentences]
+    assert len(set(every)) == len(every)
+    # The third and the last are the shortest and one of the longest, which calibration and comparison share.
+    assert all(len(sentences[2]) < len(sentences[0]) < len(sentences[5]) for sentences in SENTENCES.values())
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "texts.txt: 0 different texts, one a line; calibration takes at least 32"),
+        (b"", "texts.txt: 0 different texts, one a line; calibration takes at least 64"),
         (b"\n \n\n", "texts.txt: 0 different texts"),
-        (_lines(*_ENOUGH[1:]), "texts.txt: 31 different texts"),
+        (_lines(*_ENOUGH[1:]), "texts.txt: 63 different texts"),
         (_lines(*["the same"] * 1000), "texts.txt: 1 different texts"),
-        (_lines(*_ENOUGH, "caf\u00e9") + b"caf\xe9\n", "texts.txt: line 34 is not UTF-8"),
+        (_lines(*_ENOUGH, "caf\u00e9") + b"caf\xe9\n", "texts.txt: line 66 is not UTF-8"),
         ("\n".join(_ENOUGH).encode("utf-16"), "texts.txt: line 1 is not UTF-8"),
     ],
     ids=["empty", "blank", "too few", "one text", "latin-1", "utf-16"],

@@ -101,6 +101,18 @@ async def test_a_known_result_is_not_computed_again(pipeline: Door, stages: _Sta
     assert (first.usage.result_cache, second.usage.result_cache) == (_MISS, _HIT)
 
 
+@pytest.mark.parametrize("policy", ["auto", "always"])
+async def test_the_first_request_is_a_miss_where_redis_is_not_asked_or_does_not_answer(
+    policy: Any, repository: Path, stages: _Stages
+) -> None:
+    results = ResultCacheSettings(result_cache_models="set", redis_url="redis://127.0.0.1:1/0", result_cache_redis=policy)
+    limits = PipelineSettings()
+    async with running_gateway(read_repository(repository), stages.functions, limits, results, Telemetry()) as gateway:
+        door = Door(NativeDoor(gateway.pipeline, gateway.catalog, limits))
+        outcomes = [(await _infer(door, _request())).usage.result_cache for _ in range(2)]
+    assert outcomes == [_MISS, _HIT]
+
+
 async def test_a_known_result_comes_with_what_is_true_of_this_request(pipeline: Door) -> None:
     await _infer(pipeline, _request(request_id="a"))
     response = await _infer(pipeline, _request(request_id="b"))

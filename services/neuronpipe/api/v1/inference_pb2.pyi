@@ -84,7 +84,8 @@ class _CacheOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheOut
     CACHE_OUTCOME_MISS: _CacheOutcome.ValueType  # 3
     """Looked for and not found."""
     CACHE_OUTCOME_BYPASS: _CacheOutcome.ValueType  # 4
-    """Not in the service's memory, and not looked for in Redis: that would take longer than computing it, or Redis does not answer.
+    """Of tokens: not in the service's memory, and not looked for in Redis, as that would take longer than computing them or
+    as Redis does not answer.
     Of a result: the request asked for one that is computed.
     """
 
@@ -100,7 +101,8 @@ CACHE_OUTCOME_HIT_REDIS: CacheOutcome.ValueType  # 2
 CACHE_OUTCOME_MISS: CacheOutcome.ValueType  # 3
 """Looked for and not found."""
 CACHE_OUTCOME_BYPASS: CacheOutcome.ValueType  # 4
-"""Not in the service's memory, and not looked for in Redis: that would take longer than computing it, or Redis does not answer.
+"""Of tokens: not in the service's memory, and not looked for in Redis, as that would take longer than computing them or
+as Redis does not answer.
 Of a result: the request asked for one that is computed.
 """
 Global___CacheOutcome: _TypeAlias = CacheOutcome  # noqa: Y015

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,22 +10,23 @@ from pathlib import Path
 from typing import TypeAlias
 
 from neuronpipe.bundles.buckets import Bucket, BucketPlan
-from neuronpipe.bundles.compiler import accuracy, fake, neuronx, openvino, quantization
+from neuronpipe.bundles.compiler import accuracy, fake, neuronx, openvino, quantization, sensitivity
 from neuronpipe.bundles.compiler import torch as torch_
 from neuronpipe.bundles.compiler.accuracy import ArtifactCompiler
+from neuronpipe.bundles.compiler.adapters import merge_adapter
 from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
 from neuronpipe.bundles.compiler.calibration import read_calibration
 from neuronpipe.bundles.compiler.detection import Found, describe, read_configuration
 from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
-from neuronpipe.bundles.compiler.samples import calibration_batches, comparison_batches
+from neuronpipe.bundles.compiler.samples import BUILT_IN, BUILT_IN_IMAGES, calibration_batches, comparison_batches
 from neuronpipe.bundles.compiler.source import find_source
 from neuronpipe.bundles.compiler.source_checks import check_kind
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer, serving_json, token_texts
-from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest
+from neuronpipe.bundles.manifest import SCHEMA_VERSION, Accuracy, Artifact, Manifest
 from neuronpipe.bundles.repository import Bundle, check_writable, choose_version, new_bundle, read_bundle, write_manifest
 from neuronpipe.core.errors import SetupError
 
@@ -40,8 +42,10 @@ class CompileRequest:
     """What to compile.
 
     `max_divergence` is the largest absolute difference of an output to PyTorch float32, and `min_agreement` (0 to 1) the smallest
-    agreement (see Accuracy), or None for no limit. `calibration` is a file of texts for int8, or None for sample text. `device_times`
+    agreement (see Accuracy), or None for no limit; int8 keeps in float32 what that takes. `calibration` is a file of texts for int8, or
+    None for sample text. `device_times`
     names a table of device_times.py, for the fake back end to simulate. An empty `task` or `dtype` is found by the model's configuration.
+    With `merge_adapter` the source is an adapter (LoRA), which is merged into `base_model`, or the model that it names.
     """
 
     source: str
@@ -59,6 +63,8 @@ class CompileRequest:
     neuronx: NeuronxOptions = DEFAULT_OPTIONS
     device_times: str = ""
     cache_results: bool = False
+    merge_adapter: bool = False
+    base_model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +83,22 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
 
 def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
     """See compile_bundle."""
+    with tempfile.TemporaryDirectory(prefix="neuronpipe-") as scratch:
+        return _compile(request, report, Path(scratch))
+
+
+def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled:
     _check(request)
     calibration = read_calibration(request.calibration) if request.dtype == "int8" else None
-    step = _numbered_steps(report, 6 if calibration is None else 7)
+    step = _numbered_steps(report, 7 if request.dtype.startswith("int8") else 6)
     version = choose_version(request.repository, request.name, request.version)
 
-    step(f"find {request.source}")
-    source = find_source(request.source, request.revision)
+    step(f"find {request.source}" + (", and merge it into its base model" if request.merge_adapter else ""))
+    if request.merge_adapter:
+        source = merge_adapter(request.source, request.revision, request.base_model, scratch)
+        report(f"      merged into {source.base}")
+    else:
+        source = find_source(request.source, request.revision)
     configuration = read_configuration(source.folder)
     found = Found(request.task, "chosen") if request.task else configuration.find_task()
     dtype = request.dtype or configuration.dtype_of(COMPILERS[request.backend].DTYPES)
@@ -102,7 +117,10 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
     buckets = _choose_buckets(request, module, report)
     if buckets:
         module = module.within(BucketPlan(buckets))
-    batches = comparison_batches(module)
+    compared = calibration.compared if calibration else ()
+    built_in = BUILT_IN_IMAGES if module.takes_images else BUILT_IN
+    sample_texts = f"{len(compared)} other texts of {request.calibration}" if compared else built_in
+    batches = comparison_batches(module, compared)
     reference = accuracy.reference_outputs(module, batches)
     spec = module.spec(request.name, version, reference[0])
 
@@ -114,13 +132,26 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
         conversion = accuracy.Conversion(module, source, batches[0], folder, request.dtype, buckets, request.neuronx, request.device_times)
         artifact = compiler.convert(conversion)
 
+        def measure(artifact: Artifact) -> Accuracy | None:
+            return accuracy.measure(compiler, conversion, artifact, batches, reference, sample_texts)
+
+        quantizer = None
         if calibration is not None:
-            described = calibration.description
+            described, texts = calibration.description, calibration_batches(module, calibration.texts)
             step(f"quantize to int8, calibrated on {described.texts} texts ({described.source})")
-            artifact = quantization.quantize(artifact, folder, calibration_batches(module, calibration.texts), described)
+            quantizer = quantization.Quantizer(artifact, folder, texts, described)
+            artifact = quantizer.quantize()
+        elif dtype == "int8-weights":
+            step("quantize the weights to int8")
+            artifact = quantization.compress(artifact, folder)
 
         step("compare with PyTorch on samples")
-        measured = accuracy.measure(compiler, conversion, artifact, batches, reference)
+        measured = measure(artifact)
+        if quantizer and request.min_agreement is not None and not accuracy.agrees(measured, request.min_agreement):
+            report(f"      int8 agrees less than --min-agreement {request.min_agreement:g}; find the parts that lose most")
+            ranked = sensitivity.rank(quantizer, compiler, conversion, texts)
+            artifact, measured = sensitivity.search(quantizer, ranked, measure, request.min_agreement)
+            report(f"      {len(artifact.float_parts)} of {len(ranked)} in float32: {', '.join(artifact.float_parts)}")
         if measured is not None:
             report(accuracy.describe(measured, request.dtype, request.task))
         accuracy.check(measured, request.max_divergence, request.min_agreement)
@@ -161,6 +192,8 @@ def _check(request: CompileRequest) -> None:
         raise SetupError("--target, --optlevel, --model-type, --auto-cast, --attention and --compile-workers are for --backend neuronx")
     if request.device_times and (request.backend != "fake" or request.device_times not in DEVICE_TIMES):
         raise SetupError(f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}")
+    if request.base_model and not request.merge_adapter:
+        raise SetupError("--base-model is for --merge-adapter")
     if request.calibration is not None and request.dtype != "int8":
         raise SetupError(f"--calibration is for --dtype int8; {request.dtype} needs none")
     if request.max_divergence is not None and not request.max_divergence >= 0:  # false for NaN too
@@ -175,7 +208,7 @@ def _check(request: CompileRequest) -> None:
 def _check_images(request: CompileRequest) -> None:
     if request.task == "image_classification" and (request.backend == "neuronx" or request.dtype == "int8"):
         refused = "--backend neuronx" if request.backend == "neuronx" else "--dtype int8, which is calibrated on texts,"
-        raise SetupError(f"{refused} is for models of texts; there is openvino, torch or fake, in float32 or bfloat16, for images")
+        raise SetupError(f"{refused} is for models of texts; openvino, torch and fake take images, in any other --dtype")
 
 
 def _check_buckets(request: CompileRequest) -> None:

@@ -76,8 +76,12 @@ def measure(
     artifact: Artifact,
     batches: Sequence[Batch],
     reference: Sequence[Outputs],
+    sample_texts: str,
 ) -> Accuracy | None:
-    """The artefact's largest difference to the reference, on tokens that are not padding, and its agreement with it."""
+    """The artefact's largest difference to the reference, on tokens that are not padding, and its agreement with it.
+
+    `sample_texts` says what the batches were made from.
+    """
     ran = compiler.run(conversion, artifact, batches)
     if ran is None:
         return None
@@ -88,6 +92,7 @@ def measure(
             emulated = [_run(module, batch) for batch in batches]
     return Accuracy(
         samples=sum(module.shape_of(batch)[0] for batch in batches),
+        sample_texts=sample_texts,
         sample_shapes=tuple(module.shape_of(batch) for batch in batches),
         largest_output=max(float(np.abs(array).max()) for one in reference for array in one.values()),
         largest_difference=largest_difference(module.per_token_outputs, outputs, reference, batches),
@@ -107,6 +112,7 @@ def describe(accuracy: Accuracy, dtype: str, task: str) -> str:
     )
     if accuracy.agreement is not None:
         line += f"\n      agreement {accuracy.agreement:.4f} ({meaning(task)})"
+    line += f"\n      measured on {accuracy.sample_texts}" + ("; other texts may differ more" if dtype.startswith("int8") else "")
     if accuracy.emulator:
         line += f"\n      computed by {accuracy.emulator}; `neuronpipe accept` compares on the device"
     if accuracy.emulated_difference is not None:
@@ -132,13 +138,22 @@ def check(accuracy: Accuracy | None, max_divergence: float | None, min_agreement
         _check_agreement(accuracy, min_agreement)
 
 
+def agrees(accuracy: Accuracy | None, min_agreement: float) -> bool:
+    """Whether the artefact agrees with the original by no less than this; so it does where there is no agreement to measure."""
+    return accuracy is None or all(value >= min_agreement for value in _agreements(accuracy))
+
+
+def _agreements(accuracy: Accuracy) -> list[float]:
+    return [value for value in (accuracy.agreement, accuracy.emulated_agreement) if value is not None]
+
+
 def _check_agreement(accuracy: Accuracy, min_agreement: float) -> None:
-    measured = [value for value in (accuracy.agreement, accuracy.emulated_agreement) if value is not None]
-    if not measured:
+    if not _agreements(accuracy):
         raise SetupError("a model with one label has no agreement to measure; use --max-divergence in place of --min-agreement")
-    if min(measured) < min_agreement:
+    if not agrees(accuracy, min_agreement):
         raise SetupError(
-            f"the artefact's agreement with PyTorch float32 is {min(measured):.6g}, the limit is {min_agreement:g} (--min-agreement)"
+            f"the artefact's agreement with PyTorch float32 is {min(_agreements(accuracy)):.6g}, the limit is {min_agreement:g} "
+            "(--min-agreement)"
         )
 
 

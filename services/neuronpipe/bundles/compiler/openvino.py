@@ -14,8 +14,8 @@ from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.openvino import engine, has_bfloat16, openvino
 
-# What is not quantized of an int8 artefact is computed in float32.
-_PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
+# What is not quantized of an int8 artefact is computed in float32, and so is all of one with weights of 8 bits only.
+_PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32", "int8-weights": "f32"}
 DTYPES = tuple(_PRECISIONS)
 BUCKETS = "none"
 

@@ -1,8 +1,9 @@
-"""An OpenVINO model in float32 to one that computes in int8, by NNCF."""
+"""An OpenVINO model in float32 to one of weights in 8 bits, by NNCF: one that computes in int8, or in float32 on such weights."""
 
 import contextlib
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,53 +15,108 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.openvino import engine, openvino
 
 # SmoothQuant's alpha, https://arxiv.org/abs/2211.10438, section 4: 1 moves all of the outliers from activations into weights. Weights of
-# 7 bits hold fewer than NNCF's default of 0.95 assumes. Measured in docs/decisions/0008.
+# 7 bits hold fewer than NNCF's default of 0.95 assumes. Measured in docs/decisions/0008 and 0020.
 _SMOOTHING = 0.8
 
-
-def quantize(artifact: Artifact, folder: Path, batches: Sequence[Batch], calibration: Calibration) -> Artifact:
-    """Replaces the artefact's float32 files, and describes the new ones. Raises SetupError for a model that cannot be quantized."""
-    model_file = folder / next(name for name in artifact.files if name.endswith(".xml"))
-    with _quiet():
-        # Here, because it takes seconds, and because float32 and bfloat16 compile where NNCF cannot be installed.
-        import nncf
-
-        nncf.set_log_level(logging.CRITICAL)
-        try:
-            # Not mapped, for the file of the weights is written over.
-            model = _quantize(nncf, engine().read_model(model_file, config={"ENABLE_MMAP": False}), batches)
-        except Exception as error:  # whatever NNCF raises for an operation that it does not know
-            raise SetupError(f"NNCF {nncf.__version__} cannot quantize the model; compile it with another --dtype") from error
-    if not any(operation.get_type_name() == "FakeQuantize" for operation in model.get_ops()):
-        raise SetupError(f"NNCF {nncf.__version__} finds nothing to quantize in the model; compile it with another --dtype")
-    openvino.save_model(model, model_file, compress_to_fp16=False)
-    return artifact.model_copy(update={"versions": artifact.versions | {"nncf": nncf.__version__}, "calibration": calibration})
+# Where the name of an operation says which layer of the model it belongs to, as in "…encoder.layer.3.attention.self.key/MatMul".
+_LAYER = re.compile(r".*?\.\d+\.")
 
 
-def _quantize(nncf: Any, model: Any, batches: Sequence[Batch]) -> Any:
-    # For transformers NNCF smooths activations (SmoothQuant), keeps layer norms and softmax in float32, and quantizes activations
-    # asymmetrically and weights, the embedding table too, per channel. Why the parameters: docs/decisions/0008.
-    names = [port.any_name for port in model.inputs]
-    items = [{name: batch[name] for name in names} for batch in batches]
-    return nncf.quantize(
-        model,
-        nncf.Dataset(items),
-        model_type=nncf.ModelType.TRANSFORMER,
-        subset_size=len(items),
-        advanced_parameters=nncf.AdvancedQuantizationParameters(
-            overflow_fix=nncf.OverflowFix.ENABLE,
-            smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=_SMOOTHING),
-        ),
-    )
+class Quantizer:
+    """Makes int8 artefacts of one model. Each takes the place of the one before in the bundle's folder."""
+
+    def __init__(self, artifact: Artifact, folder: Path, batches: Sequence[Batch], calibration: Calibration) -> None:
+        """`artifact` is the float32 one in `folder`; `batches` hold one text each."""
+        self._artifact = artifact
+        self._file = _model_file(artifact, folder)
+        self._model = _read(self._file)
+        self._batches = batches
+        self._calibration = calibration
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The model's layers, or what else multiplies matrices, in the order in which they compute."""
+        names = [one.get_friendly_name() for one in self._model.get_ordered_ops() if one.get_type_name() == "MatMul"]
+        return tuple(dict.fromkeys(layer[0] if (layer := _LAYER.match(name)) else name for name in names))
+
+    def quantize(self, float_parts: Sequence[str] = ()) -> Artifact:
+        """Writes the artefact and describes it. `float_parts` compute in float32, on weights of 8 bits.
+
+        Raises SetupError for a model that cannot be quantized.
+        """
+        with _nncf() as nncf:
+            model = self._model.clone() if set(float_parts) >= set(self.parts) else self._quantized(nncf, float_parts)
+            if not float_parts and not any(one.get_type_name() == "FakeQuantize" for one in model.get_ops()):
+                raise SetupError(f"NNCF {nncf.__version__} finds nothing to quantize in the model; compile it with another --dtype")
+            if float_parts:
+                model = _compressed(nncf, model)
+        openvino.save_model(model, self._file, compress_to_fp16=False)
+        described = {"calibration": self._calibration, "float_parts": tuple(float_parts)}
+        return _with_version(self._artifact, nncf).model_copy(update=described)
+
+    def _quantized(self, nncf: Any, float_parts: Sequence[str]) -> Any:
+        # For transformers NNCF smooths activations (SmoothQuant), keeps layer norms and softmax in float32, and quantizes activations
+        # asymmetrically and weights, the embedding table too, per channel. Why the parameters: docs/decisions/0008 and 0020.
+        names = [port.any_name for port in self._model.inputs]
+        items = [{name: batch[name] for name in names} for batch in self._batches]
+        return nncf.quantize(
+            self._model.clone(),
+            nncf.Dataset(items),
+            model_type=nncf.ModelType.TRANSFORMER,
+            subset_size=len(items),
+            ignored_scope=nncf.IgnoredScope(patterns=[f"{re.escape(part)}.*" for part in float_parts], validate=False),
+            advanced_parameters=nncf.AdvancedQuantizationParameters(
+                overflow_fix=nncf.OverflowFix.ENABLE,
+                smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=_SMOOTHING),
+            ),
+        )
+
+
+def compress(artifact: Artifact, folder: Path) -> Artifact:
+    """Replaces the artefact's float32 weights by weights of 8 bits, and describes the new ones. Raises SetupError."""
+    file = _model_file(artifact, folder)
+    with _nncf() as nncf:
+        model = _compressed(nncf, _read(file))
+    openvino.save_model(model, file, compress_to_fp16=False)
+    return _with_version(artifact, nncf)
+
+
+def _compressed(nncf: Any, model: Any) -> Any:
+    return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
+
+
+def _with_version(artifact: Artifact, nncf: Any) -> Artifact:
+    return artifact.model_copy(update={"versions": artifact.versions | {"nncf": nncf.__version__}})
+
+
+def _model_file(artifact: Artifact, folder: Path) -> Path:
+    return folder / next(name for name in artifact.files if name.endswith(".xml"))
+
+
+def _read(file: Path) -> Any:
+    # Not mapped, for the file of the weights is written over.
+    return engine().read_model(file, config={"ENABLE_MMAP": False})
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps NNCF's progress bars off standard output, which is for results, and its class of loggers to itself."""
+def _nncf() -> Iterator[Any]:
+    """NNCF, with its progress bars kept off standard output, which is for results, and its class of loggers to itself.
+
+    What it raises in the block becomes a SetupError.
+    """
     logger_class = logging.getLoggerClass()
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            yield
+            # Here, because it takes seconds, and because float32 and bfloat16 compile where NNCF cannot be installed.
+            import nncf
+
+            nncf.set_log_level(logging.CRITICAL)
+            try:
+                yield nncf
+            except SetupError:
+                raise
+            except Exception as error:  # whatever NNCF raises for an operation that it does not know
+                raise SetupError(f"NNCF {nncf.__version__} cannot quantize the model; compile it with another --dtype") from error
     finally:
         logging.setLoggerClass(logger_class)

@@ -13,39 +13,38 @@ from huggingface_hub.errors import (
 )
 
 from neuronpipe.bundles.compiler.sentence_transformers import transformer_folder
-from neuronpipe.bundles.compiler.source_checks import check_files
+from neuronpipe.bundles.compiler.source_checks import ADAPTER_CONFIG, check_files, refuse_adapter
 from neuronpipe.bundles.manifest import Source, file_sha256
 from neuronpipe.core.errors import SetupError
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Configurations, tokenizers of every kind, and modules of sentence-transformers; weights of other frameworks stay behind.
-_DOWNLOADS = ("*.json", "*.txt", "*.model", "*.py", "README.md", *_WEIGHTS)
+_DOWNLOADS = ("*.json", "*.txt", "*.model", "*.py", "README.md", "adapter_model.bin", *_WEIGHTS)
 _NOT_DOWNLOADED = ("onnx/*", "openvino/*", "tf_*", "flax_*", "*.onnx*")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model's files on this machine. `revision` is the Hub's commit."""
+    """A model's files on this machine. `revision` is the Hub's commit, `base` where the model is that an adapter was merged into."""
 
     location: str
     folder: Path
     revision: str | None
+    base: str = ""
 
     def describe(self) -> Source:
         """The source for the manifest."""
         digest = hashlib.sha256()
         for path in sorted(path for pattern in _WEIGHTS for path in self.folder.rglob(pattern)):
             digest.update(f"{path.relative_to(self.folder)} {file_sha256(path)}\n".encode())
-        return Source(location=self.location, revision=self.revision, weights_sha256=digest.hexdigest())
+        return Source(location=self.location, revision=self.revision, base=self.base, weights_sha256=digest.hexdigest())
 
 
-def find_source(source: str, revision: str | None) -> ModelSource:
-    """The model's files, downloaded where `source` is no local folder. Raises SetupError."""
+def find_source(source: str, revision: str | None, *, is_adapter: bool = False) -> ModelSource:
+    """The files of a model, or of an adapter, downloaded where `source` is no local folder. Raises SetupError."""
     folder = Path(source)
     if folder.is_dir():
-        check_files(folder)
-        if not (transformer_folder(folder) / "config.json").is_file():
-            raise SetupError(f"{folder}: no model: it has no config.json")
+        _check(folder, is_adapter)
         return ModelSource(str(folder.resolve()), folder, None)
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise SetupError(f"{source}: no such folder")
@@ -64,5 +63,15 @@ def find_source(source: str, revision: str | None) -> ModelSource:
             f"{source}: no local folder, and the Hub cannot be reached to download it: "
             f"{type(error).__name__}; where it can, run: hf download {source} --local-dir DIR, and compile the folder DIR"
         ) from error
-    check_files(Path(snapshot))
+    _check(Path(snapshot), is_adapter)
     return ModelSource(source, Path(snapshot), Path(snapshot).name)
+
+
+def _check(folder: Path, is_adapter: bool) -> None:
+    check_files(folder)
+    if not is_adapter:
+        refuse_adapter(folder)
+    if not is_adapter and not (transformer_folder(folder) / "config.json").is_file():
+        raise SetupError(f"{folder}: no model: it has no config.json")
+    if is_adapter and not (folder / ADAPTER_CONFIG).is_file():
+        raise SetupError(f"{folder}: no adapter: it has no {ADAPTER_CONFIG}; leave out --merge-adapter")

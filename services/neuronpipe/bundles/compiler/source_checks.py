@@ -15,12 +15,14 @@ from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.sentence_transformers import read_json
 from neuronpipe.core.errors import SetupError
 
+ADAPTER_CONFIG = "adapter_config.json"
+
 _LFS = b"version https://git-lfs"
 _SHOWN = 4
 
 
 def check_files(folder: Path) -> None:
-    """Raises SetupError for files that cannot be read, for Git's pointers in their place, and for adapters, which are not a whole model."""
+    """Raises SetupError for files that cannot be read, and for Git's pointers in their place."""
     for path in _files(folder):
         try:
             with path.open("rb") as file:
@@ -29,12 +31,16 @@ def check_files(folder: Path) -> None:
             raise _unreadable(path, folder) from error
         if head == _LFS:
             raise SetupError(f"{path}: a pointer of Git LFS, not the file itself; run: git -C {folder} lfs pull")
-    if (folder / "adapter_config.json").is_file():
-        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raises SetupError for a folder with an adapter, which is not a whole model."""
+    if (folder / ADAPTER_CONFIG).is_file():
+        base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
         kind = "an adapter (LoRA) beside its weights" if (folder / "config.json").is_file() else "an adapter (LoRA), not a whole model"
         raise SetupError(
-            f"{folder}: holds {kind}, made for {base}; merge them by peft (PeftModel's merge_and_unload and save_pretrained) and compile "
-            "the result, or move the adapter's files away"
+            f"{folder}: holds {kind}, made for {base}; --merge-adapter compiles the two as one (pip install "
+            "'neuronpipe[compile-adapters]'); to compile the folder without it, move the adapter's files away"
         )
 
 

@@ -15,6 +15,8 @@ from neuronpipe.bundles.compiler.source_checks import why_not_loaded
 from neuronpipe.core.errors import SetupError
 
 _SHOWN_KEYS = 4
+# Heads whose parameters have the same names in some architectures (ModernBERT, a BERT of sequences for tokens), so that none is missing.
+_CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 
 
 def load_weights(auto_class: Any, folder: Path) -> Any:
@@ -53,7 +55,7 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
 
 
 def check_missing(folder: Path, module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> None:
-    """Raises SetupError where the graph reads a parameter that the files lack."""
+    """Raises SetupError where the graph reads a parameter that the files lack, or takes the head of another task for its own."""
     model = pretrained_model(module.module)
     missing = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if missing:
@@ -63,6 +65,9 @@ def check_missing(folder: Path, module: SourceModule, sample: Mapping[str, NDArr
             read = missing
         _refuse_missing(folder, model, read)
         model.requires_grad_(False)
+    trained, loaded = _trained(model), type(model).__name__
+    if trained != loaded and trained.endswith(_CLASSIFIERS) and loaded.endswith(_CLASSIFIERS):
+        raise SetupError(f"{folder}: {_other_task(trained, loaded)}")
 
 
 def find_read(module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> list[str]:
@@ -80,13 +85,18 @@ def _refuse_missing(folder: Path, model: Any, names: Sequence[str]) -> None:
     if not names:
         return
     loaded = type(model).__name__
-    trained = (model.config.architectures or [loaded])[0]
-    reason = (
-        f"its files lost what a {trained} is made of; save the model again"
-        if trained == loaded
-        else f"the model was not trained for this task; it is a {trained}, not a {loaded}: leave out --task, or train it for the task first"
-    )
+    trained = _trained(model)
+    lost = f"its files lost what a {trained} is made of; save the model again"
+    reason = lost if trained == loaded else _other_task(trained, loaded)
     raise SetupError(f"{folder}: its weights lack {_shown(sorted(names))}: {reason}")
+
+
+def _trained(model: Any) -> str:
+    return str((model.config.architectures or [type(model).__name__])[0])
+
+
+def _other_task(trained: str, loaded: str) -> str:
+    return f"the model was not trained for this task; it is a {trained}, not a {loaded}: leave out --task, or train it for the task first"
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -1,0 +1,203 @@
+"""Each example of examples/ does what its page says, against a gateway."""
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import transformers
+
+from demo.processes import ServiceProcess
+from neuronpipe.api.v1.tasks_pb2 import ScoreFunction
+from neuronpipe.api.v1.traces_pb2 import GetTraceRequest
+from neuronpipe.api.v1.traces_pb2_grpc import TraceServiceStub
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.client import Client
+from neuronpipe.core.names import Spans
+from tests.models import bert_config, link_models, save
+
+pytestmark = pytest.mark.local_only
+
+_EXAMPLES = Path(__file__).parents[2] / "examples"
+_TEXT = "You are a fool, and this is a very poor article."
+_SIGMOID = ScoreFunction.SCORE_FUNCTION_SIGMOID
+_START_LIMIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def gateway(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """HOST:PORT of a gateway with a model for each example."""
+    folder = tmp_path_factory.mktemp("examples")
+    models = link_models(folder / "repository", repository, "minilm", "multi-label")
+    reranker = save(transformers.BertForSequenceClassification(bert_config(num_labels=1)), folder / "reranker")
+    compile_bundle(CompileRequest(str(reranker), "rerank", models, "reranker"), lambda line: None)
+    with ServiceProcess("all", "--repository", str(models), "--kept-traces", "100") as process:
+        yield process.wait_until_ready().target
+
+
+def _run(*command: str | Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([str(part) for part in command], check=False, capture_output=True, text=True, timeout=240)
+
+
+def _output(*command: str | Path) -> str:
+    ended = _run(*command)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_semantic_search_finds_the_paragraph_by_its_meaning(gateway: str, tmp_path: Path) -> None:
+    (tmp_path / "kitchen.md").write_text("# Bread\n\nMix flour, water and yeast, and let the dough rise.\n\nSalt goes in last.")
+    (tmp_path / "garden").mkdir()
+    (tmp_path / "garden/trees.txt").write_text("Apple trees are pruned in winter.\n\nPears need more sun.")
+    (tmp_path / "notes.pdf").write_bytes(b"not read")
+    lines = _output(
+        sys.executable, _EXAMPLES / "semantic_search.py", tmp_path, "How do I bake a loaf?", "--target", gateway, "--top", "5"
+    ).splitlines()
+    assert len(lines) == 5
+    assert "kitchen.md" in lines[0]
+    assert "kitchen.md" in lines[1]
+    scores = [float(line.split()[0]) for line in lines]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_retrieval_puts_the_reranked_candidates_into_the_prompt(gateway: str, tmp_path: Path) -> None:
+    passages = [
+        "Apple trees are pruned in winter.",
+        "The dough rises for an hour.",
+        "Trains leave at nine.",
+        "Bread is baked at 230 degrees.",
+    ]
+    (tmp_path / "passages.txt").write_text("\n".join(passages))
+    question = "How long does bread dough take?"
+    prompt = _output(
+        *(sys.executable, _EXAMPLES / "rag_rerank.py", tmp_path / "passages.txt", question, "--target", gateway),
+        *("--candidates", "2", "--top", "2"),
+    )
+    about_bread = [passages[1], passages[3]]
+    with Client(gateway) as client:
+        ranked = [about_bread[text.index] for text in client.rerank("reranker", question, about_bread)]
+    assert re.findall(r"^\[\d\] (.*)$", prompt, re.MULTILINE) == ranked
+    assert prompt.endswith(f"Question: {question}\nAnswer:\n")
+
+
+@contextmanager
+def _service(script: str, *options: str) -> Iterator[str]:
+    """The URL of an example that serves HTTP on a free port."""
+    process = subprocess.Popen(
+        [sys.executable, str(_EXAMPLES / script), "--port", "0", *options], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:  # ends with the process
+            lines.append(line)
+            if running := re.search(r"running on (http://127\.0\.0\.1:\d+)", line):
+                yield running[1]
+                return
+        pytest.fail(f"{script} ended: {''.join(lines)}")
+    finally:
+        process.terminate()
+        process.communicate(timeout=_START_LIMIT_S)
+
+
+def _post(url: str, body: Mapping[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.loads(response.read())
+
+
+def test_moderation_acts_by_the_worst_label_that_is_bad(gateway: str) -> None:
+    comments = [_TEXT, "A fine day.", "The train is late again, and nobody says why.", "Thank you."]
+    with Client(gateway) as client:
+        found = [client.classify("multi-label", text, top_k=4, function=_SIGMOID) for text in comments]
+    worst = [max((one for one in labels if one.label in ("busy", "lost")), key=lambda one: one.score) for labels in found]
+    review, block = sorted(one.score for one in worst)[1] - 1e-3, sorted(one.score for one in worst)[3] - 1e-3
+    expected = ["block" if one.score >= block else "review" if one.score >= review else "pass" for one in worst]
+    assert set(expected) == {"pass", "review", "block"}
+
+    limits = ("--review", str(review), "--block", str(block))
+    with _service("moderation.py", "--labels", "busy,lost", "--model", "multi-label", "--target", gateway, *limits) as url:
+        decisions = _post(f"{url}/moderate", {"comments": [*comments, "", "so " * 2000]})["decisions"]
+    assert [one["action"] for one in decisions[:4]] == expected
+    assert [one["label"] for one in decisions[:4]] == [one.label for one in worst]
+    assert [one["score"] for one in decisions[:4]] == pytest.approx([one.score for one in worst], abs=1e-5)
+    assert decisions[4] == {"action": "review", "label": "", "score": 0.0}  # refused by the model, so a person looks
+    assert decisions[5]["label"] in ("busy", "lost")  # too long, and judged by its beginning
+
+
+async def test_a_neighbours_caller_finds_the_gateways_spans_in_its_own_trace(gateway: str) -> None:
+    trace_id, parent_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    query = urllib.parse.urlencode({"text": _TEXT})
+    with _service("traced_service.py", "--model", "multi-label", "--target", gateway) as url:
+        request = urllib.request.Request(f"{url}/sentiment?{query}", headers={"traceparent": f"00-{trace_id}-{parent_id}-01"})
+        with urllib.request.urlopen(request, timeout=30) as response:
+            answer = json.loads(response.read())
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{url}/sentiment?text=", timeout=30)
+        refused.value.close()
+    assert refused.value.code == 400
+    with Client(gateway) as client:
+        (best,) = client.classify("multi-label", _TEXT)
+    assert (answer["label"], answer["score"]) == (best.label, pytest.approx(best.score, abs=1e-5))
+    assert (await _parents(gateway, trace_id))[Spans.INFER] == parent_id
+
+
+async def _parents(target: str, trace_id: str) -> dict[str, str]:
+    """The spans of a trace by name, with their parents' ids, once the gateway has the request's."""
+    deadline_s = time.monotonic() + _START_LIMIT_S
+    async with grpc.aio.insecure_channel(target) as channel:
+        stub = TraceServiceStub(channel)
+        while time.monotonic() < deadline_s:
+            found = json.loads((await stub.GetTrace(GetTraceRequest(trace_id=trace_id))).otlp_json)
+            scopes = [scope for resource in found["resourceSpans"] for scope in resource["scopeSpans"]]
+            spans = {span["name"]: span.get("parentSpanId", "") for scope in scopes for span in scope["spans"]}
+            if Spans.INFER in spans:
+                return spans
+            await asyncio.sleep(0.05)
+    raise AssertionError(f"no trace {trace_id}")
+
+
+def _labels(gateway: str) -> list[str]:
+    with Client(gateway) as client:
+        return [f"{one.label} {one.score:.6f}" for one in client.classify("multi-label", _TEXT, top_k=3)]
+
+
+def test_go_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
+    if not all(map(shutil.which, ("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc"))) or not Path("/usr/share/gocode").is_dir():
+        pytest.skip("Go and its gRPC packages of Debian are not installed: examples/README.md")
+    _output(_EXAMPLES / "go/build.sh", tmp_path)
+    program = (tmp_path / "classify", "-target", gateway, "-top-k", "3", "-model")
+    assert _output(*program, "multi-label", _TEXT).splitlines() == _labels(gateway)
+    refused = _run(*program, "none", _TEXT)
+    assert refused.returncode == 1
+    assert "NotFound: model 'none' is not served" in refused.stderr
+
+
+def test_java_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
+    if not all(map(shutil.which, ("javac", "protoc", "grpc_java_plugin"))) or not Path("/usr/share/java/grpc-netty.jar").is_file():
+        pytest.skip("Java and its gRPC packages of Debian are not installed: examples/README.md")
+    _output(_EXAMPLES / "java/build.sh", tmp_path)
+    program = ("java", "-cp", (tmp_path / "classpath").read_text().strip(), "Classify", gateway)
+    assert _output(*program, "multi-label", "3", _TEXT).splitlines() == _labels(gateway)
+    refused = _run(*program, "none", "3", _TEXT)
+    assert refused.returncode == 1
+    assert "NOT_FOUND: model 'none' is not served" in refused.stderr
+
+
+def test_every_example_is_on_the_page_with_its_command() -> None:
+    page = (_EXAMPLES / "README.md").read_text()
+    files = {path.relative_to(_EXAMPLES) for pattern in ("*.py", "*/*.sh") for path in _EXAMPLES.glob(pattern)}
+    assert len(files) == 6
+    assert [path for path in files if f"examples/{path} " not in page] == []
