@@ -69,9 +69,9 @@ class Pipeline:
             raise told from error
         return InferenceResult(request.call.request_id, model.key, result, usage, observed.finish(usage.result_cache))
 
-    def observe_together(self, call: Call) -> AbstractContextManager[Call]:
+    def observe_together(self, call: Call, span: Name = Spans.INFER_BATCH) -> AbstractContextManager[Call]:
         """A call of many requests, as a span of its own. Yields the call of each of them, which are all sampled or none is."""
-        return self._observer.together(call)
+        return self._observer.together(call, span)
 
     async def _answer(self, request: InferenceRequest, model: GatewayModel, observed: ObservedRequest) -> tuple[Packed[TaskResult], Usage]:
         """The result, found or computed."""
