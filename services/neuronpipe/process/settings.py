@@ -19,6 +19,13 @@ def listen_field(default: str) -> str:
     return listen
 
 
+def optional_listen_field(purpose: str) -> str:
+    """The field of an address that is only listened on where it is set."""
+    description = f"address for {purpose}, HOST:PORT; port 0 takes a free one, empty has none"
+    listen: str = Field("", description=description, pattern=r"^(.+:\d{1,5})?$")
+    return listen
+
+
 def connection_age_field(default_s: float) -> float:
     """The field of how old connections get."""
     description = "seconds after which callers are asked to connect again, so that new servers get their share; 0: never"
@@ -42,9 +49,7 @@ class ServerSettings(Settings):
     max_connection_age_grace_s: float = Field(
         3600, ge=0, le=_LAST_AGE_S, description="seconds that calls of a connection that has reached its age get to finish"
     )
-    metrics_listen: str = Field(
-        "", description="address for Prometheus, HOST:PORT; port 0 takes a free one, empty has none", pattern=r"^(.+:\d{1,5})?$"
-    )
+    metrics_listen: str = optional_listen_field("Prometheus")
     kept_traces: int = Field(
         0, ge=0, le=100_000, description="sampled traces kept in memory, which whoever reaches this server may read: for development"
     )
@@ -52,6 +57,11 @@ class ServerSettings(Settings):
     @field_validator("listen", "metrics_listen")
     @classmethod
     def _check_port(cls, listen: str) -> str:
-        if listen and int(listen.rpartition(":")[2]) > _LAST_PORT:  # gRPC would take the number modulo 65536
-            raise ValueError(f"ports end at {_LAST_PORT}")
-        return listen
+        return check_port(listen)
+
+
+def check_port(listen: str) -> str:
+    """The address, if its port exists; gRPC would take the number modulo 65536. Raises ValueError."""
+    if listen and int(listen.rpartition(":")[2]) > _LAST_PORT:
+        raise ValueError(f"ports end at {_LAST_PORT}")
+    return listen

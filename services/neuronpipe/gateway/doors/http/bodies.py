@@ -1,0 +1,57 @@
+"""JSON bodies: read and checked on their way in, written on their way out.
+
+pydantic checks, which the settings need anyway: of a list of 32 texts it takes as long as a fiftieth of their tokenizing. orjson reads
+and writes: it refuses NaN and what is not UTF-8, and writes arrays of NumPy.
+"""
+
+from typing import Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from neuronpipe.core.errors import InvalidInput
+
+# Of one error's path: what stands in it of the caller's own words has an end.
+_MAX_PATH = 200
+
+
+class Body(BaseModel):
+    """The base of all bodies. Fields that a protocol has and we do not use are ignored, as are those of newer clients."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
+
+def read_body(kind: TypeAdapter[Any], data: bytes) -> Any:
+    """The value of a body in JSON. Raises InvalidInput naming the path of the field at fault."""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput("body", f"is no valid JSON in UTF-8: line {error.lineno}, column {error.colno}") from None
+    try:
+        return kind.validate_python(value)
+    except ValidationError as error:
+        # Of a value that may have several forms, each one's errors are listed: the one that came furthest is the one that was meant.
+        worst = max(error.errors(include_url=False, include_input=False, include_context=False), key=lambda one: len(one["loc"]))
+        raise InvalidInput(_path(value, worst["loc"], worst["type"] == "missing"), _problem(worst["msg"])) from None
+
+
+def write_body(value: Any) -> bytes:
+    """JSON."""
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _path(value: Any, location: tuple[int | str, ...], is_missing: bool) -> str:
+    """`input[3].text`: the steps of pydantic's location that lead through the value; the others name forms that it may have."""
+    path = ""
+    for depth, step in enumerate(location):
+        is_step = isinstance(step, int) if isinstance(value, list) else isinstance(value, dict) and step in value
+        if is_step:
+            value = value[step]
+        elif not (is_missing and depth == len(location) - 1):
+            continue
+        path += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return path.removeprefix(".")[:_MAX_PATH] or "body"
+
+
+def _problem(message: str) -> str:
+    return message[:1].lower() + message[1:].removeprefix("Value error, ")

@@ -1,0 +1,107 @@
+"""The server behind the HTTP door. The one file that knows uvicorn, which parses HTTP with httptools."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Collection, Generator, Mapping, Sequence
+
+import uvicorn
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.logs import log
+from neuronpipe.gateway.doors.http.app import App
+from neuronpipe.gateway.doors.http.exchange import HttpRequest, HttpResponse, Route
+from neuronpipe.process.door import Handler
+from neuronpipe.process.health import HealthBoard
+from neuronpipe.process.in_flight import InFlight
+
+HEALTH_ROUTES = (
+    Route("GET", "/health", "200 while requests are answered, 503 else", is_counted=False),
+    Route("GET", "/ping", "the same, where SageMaker asks for it", is_counted=False),
+)
+_KEEP_ALIVE_S = 75
+_BACKLOG = 2048
+
+
+class HttpDoor:
+    """Takes HTTP/1.1 at an address; a Door (process/door.py). `service`: whose health it shows."""
+
+    def __init__(self, listen: str, routes: Sequence[Route], service: str, max_body_bytes: int) -> None:
+        self._listen = listen
+        self._routes = (*HEALTH_ROUTES, *routes)
+        self._service = service
+        self._max_body_bytes = max_body_bytes
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def services(self) -> Collection[str]:
+        """The service whose health it shows."""
+        return (self._service,)
+
+    async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
+        """Takes connections, and refuses requests until it is open. Raises SetupError."""
+        self._health = health
+        self._app = App(self._routes, in_flight, self._max_body_bytes)
+        self._app.handlers = self._health_handlers()
+        listener = _bind(self._listen)
+        host, _, _ = self._listen.rpartition(":")
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what callers do wrong is told them
+        config = uvicorn.Config(
+            self._app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            backlog=_BACKLOG,
+        )
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve([listener]))
+        log("listening for HTTP", address=f"{host}:{listener.getsockname()[1]}")
+
+    def open(self, handlers: Mapping[str, Handler]) -> None:
+        """Answers requests from now on."""
+        self._app.handlers = {**handlers, **self._health_handlers()}
+
+    def drain(self) -> None:
+        """Asks callers to connect elsewhere."""
+        self._app.is_draining = True
+
+    async def stop(self, grace_s: float) -> None:
+        """uvicorn's own: closes idle connections, waits for answers to leave, and then cancels what is left."""
+        if self._serving:
+            self._server.config.timeout_graceful_shutdown = grace_s  # type: ignore[assignment]
+            self._server.should_exit = True
+            await self._serving
+
+    def _health_handlers(self) -> dict[str, Handler]:
+        async def tell(request: HttpRequest) -> HttpResponse:
+            is_serving = all(self._health.is_serving(service) for service in ("", self._service))
+            return HttpResponse(b"", "text/plain", status=200 if is_serving else 503)
+
+        return {route.key: tell for route in HEALTH_ROUTES}
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leaves them to process/life.py."""
+        yield
+
+
+def _bind(listen: str) -> socket.socket:
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise SetupError(f"cannot listen on {listen} for HTTP: {os.strerror(error.errno or 0)}") from error
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,47 @@
+"""How the protocols call the pipeline: one input, or many of which all must succeed."""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.names import Spans
+from neuronpipe.core.packed import pack_input
+from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
+from neuronpipe.gateway.pipeline import Pipeline
+
+# A protocol's words for the fields of a TaskInput, which errors name.
+Fields = Mapping[str, str]
+
+
+class Inference:
+    """Runs inputs through the pipeline."""
+
+    def __init__(self, pipeline: Pipeline, max_inputs: int) -> None:
+        self._pipeline = pipeline
+        self._max_inputs = max_inputs
+
+    async def one(self, call: Call, model: str, input: TaskInput, fields: Fields) -> InferenceResult:
+        """One result. Raises NeuronpipeError, which names fields in the protocol's words."""
+        try:
+            return await self._pipeline.infer(InferenceRequest(call, model, "", pack_input(input)), Spans.HTTP_REQUEST)
+        except InvalidInput as error:
+            raise InvalidInput(re.sub(r"[a-z_]+", lambda word: fields.get(word[0], word[0]), error.field), error.problem) from error
+
+    async def each(
+        self, call: Call, model: str, inputs: Sequence[TaskInput], name: str, fields: Callable[[int], Fields]
+    ) -> list[InferenceResult]:
+        """The results of many inputs, which are called `name` and have `fields` by their place. The first error ends all of them."""
+        if not 1 <= len(inputs) <= self._max_inputs:
+            raise InvalidInput(name, f"{len(inputs)} inputs, must be from 1 to {self._max_inputs} (the gateway's max_batch_items)")
+        if len(inputs) == 1:
+            return [await self.one(call, model, inputs[0], fields(0))]
+        with self._pipeline.observe_together(call, Spans.HTTP_BATCH) as shared:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    running = [group.create_task(self.one(shared, model, input, fields(i))) for i, input in enumerate(inputs)]
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+        return [task.result() for task in running]
