@@ -41,6 +41,9 @@ class HttpSettings(Settings):
     """The HTTP door."""
 
     http_listen: str = optional_listen_field("HTTP")
+    http_default_models: str = Field(
+        "", description="models that answer HTTP requests which name none, with commas: the first that has the task; empty: the only one"
+    )
 
     @field_validator("http_listen")
     @classmethod

@@ -32,5 +32,5 @@ def gateway_handlers(
     if http.http_listen:
         from neuronpipe.gateway.doors.http.handlers import http_handlers
 
-        handlers |= http_handlers(gateway, pipeline)
+        handlers |= http_handlers(gateway, pipeline, http)
     return handlers

@@ -18,7 +18,7 @@ from neuronpipe.core.tracing import SpanContext
 from neuronpipe.gateway.doors.http.bodies import read_body, write_body
 from neuronpipe.gateway.doors.http.caller import Caller, Receive, too_large
 from neuronpipe.gateway.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
-from neuronpipe.gateway.doors.http.problems import ErrorForm, Problem, Refused, problem_details, problem_of
+from neuronpipe.gateway.doors.http.problems import PROBLEM_DETAILS, ErrorForm, Problem, Refused, problem_of
 from neuronpipe.process.in_flight import InFlight
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
@@ -72,7 +72,8 @@ class App:
         self.handlers: Mapping[str, HttpHandler] = {}
         self.is_draining = False
         self._router = Router(routes)
-        self._readers: dict[str, TypeAdapter[Any]] = {route.key: TypeAdapter(route.takes) for route in routes if route.takes}
+        checked = [route for route in routes if route.takes and not route.is_raw]
+        self._readers: dict[str, TypeAdapter[Any]] = {route.key: TypeAdapter(route.takes) for route in checked}
         self._in_flight = in_flight
         self._max_body_bytes = max_body_bytes
 
@@ -81,7 +82,7 @@ class App:
         headers: Headers = dict(scope["headers"])
         request_id = _request_id(headers)
         caller = Caller(receive, f"{scope['client']}")
-        error_form: ErrorForm = problem_details
+        error_form: ErrorForm = PROBLEM_DETAILS
         try:
             route, names = self._router.find(scope["method"], scope["path"])
             error_form = route.error_form
@@ -113,14 +114,14 @@ class App:
             body: Any = b""
             if route.method == "POST":
                 data = await self._read(route, headers, media_type, caller)
-                body = data if media_type in route.other_media else read_body(self._readers[route.key], data)
+                body = data if route.is_raw else read_body(self._readers[route.key], data)
             caller.watch()
             return await handler(HttpRequest(call, names, query, headers, media_type, body))
 
     async def _read(self, route: Route, headers: Headers, media_type: str, caller: Caller) -> bytes:
         """The body. Raises Refused for what cannot be read, before it is read, and InvalidInput for what is too large."""
-        if media_type not in (JSON, "", *route.other_media):
-            raise Refused(415, "unsupported_media_type", f"content-type: must be one of {', '.join((JSON, *route.other_media))}")
+        if media_type not in (JSON, "", *route.takes_media):
+            raise Refused(415, "unsupported_media_type", f"content-type: must be {' or '.join((JSON, *route.takes_media))}")
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise Refused(415, "unsupported_media_type", "content-encoding: compressed bodies are not taken")
         limit = self._max_body_bytes
@@ -184,10 +185,9 @@ def _body_bytes(headers: Headers) -> float:
 
 
 def _error_response(problem: Problem, form: ErrorForm) -> HttpResponse:
-    body, media_type = form(problem)
     headers = list(problem.headers)
     if problem.retry_after_s is not None:
         # Whole seconds, as HTTP has it; OpenAI's clients know the finer one.
         headers.append((b"retry-after", str(max(1, math.ceil(problem.retry_after_s))).encode()))
         headers.append((b"retry-after-ms", str(max(1, round(problem.retry_after_s * 1000))).encode()))
-    return HttpResponse(write_body(body), media_type, headers, problem.codes.status)
+    return HttpResponse(write_body(form.write(problem)), form.media_type, headers, problem.codes.status)

@@ -4,10 +4,10 @@ pydantic checks, which the settings need anyway: of a list of 32 texts it takes 
 and writes: it refuses NaN and what is not UTF-8, and writes arrays of NumPy.
 """
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 
 from neuronpipe.core.errors import InvalidInput
 
@@ -21,12 +21,32 @@ class Body(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
 
-def read_body(kind: TypeAdapter[Any], data: bytes) -> Any:
-    """The value of a body in JSON. Raises InvalidInput naming the path of the field at fault."""
+def _refuse(value: Any) -> None:
+    if value is not None:
+        raise ValueError("is not supported")
+
+
+# A field of a protocol that would change the answer, and which we do not have: refused, where ignoring it would mislead.
+Unsupported = Annotated[Any, AfterValidator(_refuse), WithJsonSchema({"type": "null"})]
+Count = Annotated[int, Field(ge=1, lt=1 << 32)]
+Direction = Literal["Right", "Left", "right", "left"]
+
+
+def read_json(data: bytes) -> Any:
+    """A value in JSON. Raises InvalidInput."""
     try:
-        value = orjson.loads(data)
+        return orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise InvalidInput("body", f"is no valid JSON in UTF-8: line {error.lineno}, column {error.colno}") from None
+
+
+def read_body(kind: TypeAdapter[Any], data: bytes) -> Any:
+    """The value of a body in JSON. Raises InvalidInput naming the path of the field at fault."""
+    return check_body(kind, read_json(data))
+
+
+def check_body(kind: TypeAdapter[Any], value: Any) -> Any:
+    """The same of a body that is read already."""
     try:
         return kind.validate_python(value)
     except ValidationError as error:
@@ -54,4 +74,5 @@ def _path(value: Any, location: tuple[int | str, ...], is_missing: bool) -> str:
 
 
 def _problem(message: str) -> str:
-    return message[:1].lower() + message[1:].removeprefix("Value error, ")
+    message = message.removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]

@@ -8,20 +8,20 @@ import socket
 from collections.abc import Collection, Generator, Mapping, Sequence
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log
 from neuronpipe.gateway.doors.http.app import App
-from neuronpipe.gateway.doors.http.exchange import HttpRequest, HttpResponse, Route
+from neuronpipe.gateway.doors.http.exchange import HEALTH_ROUTES, HttpRequest, HttpResponse, Route
 from neuronpipe.process.door import Handler
 from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.in_flight import InFlight
 
-HEALTH_ROUTES = (
-    Route("GET", "/health", "200 while requests are answered, 503 else", is_counted=False),
-    Route("GET", "/ping", "the same, where SageMaker asks for it", is_counted=False),
-)
 _KEEP_ALIVE_S = 75
+# Of a request's line and headers.
+_HEAD_LIMIT_S = 30.0
+_MAX_HEAD_BYTES = 64 << 10
 _BACKLOG = 2048
 
 
@@ -30,7 +30,7 @@ class HttpDoor:
 
     def __init__(self, listen: str, routes: Sequence[Route], service: str, max_body_bytes: int) -> None:
         self._listen = listen
-        self._routes = (*HEALTH_ROUTES, *routes)
+        self._routes = routes
         self._service = service
         self._max_body_bytes = max_body_bytes
         self._serving: asyncio.Task[None] | None = None
@@ -50,7 +50,7 @@ class HttpDoor:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what callers do wrong is told them
         config = uvicorn.Config(
             self._app,
-            http="httptools",
+            http=_Connection,
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -86,6 +86,47 @@ class HttpDoor:
             return HttpResponse(b"", "text/plain", status=200 if is_serving else 503)
 
         return {route.key: tell for route in HEALTH_ROUTES}
+
+
+class _Connection(HttpToolsProtocol):
+    """Ends a connection whose next head does not arrive within its limits, of which uvicorn has none."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._is_in_head = True
+        self._head_bytes = 0
+        self._timer: asyncio.TimerHandle | None = self.loop.call_later(_HEAD_LIMIT_S, self._end)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timer()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head, self._head_bytes = True, 0
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_in_head:  # more of it is to come
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self._end()
+            elif self._timer is None:
+                self._timer = self.loop.call_later(_HEAD_LIMIT_S, self._end)
+
+    def _stop_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end(self) -> None:
+        if not self.transport.is_closing():
+            self.send_400_response("The request's head is too large, or did not arrive in time.")
 
 
 class _Server(uvicorn.Server):

@@ -4,7 +4,7 @@ import numpy as np
 from google.protobuf.wrappers_pb2 import BytesValue
 from numpy.typing import NDArray
 
-from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult
+from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionResult, SentenceEmbeddingResult
 
 
 def float32_bytes(result: SentenceEmbeddingResult) -> bytes:
@@ -19,3 +19,8 @@ def float32_bytes(result: SentenceEmbeddingResult) -> bytes:
 def vector(result: SentenceEmbeddingResult) -> NDArray[np.float32]:
     """The vector, float32 [dimensions]."""
     return np.frombuffer(float32_bytes(result), "<f4")
+
+
+def token_vectors(result: FeatureExtractionResult) -> NDArray[np.float32]:
+    """The vectors of a result in float32, [tokens, width], or [width] of one."""
+    return np.frombuffer(result.data, "<f4").reshape(result.shape)

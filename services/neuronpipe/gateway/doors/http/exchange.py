@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from urllib.parse import parse_qs
 
 from neuronpipe.core.calls import Call
-from neuronpipe.gateway.doors.http.problems import ErrorForm, problem_details
+from neuronpipe.gateway.doors.http.problems import PROBLEM_DETAILS, ErrorForm
 
 JSON = "application/json"
 
@@ -16,7 +16,7 @@ class HttpRequest:
     """A request whose body has arrived.
 
     `names`: what stands in the path for the names of its route. `query`: as sent. `media_type`: of the body, in lower case and without
-    parameters. `body`: the value that the route takes, or the bytes as they came where it takes no JSON.
+    parameters. `body`: the value that the route takes, or the bytes as they came where the route is raw.
     """
 
     call: Call
@@ -49,8 +49,9 @@ HttpHandler: TypeAlias = Callable[[HttpRequest], Coroutine[Any, Any, HttpRespons
 class Route:
     """One method of one path; names in the path are in braces and stand for one segment each.
 
-    `takes`, `gives`: the types of the bodies in JSON, from which pydantic makes checks and schemas; None for none. `other_media`: media
-    types of bodies that are handed over as bytes. `is_counted`: false for what must be answered while the process starts and drains.
+    `takes`, `gives`: the types of the bodies in JSON, from which pydantic makes checks and schemas; None for none. `is_raw`: bodies are
+    handed over as bytes, since what they must be depends on the model; of these media types besides JSON, `takes_media`. `query`: its
+    parameters, with what they mean. `is_counted`: false for what must be answered while the process starts and drains.
     """
 
     method: str
@@ -58,9 +59,9 @@ class Route:
     summary: str
     takes: Any = None
     gives: Any = None
-    error_form: ErrorForm = problem_details
-    other_media: Sequence[str] = ()
-    other_responses: Sequence[str] = ()
+    error_form: ErrorForm = PROBLEM_DETAILS
+    is_raw: bool = False
+    takes_media: Sequence[str] = ()
     query: Mapping[str, str] = field(default_factory=dict)
     is_counted: bool = True
 
@@ -68,3 +69,10 @@ class Route:
     def key(self) -> str:
         """What a handler is found by."""
         return f"{self.method} {self.path}"
+
+
+# The door itself answers these, also while the process starts and drains.
+HEALTH_ROUTES = (
+    Route("GET", "/health", "TEI and others: 200 while requests are answered, 503 else", is_counted=False),
+    Route("GET", "/ping", "SageMaker: the same", is_counted=False),
+)

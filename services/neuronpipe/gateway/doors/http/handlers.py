@@ -1,15 +1,26 @@
 """All protocols of the HTTP door."""
 
 from neuronpipe.gateway.assembly import Gateway
-from neuronpipe.gateway.doors.http import openai
-from neuronpipe.gateway.doors.http.exchange import HttpHandler, Route
+from neuronpipe.gateway.doors.http import huggingface, openai, rerank, sagemaker, tei
+from neuronpipe.gateway.doors.http.choice import ModelChoice
+from neuronpipe.gateway.doors.http.exchange import HEALTH_ROUTES, HttpHandler, Route
 from neuronpipe.gateway.doors.http.inference import Inference
-from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.gateway.doors.http.openapi import OPENAPI, openapi_handlers
+from neuronpipe.gateway.settings import HttpSettings, PipelineSettings
 
-ROUTES: tuple[Route, ...] = (*openai.ROUTES,)
+_PROTOCOLS: tuple[Route, ...] = (*openai.ROUTES, *rerank.ROUTES, *tei.ROUTES, *huggingface.ROUTES, *sagemaker.ROUTES)
+ROUTES = (*HEALTH_ROUTES, *_PROTOCOLS, OPENAPI)
 
 
-def http_handlers(gateway: Gateway, settings: PipelineSettings) -> dict[str, HttpHandler]:
+def http_handlers(gateway: Gateway, pipeline: PipelineSettings, http: HttpSettings) -> dict[str, HttpHandler]:
     """The handlers of all routes, by their keys."""
-    inference = Inference(gateway.pipeline, settings.max_batch_items)
-    return {**openai.openai_handlers(inference, gateway.catalog)}
+    inference = Inference(gateway.pipeline, pipeline.max_batch_items)
+    models = ModelChoice(gateway.catalog, [name.strip() for name in http.http_default_models.split(",") if name.strip()])
+    return {
+        **openai.openai_handlers(inference, gateway.catalog),
+        **rerank.rerank_handlers(inference, models),
+        **tei.tei_handlers(inference, models, gateway.catalog, pipeline),
+        **huggingface.huggingface_handlers(inference, models, gateway.catalog),
+        **sagemaker.sagemaker_handlers(inference, models, gateway.catalog),
+        **openapi_handlers((*HEALTH_ROUTES, *_PROTOCOLS)),
+    }

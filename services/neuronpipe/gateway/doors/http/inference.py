@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from neuronpipe.api.v1.tasks_pb2 import TaskInput
+from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
@@ -45,3 +45,10 @@ class Inference:
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None
         return [task.result() for task in running]
+
+
+def truncation_of(truncate: bool | None, direction: str | None) -> "Truncation.ValueType":
+    """Hugging Face's two words in ours. Without them a text that is too long is an error."""
+    if not truncate:
+        return Truncation.TRUNCATION_ERROR
+    return Truncation.TRUNCATION_LEFT if direction and direction.lower() == "left" else Truncation.TRUNCATION_RIGHT

@@ -9,13 +9,11 @@ from neuronpipe.api.v1.models_pb2 import Model
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
 from neuronpipe.core.errors import InvalidInput, ModelNotFound
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.doors.http.bodies import Body, write_body
+from neuronpipe.gateway.doors.http.bodies import Body, Count, write_body
 from neuronpipe.gateway.doors.http.embeddings import float32_bytes, vector
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.doors.http.inference import Inference
-from neuronpipe.gateway.doors.http.problems import openai_error
-
-Count = Annotated[int, Field(ge=1, lt=1 << 32)]
+from neuronpipe.gateway.doors.http.problems import OPENAI_ERROR
 
 
 class EmbeddingsRequest(Body):
@@ -57,9 +55,9 @@ class ModelList(Body):
     data: list[ModelEntry]
 
 
-EMBEDDINGS = Route("POST", "/v1/embeddings", "OpenAI: vectors of texts", EmbeddingsRequest, EmbeddingsResponse, openai_error)
-MODELS = Route("GET", "/v1/models", "OpenAI: the models", gives=ModelList, error_form=openai_error)
-MODEL = Route("GET", "/v1/models/{name}", "OpenAI: one model", gives=ModelEntry, error_form=openai_error)
+EMBEDDINGS = Route("POST", "/v1/embeddings", "OpenAI: vectors of texts", EmbeddingsRequest, EmbeddingsResponse, OPENAI_ERROR)
+MODELS = Route("GET", "/v1/models", "OpenAI: the models", gives=ModelList, error_form=OPENAI_ERROR)
+MODEL = Route("GET", "/v1/models/{name}", "OpenAI: one model", gives=ModelEntry, error_form=OPENAI_ERROR)
 ROUTES = (EMBEDDINGS, MODELS, MODEL)
 
 

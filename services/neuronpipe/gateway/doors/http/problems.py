@@ -1,8 +1,8 @@
 """Errors over HTTP: one table from our classes to status codes and to each protocol's own words, and the forms of the bodies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from neuronpipe.core.errors import (
     Cancelled,
@@ -43,7 +43,10 @@ CODES: dict[type[NeuronpipeError], ErrorCodes] = {
 
 
 class Refused(Exception):
-    """A request that HTTP itself is enough to refuse: `status` is 4xx, `title` its name, and `headers` what the status prescribes."""
+    """A request that HTTP itself is enough to refuse: `status` is 4xx or 501, `title` its name.
+
+    `headers`: what the status prescribes.
+    """
 
     def __init__(self, status: int, title: str, message: str, *headers: tuple[bytes, bytes]) -> None:
         super().__init__(message)
@@ -65,8 +68,13 @@ class Problem:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-# The body of an error, and its media type.
-ErrorForm: TypeAlias = Callable[[Problem], tuple[dict[str, Any], str]]
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """How a protocol writes errors. `schema`: JSON Schema of the bodies."""
+
+    write: Callable[[Problem], dict[str, Any]]
+    schema: Mapping[str, Any]
+    media_type: str = "application/json"
 
 
 def problem_of(error: NeuronpipeError | Refused) -> Problem:
@@ -81,8 +89,7 @@ def problem_of(error: NeuronpipeError | Refused) -> Problem:
     return Problem(CODES[type(error)], error.reason, error.message, field, retry_after_s)
 
 
-def problem_details(problem: Problem) -> tuple[dict[str, Any], str]:
-    """RFC 9457, with our reason and, of an input, the field at fault as extensions."""
+def _problem_details(problem: Problem) -> dict[str, Any]:
     body: dict[str, Any] = {
         "type": "about:blank",
         "title": problem.codes.openai_code.replace("_", " "),
@@ -90,23 +97,29 @@ def problem_details(problem: Problem) -> tuple[dict[str, Any], str]:
         "detail": problem.message,
         "reason": problem.reason,
     }
-    if problem.field:
-        body["field"] = problem.field
-    return body, "application/problem+json"
+    return body | {"field": problem.field} if problem.field else body
 
 
-def openai_error(problem: Problem) -> tuple[dict[str, Any], str]:
-    """OpenAI's."""
+def _openai_error(problem: Problem) -> dict[str, Any]:
     codes = problem.codes
     error = {"message": problem.message, "type": codes.openai_type, "param": problem.field or None, "code": codes.openai_code}
-    return {"error": error}, "application/json"
+    return {"error": error}
 
 
-def tei_error(problem: Problem) -> tuple[dict[str, Any], str]:
-    """TEI's, which also has Hugging Face's `error`."""
-    return {"error": problem.message, "error_type": problem.codes.tei_type}, "application/json"
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
 
 
-def cohere_error(problem: Problem) -> tuple[dict[str, Any], str]:
-    """Cohere's `message` and Jina's `detail`."""
-    return {"message": problem.message, "detail": problem.message}, "application/json"
+_TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
+
+# RFC 9457, with our reason and, of an input, the field at fault as extensions.
+PROBLEM_DETAILS = ErrorForm(
+    _problem_details, _object(type=_TEXT, title=_TEXT, status=_NUMBER, detail=_TEXT, reason=_TEXT, field=_TEXT), "application/problem+json"
+)
+OPENAI_ERROR = ErrorForm(_openai_error, _object(error=_object(message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code=_TEXT)))
+# Hugging Face's servers have `error`, too.
+TEI_ERROR = ErrorForm(
+    lambda problem: {"error": problem.message, "error_type": problem.codes.tei_type}, _object(error=_TEXT, error_type=_TEXT)
+)
+# Cohere has `message`, Jina `detail`.
+COHERE_ERROR = ErrorForm(lambda problem: {"message": problem.message, "detail": problem.message}, _object(message=_TEXT, detail=_TEXT))
