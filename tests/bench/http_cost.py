@@ -64,9 +64,7 @@ async def measure(options: argparse.Namespace) -> None:
         async with AsyncClient(process.target) as client:
 
             async def ask_grpc(text: str) -> None:
-                await client.infer(
-                    InferRequest(model=options.model, input=TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text)))
-                )
+                await client.infer(InferRequest(model=options.model, input=TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text))))
 
             connections = [await asyncio.open_connection(host, int(port)) for _ in range(options.callers)]
             doors: dict[str, list[Ask]] = {

@@ -39,7 +39,9 @@ class ServerSettings(Settings):
     listen: str = listen_field("127.0.0.1:0")
     repository: Path = Field(description="folder of bundles, as `neuronpipe compile` writes it")
     grace_s: float = Field(10.0, ge=0, le=3600, description="seconds that requests in flight get to finish after SIGTERM")
-    max_message_bytes: int = Field(64 << 20, ge=1 << 10, le=(1 << 31) - 1, description="largest gRPC message taken, in bytes")
+    max_message_bytes: int = Field(
+        64 << 20, ge=1 << 10, le=(1 << 31) - 1, description="largest gRPC message, or HTTP body, taken, in bytes"
+    )
     max_receiving_bytes: int = Field(
         512 << 20,
         ge=1 << 10,

@@ -52,7 +52,7 @@ class Browser:
     """Sends requests to the application, without a network."""
 
     def __init__(
-        self, specs: Iterable[ModelSpec], answer: Answer, default_models: str = "", max_body_bytes: int = 1 << 20, **limits: int
+        self, specs: Iterable[ModelSpec], answer: Answer, default_models: str = "", max_body_bytes: int = 1 << 20, **limits: Any
     ) -> None:
         self.pipeline = WrittenPipeline(answer)
         self.in_flight = InFlight("all", max_body_bytes, 4 * max_body_bytes)

@@ -10,7 +10,10 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, SentenceSimilarityResult, TaskInput, TaskResult
 from neuronpipe.core.errors import NeuronpipeError, Overloaded
+from neuronpipe.gateway.doors.http.app import App
 from neuronpipe.gateway.doors.http.exchange import HttpRequest, HttpResponse
+from neuronpipe.gateway.doors.http.handlers import ROUTES
+from neuronpipe.process.in_flight import InFlight
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.gateway.http.doubles import Browser
 from tests.unit.model_specs import model_spec
@@ -213,7 +216,7 @@ async def test_a_caller_who_leaves_takes_the_work_along(browser: Browser) -> Non
         sent.append(message)
 
     browser.app.handlers = {"POST /v1/embeddings": wait}
-    scope = {"method": "POST", "path": "/v1/embeddings", "query_string": b"", "headers": [], "client": None}
+    scope: dict[str, Any] = {"method": "POST", "path": "/v1/embeddings", "query_string": b"", "headers": [], "client": None}
     answering = asyncio.create_task(browser.app(scope, receive, send))
     await began.wait()
     assert browser.in_flight.count == 1
@@ -231,3 +234,32 @@ async def test_a_request_that_is_cancelled_from_within_is_told_that_the_server_s
     browser.app.handlers = {"POST /v1/embeddings": cancelled}
     status, body = await browser.post("/v1/embeddings", _BODY)
     assert (status, body["error"]["message"]) == (503, "the all service is stopping")
+
+
+async def test_of_two_bodies_that_do_not_arrive_the_memory_is_claimed_by_one(browser: Browser) -> None:
+    # Of a budget for one largest body. Which of the two asks for the last of it first is up to the clock.
+    browser.in_flight = InFlight("all", 1 << 20, 1 << 20)
+    browser.app = App(ROUTES, browser.in_flight, 1 << 20)
+    browser.app.handlers = {"POST /v1/embeddings": _empty}
+    arrived = asyncio.Event()
+    statuses: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        await arrived.wait()
+        return {"type": "http.request", "body": orjson.dumps(_BODY), "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        if "status" in message:
+            statuses.append(message["status"])
+
+    scopes = [{"method": "POST", "path": "/v1/embeddings", "query_string": b"", "headers": [], "client": ("host", n)} for n in range(2)]
+    answering = [asyncio.create_task(browser.app(scope, receive, send)) for scope in scopes]
+    await asyncio.wait(answering, return_when=asyncio.FIRST_COMPLETED)
+    assert statuses == [429]
+    arrived.set()
+    await asyncio.gather(*answering)
+    assert statuses == [429, 200]
+
+
+async def _empty(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(b"{}")

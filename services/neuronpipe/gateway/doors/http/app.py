@@ -128,16 +128,17 @@ class App:
         if int(headers.get(b"content-length", b"0")) > limit:
             raise too_large(limit)
         refusals: list[NeuronpipeError] = []
-        async with asyncio.timeout(None) as timer:
+        timer = asyncio.timeout(None)
 
-            def refuse(error: NeuronpipeError) -> None:
-                refusals.append(error)
-                timer.reschedule(asyncio.get_running_loop().time())
+        def refuse(error: NeuronpipeError) -> None:
+            refusals.append(error)
+            timer.reschedule(asyncio.get_running_loop().time())
 
-            try:
+        try:
+            async with timer:
                 return await self._in_flight.receive(caller.connection, lambda: caller.read(limit), refuse)
-            except TimeoutError:
-                raise refusals[0] from None
+        except TimeoutError:
+            raise refusals[0] from None
 
     async def _send(self, response: HttpResponse, request_id: str, headers: Headers, caller: Caller, send: Send) -> None:
         body = response.body

@@ -1,7 +1,7 @@
 """JSON bodies: read and checked on their way in, written on their way out.
 
-pydantic checks, which the settings need anyway: of a list of 32 texts it takes as long as a fiftieth of their tokenizing. orjson reads
-and writes: it refuses NaN and what is not UTF-8, and writes arrays of NumPy.
+pydantic checks, which the settings need anyway, in 1 µs for one text and 1.5 µs for 32 (docs/decisions/0020). orjson reads and writes: it
+refuses NaN and what is not UTF-8, and writes arrays of NumPy.
 """
 
 from typing import Annotated, Any, Literal

@@ -26,7 +26,9 @@ _BACKLOG = 2048
 
 
 class HttpDoor:
-    """Takes HTTP/1.1 at an address; a Door (process/door.py). `service`: whose health it shows."""
+    """Takes HTTP/1.1 at an address; a Door (process/door.py). `service`: whose health it shows; `port`: known once it listens."""
+
+    port: int
 
     def __init__(self, listen: str, routes: Sequence[Route], service: str, max_body_bytes: int) -> None:
         self._listen = listen
@@ -46,7 +48,7 @@ class HttpDoor:
         self._app = App(self._routes, in_flight, self._max_body_bytes)
         self._app.handlers = self._health_handlers()
         listener = _bind(self._listen)
-        host, _, _ = self._listen.rpartition(":")
+        self.port = listener.getsockname()[1]
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what callers do wrong is told them
         config = uvicorn.Config(
             self._app,
@@ -63,7 +65,7 @@ class HttpDoor:
         )
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve([listener]))
-        log("listening for HTTP", address=f"{host}:{listener.getsockname()[1]}")
+        log("listening for HTTP", address=f"{self._listen.rpartition(':')[0]}:{self.port}")
 
     def open(self, handlers: Mapping[str, Handler]) -> None:
         """Answers requests from now on."""

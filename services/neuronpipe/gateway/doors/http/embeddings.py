@@ -11,7 +11,7 @@ def float32_bytes(result: SentenceEmbeddingResult) -> bytes:
     """The vector, float32, little-endian.
 
     On the wire a packed field of floats is a field of these bytes, so a message with one field of bytes reads it. Of 384 numbers this
-    takes 1 µs, where their list takes 9 µs and an array of that another 13 µs (2026-11-22).
+    takes 0.6 µs, and an array made of their list 18 µs (2026-11-22, 2 busy virtual CPUs).
     """
     return BytesValue.FromString(result.SerializeToString()).value
 
