@@ -1,4 +1,5 @@
-"""What a request over HTTP costs beside one over gRPC: CPU time of `serve all` with the fake back end, both doors in one process, in turns.
+"""What a request over HTTP costs beside one over gRPC: CPU time of `serve all` with the fake back end, both doors in
+one process, in turns.
 
 Run: python -m tests.bench.http_cost REPOSITORY [--model minilm] [--requests 2000] [--rounds 5] [--callers 8]
 """
@@ -25,7 +26,10 @@ Ask = Callable[[str], Awaitable[None]]
 
 
 class HttpConnection:
-    """One connection, kept alive. It reads no more of an answer than it must, so that the machine works for the server."""
+    """One connection, kept alive.
+
+    It reads no more of an answer than it must, so that the machine works for the server.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, model: str) -> None:
         self._reader, self._writer, self._model = reader, writer, model
@@ -84,7 +88,10 @@ async def measure(options: argparse.Namespace) -> None:
             for _, writer in connections:
                 writer.close()
     for name in doors:
-        print(f"{name}: CPU time a request, median of {options.rounds} rounds: {statistics.median(cpu_us[name]):.0f} µs", end="")
+        print(
+            f"{name}: CPU time a request, median of {options.rounds} rounds: {statistics.median(cpu_us[name]):.0f} µs",
+            end="",
+        )
         print(f" ({min(cpu_us[name]):.0f} to {max(cpu_us[name]):.0f}); {statistics.median(rate[name]):.0f} requests/s")
     ratios = [http / grpc for http, grpc in zip(cpu_us["http"], cpu_us["grpc"], strict=True)]
     print(f"http/grpc: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")

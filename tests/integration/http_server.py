@@ -112,5 +112,13 @@ class Connection:
 
 def post(path: str, body: bytes, *fields: str, version: str = "1.1", media_type: str = "application/json") -> bytes:
     """A request."""
-    lines = [f"POST {path} HTTP/{version}", "host: test", f"content-type: {media_type}", f"content-length: {len(body)}", *fields, "", ""]
+    lines = [
+        f"POST {path} HTTP/{version}",
+        "host: test",
+        f"content-type: {media_type}",
+        f"content-length: {len(body)}",
+        *fields,
+        "",
+        "",
+    ]
     return "\r\n".join(lines).encode() + body

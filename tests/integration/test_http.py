@@ -78,7 +78,10 @@ def test_a_caller_who_sends_an_enormous_body_all_the_same_gets_the_answer(connec
 
 
 def test_an_enormous_body_in_chunks_ends_at_the_limit(http_repository: Path) -> None:
-    with running_http_server(http_repository, "--max-message-bytes", str(_MAX_BODY_BYTES)) as server, server.connect() as connection:
+    with (
+        running_http_server(http_repository, "--max-message-bytes", str(_MAX_BODY_BYTES)) as server,
+        server.connect() as connection,
+    ):
         connection.send(b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
         chunk = b"%x\r\n%s\r\n" % (_MAX_BODY_BYTES // 4, b" " * (_MAX_BODY_BYTES // 4))
         for _ in range(5):
@@ -181,7 +184,11 @@ def test_a_gateway_over_other_processes_has_the_door_too(http_repository: Path) 
     with four_processes(http_repository) as processes:
         targets = [
             f"--{name}-target={processes[service].target}"
-            for name, service in (("tokenizer", "tokenizer"), ("executor", "neuron-executor"), ("postprocessor", "postprocessor"))
+            for name, service in (
+                ("tokenizer", "tokenizer"),
+                ("executor", "neuron-executor"),
+                ("postprocessor", "postprocessor"),
+            )
         ]
         with ServiceProcess("gateway", "--repository", str(http_repository), *targets, "--http-listen", "127.0.0.1:0") as gateway:
             address = str(gateway.wait_for("listening for HTTP")["address"])

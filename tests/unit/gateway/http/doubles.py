@@ -52,7 +52,12 @@ class Browser:
     """Sends requests to the application, without a network."""
 
     def __init__(
-        self, specs: Iterable[ModelSpec], answer: Answer, default_models: str = "", max_body_bytes: int = 1 << 20, **limits: Any
+        self,
+        specs: Iterable[ModelSpec],
+        answer: Answer,
+        default_models: str = "",
+        max_body_bytes: int = 1 << 20,
+        **limits: Any,
     ) -> None:
         self.pipeline = WrittenPipeline(answer)
         self.in_flight = InFlight("all", max_body_bytes, 4 * max_body_bytes)
@@ -88,7 +93,13 @@ class Browser:
 
         path, _, query = path.partition("?")
         fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-        scope = {"method": method, "path": path, "query_string": query.encode(), "headers": fields, "client": ("127.0.0.1", 1)}
+        scope = {
+            "method": method,
+            "path": path,
+            "query_string": query.encode(),
+            "headers": fields,
+            "client": ("127.0.0.1", 1),
+        }
         await self.app(scope, receive, send)
         self.headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
         answer = b"".join(message["body"] for message in sent[1:])

@@ -216,7 +216,13 @@ async def test_a_caller_who_leaves_takes_the_work_along(browser: Browser) -> Non
         sent.append(message)
 
     browser.app.handlers = {"POST /v1/embeddings": wait}
-    scope: dict[str, Any] = {"method": "POST", "path": "/v1/embeddings", "query_string": b"", "headers": [], "client": None}
+    scope: dict[str, Any] = {
+        "method": "POST",
+        "path": "/v1/embeddings",
+        "query_string": b"",
+        "headers": [],
+        "client": None,
+    }
     answering = asyncio.create_task(browser.app(scope, receive, send))
     await began.wait()
     assert browser.in_flight.count == 1

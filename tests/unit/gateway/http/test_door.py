@@ -70,7 +70,9 @@ async def test_a_second_head_that_does_not_arrive_ends_the_connection(monkeypatc
         writer.close()
 
 
-async def test_a_request_that_is_slow_to_answer_is_no_head_that_is_slow_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_is_slow_to_answer_is_no_head_that_is_slow_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def wait(request: HttpRequest) -> HttpResponse:
         await asyncio.sleep(0.2)  # four times the limit of a head
         return HttpResponse(b"{}")

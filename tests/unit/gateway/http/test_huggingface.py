@@ -111,7 +111,10 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     ),
     (
         "entailer",
-        {"inputs": "t", "parameters": {"candidate_labels": ["b", "a"], "multi_label": True, "hypothesis_template": "{}!"}},
+        {
+            "inputs": "t",
+            "parameters": {"candidate_labels": ["b", "a"], "multi_label": True, "hypothesis_template": "{}!"},
+        },
         TaskInput(
             zero_shot_classification=ZeroShotClassificationInput(
                 text="t", candidate_labels=["b", "a"], multi_label=True, hypothesis_template="{}!"
@@ -145,7 +148,12 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
         "answerer",
         {
             "inputs": {"question": "q", "context": "c"},
-            "parameters": {"max_answer_len": 5, "doc_stride": 2, "handle_impossible_answer": True, "align_to_words": True},
+            "parameters": {
+                "max_answer_len": 5,
+                "doc_stride": 2,
+                "handle_impossible_answer": True,
+                "align_to_words": True,
+            },
         },
         TaskInput(
             question_answering=QuestionAnsweringInput(
@@ -261,7 +269,11 @@ async def test_the_root_is_an_endpoint_of_one_model() -> None:
         ("labels", {"inputs": "t", "parameters": {"top_k": "1"}}, "parameters.top_k: input should be a valid integer"),
         ("entailer", {"inputs": "t"}, "parameters: field required"),
         ("answerer", {"inputs": {"question": "q"}}, "inputs.context: field required"),
-        ("answerer", {"inputs": {"question": "q", "context": "c"}, "parameters": {"max_seq_len": 9}}, "is not supported"),
+        (
+            "answerer",
+            {"inputs": {"question": "q", "context": "c"}, "parameters": {"max_seq_len": 9}},
+            "is not supported",
+        ),
         ("embedder", {"inputs": "t", "prompt_name": "query"}, "prompt_name: is not supported"),
         ("extractor", {"inputs": "t", "dimensions": 3}, "dimensions: is for models of sentence embeddings"),
         ("viewer", {"inputs": "no base64!"}, "inputs: is no Base64"),
@@ -280,8 +292,18 @@ async def test_what_is_wrong_is_named(browser: Browser, model: str, body: Any, e
     [
         ("labels", {"inputs": "t"}, InvalidInput("text", "is long"), "inputs: is long"),
         ("labels", {"inputs": ["t"]}, InvalidInput("text", "is long"), "inputs[0]: is long"),
-        ("reranker", {"inputs": {"query": "q", "texts": ["a"]}}, InvalidInput("texts[0]", "is long"), "inputs.texts[0]: is long"),
-        ("answerer", {"inputs": {"question": "q", "context": "c"}}, InvalidInput("question", "is long"), "inputs.question: is long"),
+        (
+            "reranker",
+            {"inputs": {"query": "q", "texts": ["a"]}},
+            InvalidInput("texts[0]", "is long"),
+            "inputs.texts[0]: is long",
+        ),
+        (
+            "answerer",
+            {"inputs": {"question": "q", "context": "c"}},
+            InvalidInput("question", "is long"),
+            "inputs.question: is long",
+        ),
         ("filler", {"inputs": "t"}, InvalidInput("targets[1]", "is none"), "parameters.targets[1]: is none"),
     ],
 )

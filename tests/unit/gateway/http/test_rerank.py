@@ -2,7 +2,15 @@
 
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import RankedText, RerankInput, RerankResult, ScoreFunction, TaskInput, TaskResult, Truncation
+from neuronpipe.api.v1.tasks_pb2 import (
+    RankedText,
+    RerankInput,
+    RerankResult,
+    ScoreFunction,
+    TaskInput,
+    TaskResult,
+    Truncation,
+)
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from tests.unit.gateway.http.doubles import Browser
 from tests.unit.model_specs import model_spec
@@ -59,9 +67,19 @@ async def test_what_would_change_the_answer_and_is_not_there_is_refused(browser:
 
 
 async def test_texts_come_back_as_tei_has_them(browser: Browser) -> None:
-    body = {"query": "q", "texts": ["a", "b"], "raw_scores": True, "return_text": True, "truncate": True, "truncation_direction": "Left"}
+    body = {
+        "query": "q",
+        "texts": ["a", "b"],
+        "raw_scores": True,
+        "return_text": True,
+        "truncate": True,
+        "truncation_direction": "Left",
+    }
     status, answer = await browser.post("/rerank", body)
-    assert (status, answer) == (200, [{"index": 1, "score": 0.25, "text": "b"}, {"index": 0, "score": 0.0, "text": "a"}])
+    assert (status, answer) == (
+        200,
+        [{"index": 1, "score": 0.25, "text": "b"}, {"index": 0, "score": 0.0, "text": "a"}],
+    )
     input = browser.inputs[0].rerank
     assert (input.function, input.truncation) == (ScoreFunction.SCORE_FUNCTION_NONE, Truncation.TRUNCATION_LEFT)
 
@@ -73,4 +91,7 @@ async def test_tei_cuts_nothing_and_returns_no_texts_unless_asked_to(browser: Br
 
 
 async def test_neither_texts_nor_documents_is_an_error_in_teis_form(browser: Browser) -> None:
-    assert await browser.post("/rerank", {"query": "q"}) == (400, {"error": "texts: field required", "error_type": "Validation"})
+    assert await browser.post("/rerank", {"query": "q"}) == (
+        400,
+        {"error": "texts: field required", "error_type": "Validation"},
+    )

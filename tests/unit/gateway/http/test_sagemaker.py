@@ -3,7 +3,13 @@
 import orjson
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import LabelScore, QuestionAnsweringInput, TaskInput, TaskResult, TextClassificationResult
+from neuronpipe.api.v1.tasks_pb2 import (
+    LabelScore,
+    QuestionAnsweringInput,
+    TaskInput,
+    TaskResult,
+    TextClassificationResult,
+)
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from tests.unit.gateway.http.doubles import Browser
 from tests.unit.model_specs import model_spec
@@ -34,7 +40,10 @@ async def test_json_is_hugging_faces(browser: Browser) -> None:
 
 async def test_rows_of_csv_have_a_list_of_answers(browser: Browser) -> None:
     body = b'inputs\r\n"a, with a ""quote"""\r\nb\r\n'
-    assert await browser.post("/invocations", body, "text/csv; header=present") == (200, [_labels('a, with a "quote"'), _labels("b")])
+    assert await browser.post("/invocations", body, "text/csv; header=present") == (
+        200,
+        [_labels('a, with a "quote"'), _labels("b")],
+    )
 
 
 async def test_columns_of_csv_are_the_fields_of_an_input() -> None:

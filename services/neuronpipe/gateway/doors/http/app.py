@@ -1,4 +1,4 @@
-"""HTTP as ASGI has it: finds the route, reads the body within limits, calls the handler, and writes its answer or its error."""
+"""HTTP as ASGI has it: finds the route, reads the body within limits, calls the handler, writes its answer or error."""
 
 import asyncio
 import gzip
@@ -26,7 +26,8 @@ REQUEST_ID_HEADER = b"x-request-id"
 # Smaller answers cost more to compress than to send.
 _GZIP_FROM_BYTES = 64 << 10
 _GZIP_LEVEL = 1
-# Of the body of a request that is refused unread: as much arrives with the headers anyway. A larger one costs its connection.
+# Of the body of a request that is refused unread: as much arrives with the headers anyway. A larger one costs its
+# connection.
 _DISCARDED_BYTES = 64 << 10
 _TIMEOUT_DIGITS = 9
 _TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
@@ -100,7 +101,13 @@ class App:
         await self._send(response, request_id, headers, caller, send)
 
     async def _answer(
-        self, route: Route, names: Mapping[str, str], headers: Headers, request_id: str, scope: Mapping[str, Any], caller: Caller
+        self,
+        route: Route,
+        names: Mapping[str, str],
+        headers: Headers,
+        request_id: str,
+        scope: Mapping[str, Any],
+        caller: Caller,
     ) -> HttpResponse:
         handler = self.handlers.get(route.key)
         if handler is None:
@@ -119,7 +126,10 @@ class App:
             return await handler(HttpRequest(call, names, query, headers, media_type, body))
 
     async def _read(self, route: Route, headers: Headers, media_type: str, caller: Caller) -> bytes:
-        """The body. Raises Refused for what cannot be read, before it is read, and InvalidInput for what is too large."""
+        """The body.
+
+        Raises Refused for what cannot be read, before it is read, and InvalidInput for what is too large.
+        """
         if media_type not in (JSON, "", *route.takes_media):
             raise Refused(415, "unsupported_media_type", f"content-type: must be {' or '.join((JSON, *route.takes_media))}")
         if headers.get(b"content-encoding", b"identity") != b"identity":
@@ -142,7 +152,11 @@ class App:
 
     async def _send(self, response: HttpResponse, request_id: str, headers: Headers, caller: Caller, send: Send) -> None:
         body = response.body
-        fields = [(b"content-type", response.media_type.encode()), (REQUEST_ID_HEADER, request_id.encode()), *response.headers]
+        fields = [
+            (b"content-type", response.media_type.encode()),
+            (REQUEST_ID_HEADER, request_id.encode()),
+            *response.headers,
+        ]
         if response.is_compressible and len(body) >= _GZIP_FROM_BYTES:
             fields.append((b"vary", b"accept-encoding"))
             if b"gzip" in headers.get(b"accept-encoding", b""):

@@ -1,7 +1,7 @@
 """JSON bodies: read and checked on their way in, written on their way out.
 
-pydantic checks, which the settings need anyway, in 1 µs for one text and 1.5 µs for 32 (docs/decisions/0020). orjson reads and writes: it
-refuses NaN and what is not UTF-8, and writes arrays of NumPy.
+pydantic checks, which the settings need anyway, in 1 µs for one text and 1.5 µs for 32 (docs/decisions/0020). orjson
+reads and writes: it refuses NaN and what is not UTF-8, and writes arrays of NumPy.
 """
 
 from typing import Annotated, Any, Literal
@@ -16,7 +16,10 @@ _MAX_PATH = 200
 
 
 class Body(BaseModel):
-    """The base of all bodies. Fields that a protocol has and we do not use are ignored, as are those of newer clients."""
+    """The base of all bodies.
+
+    Fields that a protocol has and we do not use are ignored, as are those of newer clients.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
@@ -26,7 +29,8 @@ def _refuse(value: Any) -> None:
         raise ValueError("is not supported")
 
 
-# A field of a protocol that would change the answer, and which we do not have: refused, where ignoring it would mislead.
+# A field of a protocol that would change the answer, and which we do not have: refused, where ignoring it would
+# mislead.
 Unsupported = Annotated[Any, AfterValidator(_refuse), WithJsonSchema({"type": "null"})]
 Count = Annotated[int, Field(ge=1, lt=1 << 32)]
 Direction = Literal["Right", "Left", "right", "left"]
@@ -50,7 +54,8 @@ def check_body(kind: TypeAdapter[Any], value: Any) -> Any:
     try:
         return kind.validate_python(value)
     except ValidationError as error:
-        # Of a value that may have several forms, each one's errors are listed: the one that came furthest is the one that was meant.
+        # Of a value that may have several forms, each one's errors are listed: the one that came furthest is the one
+        # that was meant.
         worst = max(error.errors(include_url=False, include_input=False, include_context=False), key=lambda one: len(one["loc"]))
         raise InvalidInput(_path(value, worst["loc"], worst["type"] == "missing"), _problem(worst["msg"])) from None
 
@@ -61,7 +66,10 @@ def write_body(value: Any) -> bytes:
 
 
 def _path(value: Any, location: tuple[int | str, ...], is_missing: bool) -> str:
-    """`input[3].text`: the steps of pydantic's location that lead through the value; the others name forms that it may have."""
+    """The path as `input[3].text`.
+
+    It is made of the steps of pydantic's location that lead through the value; the others name forms that it may have.
+    """
     path = ""
     for depth, step in enumerate(location):
         is_step = isinstance(step, int) if isinstance(value, list) else isinstance(value, dict) and step in value

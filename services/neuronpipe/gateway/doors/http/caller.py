@@ -79,4 +79,8 @@ class Caller:
 
 def too_large(max_bytes: int) -> Refused:
     """Why a body is not read, or not any further."""
-    return Refused(413, "content_too_large", f"the body is larger than {max_bytes} bytes, the limit (the gateway's max_message_bytes)")
+    return Refused(
+        413,
+        "content_too_large",
+        f"the body is larger than {max_bytes} bytes, the limit (the gateway's max_message_bytes)",
+    )

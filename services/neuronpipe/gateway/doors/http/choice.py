@@ -14,7 +14,10 @@ class ModelChoice:
         self._defaults = defaults
 
     def choose(self, given: str | None, task: str = "") -> str:
-        """The model that a request names, or else a default one, or the only one that has the task. Raises NeuronpipeError."""
+        """The model that a request names, or else a default one, or the only one that has the task.
+
+        Raises NeuronpipeError.
+        """
         if given:
             return given
         names = self._catalog.names(task)

@@ -26,7 +26,10 @@ _BACKLOG = 2048
 
 
 class HttpDoor:
-    """Takes HTTP/1.1 at an address; a Door (process/door.py). `service`: whose health it shows; `port`: known once it listens."""
+    """Takes HTTP/1.1 at an address; a Door (process/door.py).
+
+    `service`: whose health it shows. `port`: known once it listens.
+    """
 
     port: int
 

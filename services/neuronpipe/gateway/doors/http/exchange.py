@@ -15,8 +15,9 @@ JSON = "application/json"
 class HttpRequest:
     """A request whose body has arrived.
 
-    `names`: what stands in the path for the names of its route. `query`: as sent. `media_type`: of the body, in lower case and without
-    parameters. `body`: the value that the route takes, or the bytes as they came where the route is raw.
+    `names`: what stands in the path for the names of its route. `query`: as sent. `media_type`: of the body, in lower
+    case and without parameters. `body`: the value that the route takes, or the bytes as they came where the route is
+    raw.
     """
 
     call: Call
@@ -49,9 +50,10 @@ HttpHandler: TypeAlias = Callable[[HttpRequest], Coroutine[Any, Any, HttpRespons
 class Route:
     """One method of one path; names in the path are in braces and stand for one segment each.
 
-    `takes`, `gives`: the types of the bodies in JSON, from which pydantic makes checks and schemas; None for none. `is_raw`: bodies are
-    handed over as bytes, since what they must be depends on the model; of these media types besides JSON, `takes_media`. `query`: its
-    parameters, with what they mean. `is_counted`: false for what must be answered while the process starts and drains.
+    `takes`, `gives`: the types of the bodies in JSON, from which pydantic makes checks and schemas; None for none.
+    `is_raw`: bodies are handed over as bytes, since what they must be depends on the model; of these media types
+    besides JSON, `takes_media`. `query`: its parameters, with what they mean. `is_counted`: false for what must be
+    answered while the process starts and drains.
     """
 
     method: str

@@ -65,10 +65,11 @@ _AGGREGATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """One task. `takes`: the type of a body. `read`: the input of one of its inputs. `write`: the JSON of one of its results.
+    """One task. `takes`: the type of a body. `read`: the input of one of its inputs. `write`: the JSON of one of its
+    results.
 
-    `fields`: the protocol's words for the fields of our input; "inputs…" is followed by the place where there are many. `is_nested`: a
-    single input has its result in a list, too.
+    `fields`: the protocol's words for the fields of our input; "inputs…" is followed by the place where there are many.
+    `is_nested`: a single input has its result in a list, too.
     """
 
     takes: TypeAdapter[Any]
@@ -292,6 +293,11 @@ CONVERTERS: dict[str, Converter] = {
         TypeAdapter(TextRanking),
         _read_query,
         lambda result, given, body: [{"index": one.index, "score": one.score} for one in result.rerank.texts],
-        {"query": "inputs.query", "texts": "inputs.texts", "top_n": "parameters.top_k", "function": "parameters.function_to_apply"},
+        {
+            "query": "inputs.query",
+            "texts": "inputs.texts",
+            "top_n": "parameters.top_k",
+            "function": "parameters.function_to_apply",
+        },
     ),
 }

@@ -33,7 +33,10 @@ class Inference:
     async def each(
         self, call: Call, model: str, inputs: Sequence[TaskInput], name: str, fields: Callable[[int], Fields]
     ) -> list[InferenceResult]:
-        """The results of many inputs, which are called `name` and have `fields` by their place. The first error ends all of them."""
+        """The results of many inputs, which are called `name` and have `fields` by their place.
+
+        The first error ends all of them.
+        """
         if not 1 <= len(inputs) <= self._max_inputs:
             raise InvalidInput(name, f"{len(inputs)} inputs, must be from 1 to {self._max_inputs} (the gateway's max_batch_items)")
         if len(inputs) == 1:

@@ -80,7 +80,11 @@ def openai_handlers(inference: Inference, catalog: Catalog) -> dict[str, HttpHan
         answer = {
             "object": "list",
             "data": [
-                {"object": "embedding", "index": index, "embedding": b64encode(float32_bytes(one)).decode() if is_base64 else vector(one)}
+                {
+                    "object": "embedding",
+                    "index": index,
+                    "embedding": b64encode(float32_bytes(one)).decode() if is_base64 else vector(one),
+                }
                 for index, one in enumerate(vectors)
             ],
             "model": body.model,

@@ -57,14 +57,22 @@ def _operation(route: Route, takes: Any, gives: Any) -> dict[str, Any]:
         "operationId": re.sub(r"\W+", "_", route.key.lower()).strip("_"),
         "summary": route.summary,
         "parameters": parameters,
-        "responses": {"200": {"description": "the answer", **({"content": {JSON: {"schema": gives}}} if gives is not None else {})}},
+        "responses": {
+            "200": {
+                "description": "the answer",
+                **({"content": {JSON: {"schema": gives}}} if gives is not None else {}),
+            }
+        },
     }
     if takes is not None:
         content = {JSON: {"schema": takes}} | {media: {} for media in route.takes_media}
         operation["requestBody"] = {"required": True, "content": content}
     error = route.error_form
     content = {error.media_type: {"schema": dict(error.schema)}}
-    operation["responses"]["default"] = {"description": "an error; docs/http.md lists the status codes", "content": content}
+    operation["responses"]["default"] = {
+        "description": "an error; docs/http.md lists the status codes",
+        "content": content,
+    }
     return operation
 
 

@@ -1,4 +1,4 @@
-"""Errors over HTTP: one table from our classes to status codes and to each protocol's own words, and the forms of the bodies."""
+"""Errors over HTTP: a table from our classes to status codes and each protocol's words, and the forms of the bodies."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -58,7 +58,10 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as all forms need it. `field`: the part of the body at fault, or empty. `retry_after_s`: None where it makes no sense."""
+    """An error as all forms need it.
+
+    `field`: the part of the body at fault, or empty. `retry_after_s`: None where it makes no sense.
+    """
 
     codes: ErrorCodes
     reason: str
@@ -102,7 +105,12 @@ def _problem_details(problem: Problem) -> dict[str, Any]:
 
 def _openai_error(problem: Problem) -> dict[str, Any]:
     codes = problem.codes
-    error = {"message": problem.message, "type": codes.openai_type, "param": problem.field or None, "code": codes.openai_code}
+    error = {
+        "message": problem.message,
+        "type": codes.openai_type,
+        "param": problem.field or None,
+        "code": codes.openai_code,
+    }
     return {"error": error}
 
 
@@ -114,12 +122,15 @@ _TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
 
 # RFC 9457, with our reason and, of an input, the field at fault as extensions.
 PROBLEM_DETAILS = ErrorForm(
-    _problem_details, _object(type=_TEXT, title=_TEXT, status=_NUMBER, detail=_TEXT, reason=_TEXT, field=_TEXT), "application/problem+json"
+    _problem_details,
+    _object(type=_TEXT, title=_TEXT, status=_NUMBER, detail=_TEXT, reason=_TEXT, field=_TEXT),
+    "application/problem+json",
 )
 OPENAI_ERROR = ErrorForm(_openai_error, _object(error=_object(message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code=_TEXT)))
 # Hugging Face's servers have `error`, too.
 TEI_ERROR = ErrorForm(
-    lambda problem: {"error": problem.message, "error_type": problem.codes.tei_type}, _object(error=_TEXT, error_type=_TEXT)
+    lambda problem: {"error": problem.message, "error_type": problem.codes.tei_type},
+    _object(error=_TEXT, error_type=_TEXT),
 )
 # Cohere has `message`, Jina `detail`.
 COHERE_ERROR = ErrorForm(lambda problem: {"message": problem.message, "detail": problem.message}, _object(message=_TEXT, detail=_TEXT))

@@ -97,7 +97,11 @@ def rerank_handlers(inference: Inference, models: ModelChoice) -> dict[str, Http
             "id": request.call.request_id,
             "model": model,
             "results": results,
-            "usage": {"prompt_tokens": usage.tokens, "total_tokens": usage.tokens, "truncated_tokens": usage.truncated_tokens},
+            "usage": {
+                "prompt_tokens": usage.tokens,
+                "total_tokens": usage.tokens,
+                "truncated_tokens": usage.truncated_tokens,
+            },
             "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
         }
         return HttpResponse(write_body(answer))

@@ -1,4 +1,4 @@
-"""SageMaker's invocations: Hugging Face's bodies in JSON, or texts as CSV or JSON Lines, as batch transforms send them."""
+"""SageMaker's invocations: Hugging Face's bodies in JSON, or texts as CSV or JSON Lines, as batch transforms have them."""
 
 import csv
 import io
@@ -41,7 +41,10 @@ def sagemaker_handlers(inference: Inference, models: ModelChoice, catalog: Catal
 
 
 def _read_csv(data: bytes) -> Any:
-    """The rows under a heading: a column `inputs`, or one for each field of an input (question, context). Raises InvalidInput."""
+    """The rows under a heading: a column `inputs`, or one for each field of an input (question, context).
+
+    Raises InvalidInput.
+    """
     try:
         rows = list(csv.DictReader(io.StringIO(data.decode(), newline=""), strict=True))
     except UnicodeDecodeError:
@@ -57,7 +60,10 @@ def _read_csv(data: bytes) -> Any:
 
 
 def _read_lines(data: bytes) -> Any:
-    """The inputs of all lines, each {"inputs": …}, and the parameters of the first, which all must share. Raises InvalidInput."""
+    """The inputs of all lines, each {"inputs": …}, and the parameters of the first, which all must share.
+
+    Raises InvalidInput.
+    """
     inputs: list[Any] = []
     shared: Any = None
     for number, line in enumerate(data.splitlines(), 1):

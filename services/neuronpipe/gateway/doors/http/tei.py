@@ -1,4 +1,7 @@
-"""The HTTP API of text-embeddings-inference. It serves one model; here a body's `model`, or ?model=, names one of several."""
+"""The HTTP API of text-embeddings-inference.
+
+It serves one model; here a body's `model`, or ?model=, names one of several.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -128,7 +131,10 @@ def tei_handlers(inference: Inference, models: ModelChoice, catalog: Catalog, se
             for text in _listed(body.inputs)
         ]
         results = await each(
-            request, "sentence_embedding", [TaskInput(sentence_embedding=one) for one in inputs], isinstance(body.inputs, list)
+            request,
+            "sentence_embedding",
+            [TaskInput(sentence_embedding=one) for one in inputs],
+            isinstance(body.inputs, list),
         )
         return _answer([vector(one.result.message.sentence_embedding) for one in results], results)
 
@@ -156,7 +162,11 @@ def tei_handlers(inference: Inference, models: ModelChoice, catalog: Catalog, se
             for index, one in enumerate(several)
         ]
         results = await inference.each(
-            request.call, model, [TaskInput(text_classification=one) for one in inputs], "inputs", lambda index: _fields(index, is_list)
+            request.call,
+            model,
+            [TaskInput(text_classification=one) for one in inputs],
+            "inputs",
+            lambda index: _fields(index, is_list),
         )
         predictions = [
             [{"score": label.score, "label": label.label} for label in one.result.message.text_classification.labels] for one in results
