@@ -50,6 +50,12 @@ def test_requests_in_one_go_are_answered_in_their_order(connection: Connection) 
     assert [len(answer.json["data"]) for answer in answers] == [1, 2, 3]
 
 
+def test_a_body_that_was_refused_unread_does_not_disturb_the_next_request(connection: Connection) -> None:
+    connection.send(post("/v1/unknown", _EMBED) + post("/v1/embeddings", _EMBED, media_type="text/plain"))
+    connection.send(post("/v1/embeddings", _EMBED))
+    assert [connection.receive().status for _ in range(3)] == [404, 415, 200]
+
+
 def test_http_1_0_is_answered_and_ended(connection: Connection) -> None:
     connection.send(post("/v1/embeddings", _EMBED, version="1.0"))
     answer = connection.receive()

@@ -19,7 +19,8 @@ def gateway_doors(server: ServerSettings, http: HttpSettings, telemetry: Telemet
         from neuronpipe.gateway.doors.http.door import HttpDoor
         from neuronpipe.gateway.doors.http.handlers import ROUTES
 
-        doors.append(HttpDoor(http.http_listen, ROUTES, INFERENCE_SERVICE.full_name, server.max_message_bytes))
+        health, limit, age_s = INFERENCE_SERVICE.full_name, server.max_message_bytes, server.max_connection_age_s
+        doors.append(HttpDoor(http.http_listen, ROUTES, health, limit, age_s))
     return doors
 
 

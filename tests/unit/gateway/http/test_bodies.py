@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.gateway.doors.http.bodies import Body, Count, Unsupported, read_body, write_body
+from neuronpipe.gateway.doors.http.handlers import ROUTES
 
 
 class _Inner(Body):
@@ -97,3 +98,16 @@ def test_whole_numbers_are_numbers() -> None:
 def test_arrays_are_written_as_lists_of_float32() -> None:
     # As float64 it would be 0.10000000149011612.
     assert write_body({"vector": np.array([0.1, 2], np.float32)}) == b'{"vector":[0.1,2.0]}'
+
+
+@pytest.mark.parametrize(
+    "kind", [route.takes for route in ROUTES if route.takes is not None], ids=[route.key for route in ROUTES if route.takes is not None]
+)
+@pytest.mark.parametrize("item", [1.5, {}, [1.5]], ids=str)
+def test_a_list_of_wrong_items_has_few_errors(kind: Any, item: Any) -> None:
+    # Each takes memory: those of all items of a body of 64 MiB would take gigabytes.
+    items = [item] * 1000
+    body = dict.fromkeys(("inputs", "input", "texts", "documents"), items) | {"query": "q", "model": "m"}
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(kind).validate_python(body)
+    assert caught.value.error_count() < 50

@@ -18,9 +18,9 @@ _SERVICE = "a.Service"
 
 
 @asynccontextmanager
-async def _running(handlers: dict[str, HttpHandler]) -> AsyncIterator[tuple[HttpDoor, HealthBoard, int]]:
+async def _running(handlers: dict[str, HttpHandler], max_age_s: float = 0) -> AsyncIterator[tuple[HttpDoor, HealthBoard, int]]:
     """A door that is open, the health that it shows, and its port."""
-    door = HttpDoor("127.0.0.1:0", (*HEALTH_ROUTES, _WAIT), _SERVICE, 1 << 20)
+    door = HttpDoor("127.0.0.1:0", (*HEALTH_ROUTES, _WAIT), _SERVICE, 1 << 20, max_age_s)
     health = HealthBoard(door.services)
     await door.listen(health, InFlight("all", 1 << 20, 1 << 22))
     health.open()
@@ -110,3 +110,13 @@ async def test_an_address_that_cannot_be_used_is_named(address: str) -> None:
     door = HttpDoor(address, HEALTH_ROUTES, _SERVICE, 1 << 20)
     with pytest.raises(SetupError, match=f"cannot listen on {address} for HTTP: "):
         await door.listen(HealthBoard(door.services), InFlight("all", 1 << 20, 1 << 22))
+
+
+@pytest.mark.parametrize(("max_age_s", "is_ended"), [(0.0, False), (3600.0, False), (1e-9, True)])
+async def test_a_connection_of_a_certain_age_ends_with_its_answer(max_age_s: float, is_ended: bool) -> None:
+    async with _running({}, max_age_s) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert (b"connection: close" in head) == is_ended
+        writer.close()

@@ -90,3 +90,10 @@ async def test_models_are_listed_by_the_names_that_requests_call(browser: Browse
 async def test_an_unknown_model_is_not_found(browser: Browser) -> None:
     status, body = await browser.get("/v1/models/unknown")
     assert (status, body["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_results_that_are_too_large_together_are_refused() -> None:
+    browser = Browser(_SPECS, _answer, max_batch_response_bytes=1 << 10)
+    status, body = await browser.post("/v1/embeddings", {"model": "small", "input": ["a"] * 200})
+    assert status == 400
+    assert body["error"]["message"].startswith("input: the results are too large for one response, the limit is 1024 bytes")

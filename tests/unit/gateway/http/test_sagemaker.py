@@ -91,3 +91,13 @@ async def test_the_target_model_of_an_endpoint_of_many_is_in_a_header() -> None:
     browser = Browser([model_spec(), model_spec(name="other")], _answer)
     await browser.post("/invocations", {"inputs": "a"}, x_amzn_sagemaker_target_model="other")
     assert browser.pipeline.asked[0].model == "other"
+
+
+@pytest.mark.parametrize(
+    ("body", "media_type"),
+    [(b"inputs\n" + b"a\n" * 9, "text/csv"), (b'{"inputs": "a"}\n' * 9, "application/jsonlines")],
+)
+async def test_of_too_many_inputs_only_one_too_many_is_read(body: bytes, media_type: str) -> None:
+    browser = Browser([model_spec()], _answer, max_batch_items=3)
+    _, answer = await browser.post("/invocations", body, media_type)
+    assert answer["error"] == "inputs: 4 inputs, must be from 1 to 3 (the gateway's max_batch_items)"

@@ -28,16 +28,18 @@ _BACKLOG = 2048
 class HttpDoor:
     """Takes HTTP/1.1 at an address; a Door (process/door.py).
 
-    `service`: whose health it shows. `port`: known once it listens.
+    `service`: whose health it shows. `port`: known once it listens. `max_connection_age_s`: after which callers are asked to
+    connect again; 0: never.
     """
 
     port: int
 
-    def __init__(self, listen: str, routes: Sequence[Route], service: str, max_body_bytes: int) -> None:
+    def __init__(self, listen: str, routes: Sequence[Route], service: str, max_body_bytes: int, max_connection_age_s: float = 0) -> None:
         self._listen = listen
         self._routes = routes
         self._service = service
         self._max_body_bytes = max_body_bytes
+        self._max_connection_age_s = max_connection_age_s
         self._serving: asyncio.Task[None] | None = None
 
     @property
@@ -52,10 +54,10 @@ class HttpDoor:
         self._app.handlers = self._health_handlers()
         listener = _bind(self._listen)
         self.port = listener.getsockname()[1]
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what callers do wrong is told them
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what callers do wrong is told them
         config = uvicorn.Config(
             self._app,
-            http=_Connection,
+            http=type("_AgingConnection", (_Connection,), {"max_age_s": self._max_connection_age_s}),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -94,12 +96,18 @@ class HttpDoor:
 
 
 class _Connection(HttpToolsProtocol):
-    """Ends a connection whose next head does not arrive within its limits, of which uvicorn has none."""
+    """Ends a connection whose next head does not arrive within its limits, of which uvicorn has none, and one of a certain age.
+
+    `max_age_s`: 0 for none.
+    """
+
+    max_age_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._is_in_head = True
         self._head_bytes = 0
+        self._made_s = self.loop.time()
         self._timer: asyncio.TimerHandle | None = self.loop.call_later(_HEAD_LIMIT_S, self._end)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -114,6 +122,8 @@ class _Connection(HttpToolsProtocol):
         self._is_in_head = False
         self._stop_timer()
         super().on_headers_complete()
+        if self.max_age_s and self.loop.time() - self._made_s >= self.max_age_s:
+            self.cycle.keep_alive = False
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

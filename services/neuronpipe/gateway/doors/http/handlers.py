@@ -14,7 +14,7 @@ ROUTES = (*HEALTH_ROUTES, *_PROTOCOLS, OPENAPI)
 
 def http_handlers(gateway: Gateway, pipeline: PipelineSettings, http: HttpSettings) -> dict[str, HttpHandler]:
     """The handlers of all routes, by their keys."""
-    inference = Inference(gateway.pipeline, pipeline.max_batch_items)
+    inference = Inference(gateway.pipeline, pipeline)
     models = ModelChoice(gateway.catalog, [name.strip() for name in http.http_default_models.split(",") if name.strip()])
     return {
         **openai.openai_handlers(inference, gateway.catalog),

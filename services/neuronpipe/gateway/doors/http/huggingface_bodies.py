@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Unsupported
+from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Many, Unsupported
 
 
 class Pair(Body):
@@ -19,7 +19,7 @@ class LabelParameters(Body):
 
 
 class TextClassification(Body):
-    inputs: str | Pair | list[str | Pair]
+    inputs: str | Pair | Many[str | Pair]
     parameters: LabelParameters = LabelParameters()
 
 
@@ -29,34 +29,34 @@ class ImageClassification(Body):
 
 
 class ZeroShotParameters(Body):
-    candidate_labels: list[str] | str
+    candidate_labels: Many[str] | str
     multi_label: bool = False
     hypothesis_template: str | None = None
 
 
 class ZeroShotClassification(Body):
-    inputs: str | list[str]
+    inputs: str | Many[str]
     parameters: ZeroShotParameters
 
 
 class TokenParameters(Body):
     aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = "simple"
-    ignore_labels: list[str] | None = None
+    ignore_labels: Many[str] | None = None
     stride: Count | None = None
 
 
 class TokenClassification(Body):
-    inputs: str | list[str]
+    inputs: str | Many[str]
     parameters: TokenParameters = TokenParameters()
 
 
 class FillMaskParameters(Body):
     top_k: Count | None = None
-    targets: list[str] | None = None
+    targets: Many[str] | None = None
 
 
 class FillMask(Body):
-    inputs: str | list[str]
+    inputs: str | Many[str]
     parameters: FillMaskParameters = FillMaskParameters()
 
 
@@ -76,14 +76,14 @@ class AnswerParameters(Body):
 
 
 class QuestionAnswering(Body):
-    inputs: Question | list[Question]
+    inputs: Question | Many[Question]
     parameters: AnswerParameters = AnswerParameters()
 
 
 class Features(Body):
     """Its parameters stand beside the inputs, as InferenceClient has them."""
 
-    inputs: str | list[str]
+    inputs: str | Many[str]
     normalize: bool | None = Field(None, description="of models of sentence embeddings: whether vectors have length one; default: yes")
     dimensions: Count | None = None
     truncate: bool | None = None
@@ -94,7 +94,7 @@ class Features(Body):
 
 class Sentences(Body):
     source_sentence: str
-    sentences: list[str]
+    sentences: Many[str]
 
 
 class SentenceSimilarity(Body):
@@ -103,7 +103,7 @@ class SentenceSimilarity(Body):
 
 class Query(Body):
     query: str
-    texts: list[str]
+    texts: Many[str]
 
 
 class RankParameters(Body):

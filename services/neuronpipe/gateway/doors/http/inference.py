@@ -11,6 +11,7 @@ from neuronpipe.core.names import Spans
 from neuronpipe.core.packed import pack_input
 from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
 from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.settings import PipelineSettings
 
 # A protocol's words for the fields of a TaskInput, which errors name.
 Fields = Mapping[str, str]
@@ -19,9 +20,10 @@ Fields = Mapping[str, str]
 class Inference:
     """Runs inputs through the pipeline."""
 
-    def __init__(self, pipeline: Pipeline, max_inputs: int) -> None:
+    def __init__(self, pipeline: Pipeline, settings: PipelineSettings) -> None:
+        self.max_inputs = settings.max_batch_items
         self._pipeline = pipeline
-        self._max_inputs = max_inputs
+        self._max_bytes = settings.max_batch_response_bytes
 
     async def one(self, call: Call, model: str, input: TaskInput, fields: Fields) -> InferenceResult:
         """One result. Raises NeuronpipeError, which names fields in the protocol's words."""
@@ -37,8 +39,8 @@ class Inference:
 
         The first error ends all of them.
         """
-        if not 1 <= len(inputs) <= self._max_inputs:
-            raise InvalidInput(name, f"{len(inputs)} inputs, must be from 1 to {self._max_inputs} (the gateway's max_batch_items)")
+        if not 1 <= len(inputs) <= self.max_inputs:
+            raise InvalidInput(name, f"{len(inputs)} inputs, must be from 1 to {self.max_inputs} (the gateway's max_batch_items)")
         if len(inputs) == 1:
             return [await self.one(call, model, inputs[0], fields(0))]
         with self._pipeline.observe_together(call, Spans.HTTP_BATCH) as shared:
@@ -47,7 +49,11 @@ class Inference:
                     running = [group.create_task(self.one(shared, model, input, fields(i))) for i, input in enumerate(inputs)]
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None
-        return [task.result() for task in running]
+        results = [task.result() for task in running]
+        if sum(one.result.size_bytes for one in results) > self._max_bytes:
+            problem = f"the results are too large for one response, the limit is {self._max_bytes} bytes; send fewer at once"
+            raise InvalidInput(name, problem)
+        return results
 
 
 def truncation_of(truncate: bool | None, direction: str | None) -> "Truncation.ValueType":

@@ -9,7 +9,7 @@ from neuronpipe.api.v1.models_pb2 import Model
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
 from neuronpipe.core.errors import InvalidInput, ModelNotFound
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.doors.http.bodies import Body, Count, write_body
+from neuronpipe.gateway.doors.http.bodies import Body, Count, Many, write_body
 from neuronpipe.gateway.doors.http.embeddings import float32_bytes, vector
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.doors.http.inference import Inference
@@ -20,7 +20,7 @@ class EmbeddingsRequest(Body):
     """`user` and other fields of OpenAI's are ignored."""
 
     model: str
-    input: Annotated[str | list[str] | list[int] | list[list[int]], Field(description="text or texts; token ids are refused")]
+    input: Annotated[str | Many[str] | Many[int] | Many[Many[int]], Field(description="text or texts; token ids are refused")]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Count | None = Field(None, description="only the first this many numbers, scaled to length one")
 

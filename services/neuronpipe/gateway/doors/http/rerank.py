@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import RerankInput, RerankResult, ScoreFunction, TaskInput, Truncation
-from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Unsupported, write_body
+from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Many, Unsupported, write_body
 from neuronpipe.gateway.doors.http.choice import ModelChoice
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.doors.http.inference import Inference, truncation_of
@@ -26,7 +26,7 @@ class CohereRerank(Body):
 
     model: str | None = None
     query: str
-    documents: list[str | Document]
+    documents: Many[str | Document]
     top_n: Count | None = None
     return_documents: bool | None = Field(None, description="whether results have the documents; default: no")
     max_tokens_per_doc: Unsupported = None
@@ -37,7 +37,7 @@ class CohereRerank(Body):
 class TeiRerank(Body):
     model: str | None = None
     query: str
-    texts: list[str]
+    texts: Many[str]
     truncate: bool | None = None
     truncation_direction: Direction | None = None
     raw_scores: bool = False

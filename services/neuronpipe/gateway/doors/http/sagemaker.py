@@ -2,6 +2,7 @@
 
 import csv
 import io
+from itertools import islice
 from typing import Any
 
 from neuronpipe.core.errors import InvalidInput
@@ -27,9 +28,9 @@ def sagemaker_handlers(inference: Inference, models: ModelChoice, catalog: Catal
         target = request.headers.get(_TARGET_HEADER, b"").decode("latin-1")
         spec = catalog.spec(models.choose(target or request.parameter("model")))
         if request.media_type == _CSV:
-            answer = await answer_body(inference, request, spec, _read_csv(request.body))
+            answer = await answer_body(inference, request, spec, _read_csv(request.body, inference.max_inputs))
         elif request.media_type in _LINES:
-            answer = await answer_body(inference, request, spec, _read_lines(request.body))
+            answer = await answer_body(inference, request, spec, _read_lines(request.body, inference.max_inputs))
         else:
             return HttpResponse(write_body(await answer_body(inference, request, spec, read_request(request))))
         accepted = request.headers.get(b"accept", b"").decode("latin-1")
@@ -40,13 +41,14 @@ def sagemaker_handlers(inference: Inference, models: ModelChoice, catalog: Catal
     return {INVOCATIONS.key: invocations}
 
 
-def _read_csv(data: bytes) -> Any:
+def _read_csv(data: bytes, max_inputs: int) -> Any:
     """The rows under a heading: a column `inputs`, or one for each field of an input (question, context).
 
     Raises InvalidInput.
     """
     try:
-        rows = list(csv.DictReader(io.StringIO(data.decode(), newline=""), strict=True))
+        reader = csv.DictReader(io.StringIO(data.decode(), newline=""), strict=True)
+        rows = list(islice(reader, max_inputs + 1))  # one more is one too many
     except UnicodeDecodeError:
         raise InvalidInput("body", "is no UTF-8") from None
     except csv.Error:
@@ -59,7 +61,7 @@ def _read_csv(data: bytes) -> Any:
     return {"inputs": rows}
 
 
-def _read_lines(data: bytes) -> Any:
+def _read_lines(data: bytes, max_inputs: int) -> Any:
     """The inputs of all lines, each {"inputs": …}, and the parameters of the first, which all must share.
 
     Raises InvalidInput.
@@ -69,6 +71,8 @@ def _read_lines(data: bytes) -> Any:
     for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():
             continue
+        if len(inputs) > max_inputs:  # one too many
+            break
         try:
             value = read_json(line)
         except InvalidInput:

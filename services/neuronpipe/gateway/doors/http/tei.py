@@ -19,7 +19,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Unsupported, write_body
+from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Many, Unsupported, write_body
 from neuronpipe.gateway.doors.http.choice import ModelChoice
 from neuronpipe.gateway.doors.http.embeddings import token_vectors, vector
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
@@ -28,7 +28,7 @@ from neuronpipe.gateway.doors.http.problems import TEI_ERROR, Refused
 from neuronpipe.gateway.inference import InferenceResult
 from neuronpipe.gateway.settings import PipelineSettings
 
-Texts = Annotated[str | list[str], Field(description="a text, or several")]
+Texts = Annotated[str | Many[str], Field(description="a text, or several")]
 _TEXTS_OR_PAIRS = "a text; a pair [text, text]; or several, each [text] or [text, text]"
 
 
@@ -52,13 +52,13 @@ class EmbedAll(_TeiBody):
 
 
 class Predict(_TeiBody):
-    inputs: Annotated[str | list[str] | list[list[str]], Field(description=_TEXTS_OR_PAIRS)]
+    inputs: Annotated[str | Many[str] | Many[Many[str]], Field(description=_TEXTS_OR_PAIRS)]
     raw_scores: bool = False
 
 
 class SimilarityInputs(Body):
     source_sentence: str
-    sentences: list[str]
+    sentences: Many[str]
 
 
 class SimilarityParameters(Body):
