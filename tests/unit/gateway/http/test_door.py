@@ -70,6 +70,18 @@ async def test_a_second_head_that_does_not_arrive_ends_the_connection(monkeypatc
         writer.close()
 
 
+async def test_a_head_that_does_not_arrive_behind_a_request_is_not_told_so_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def wait(request: HttpRequest) -> HttpResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(door_module, "_HEAD_LIMIT_S", 0.05)
+    async with _running({_WAIT.key: wait}) as (_, _, port):
+        assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\nGET /hea") == b""
+
+
 async def test_a_request_that_is_slow_to_answer_is_no_head_that_is_slow_to_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -92,6 +92,11 @@ async def test_an_unknown_model_is_not_found(browser: Browser) -> None:
     assert (status, body["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_a_name_without_end_is_not_repeated(browser: Browser) -> None:
+    status, body = await browser.get(f"/v1/models/{'x' * 10_000}")
+    assert (status, body["error"]["message"]) == (400, "model: 10000 characters, the limit is 256")
+
+
 async def test_results_that_are_too_large_together_are_refused() -> None:
     browser = Browser(_SPECS, _answer, max_batch_response_bytes=1 << 10)
     status, body = await browser.post("/v1/embeddings", {"model": "small", "input": ["a"] * 200})

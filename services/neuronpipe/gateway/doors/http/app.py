@@ -126,10 +126,7 @@ class App:
             return await handler(HttpRequest(call, names, query, headers, media_type, body))
 
     async def _read(self, route: Route, headers: Headers, media_type: str, caller: Caller) -> bytes:
-        """The body.
-
-        Raises Refused for what cannot be read, before it is read, and InvalidInput for what is too large.
-        """
+        """The body. Raises Refused for what is not taken, and NeuronpipeError for what takes too long, or too much memory."""
         if media_type not in (JSON, "", *route.takes_media):
             raise Refused(415, "unsupported_media_type", f"content-type: must be {' or '.join((JSON, *route.takes_media))}")
         if headers.get(b"content-encoding", b"identity") != b"identity":

@@ -96,7 +96,7 @@ class HttpDoor:
 
 
 class _Connection(HttpToolsProtocol):
-    """Ends a connection whose next head does not arrive within its limits, of which uvicorn has none, and one of a certain age.
+    """Ends a connection whose next head does not arrive within its limits, of which uvicorn has none, and an old one.
 
     `max_age_s`: 0 for none.
     """
@@ -140,7 +140,9 @@ class _Connection(HttpToolsProtocol):
             self._timer = None
 
     def _end(self) -> None:
-        if not self.transport.is_closing():
+        if self.cycle and not self.cycle.response_complete:  # what would be sent now would be taken for its answer
+            self.transport.close()
+        elif not self.transport.is_closing():
             self.send_400_response("The request's head is too large, or did not arrive in time.")
 
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from neuronpipe.api.v1.models_pb2 import Model
+from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
-from neuronpipe.core.errors import InvalidInput, ModelNotFound
+from neuronpipe.core.errors import InvalidInput
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.doors.http.bodies import Body, Count, Many, write_body
 from neuronpipe.gateway.doors.http.embeddings import float32_bytes, vector
@@ -93,24 +93,17 @@ def openai_handlers(inference: Inference, catalog: Catalog) -> dict[str, HttpHan
         return HttpResponse(write_body(answer), is_compressible=not is_base64)
 
     async def models(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(write_body({"object": "list", "data": [_entry(model) for model in _newest(catalog)]}))
+        newest = [model for model in catalog.list_models().models if model.is_default]
+        return HttpResponse(write_body({"object": "list", "data": [_entry(model) for model in newest]}))
 
     async def model(request: HttpRequest) -> HttpResponse:
-        name = request.names["name"]
-        for one in _newest(catalog):
-            if one.name == name:
-                return HttpResponse(write_body(_entry(one)))
-        raise ModelNotFound(f"model {name!r} is not served")
+        return HttpResponse(write_body(_entry(catalog.get_model(GetModelRequest(name=request.names["name"])).model)))
 
     return {EMBEDDINGS.key: embeddings, MODELS.key: models, MODEL.key: model}
 
 
 def _input(text: str, dimensions: int | None) -> TaskInput:
     return TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, dimensions=dimensions or 0))
-
-
-def _newest(catalog: Catalog) -> list[Model]:
-    return [model for model in catalog.list_models().models if model.is_default]
 
 
 def _entry(model: Model) -> dict[str, Any]:
