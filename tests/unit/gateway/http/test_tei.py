@@ -14,7 +14,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TextClassificationResult,
     Truncation,
 )
-from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from tests.unit.gateway.http.doubles import Browser
 from tests.unit.model_specs import model_spec
 
@@ -148,6 +148,11 @@ async def test_the_first_default_that_has_the_task_answers() -> None:
     await browser.post("/embed", {"inputs": "a"})
     await browser.post("/embed?model=first", {"inputs": "a"})
     assert [request.model for request in browser.pipeline.asked] == ["second", "first"]
+
+
+def test_a_default_that_is_not_served_is_named_at_the_start() -> None:
+    with pytest.raises(SetupError, match="http_default_models: third is not served; served are: first, labels, tokens"):
+        Browser(_SPECS, _answer, default_models="labels,third")
 
 
 async def test_a_task_that_no_model_has_is_not_found(browser: Browser) -> None:

@@ -1,17 +1,20 @@
 """Which model answers a request that may name none, as in protocols of servers of one model."""
 
-from collections.abc import Sequence
-
-from neuronpipe.core.errors import InvalidInput, ModelNotFound
+from neuronpipe.core.errors import InvalidInput, ModelNotFound, SetupError
 from neuronpipe.gateway.catalog import Catalog
 
 
 class ModelChoice:
-    """Finds models by task. `defaults`: names, the first that has the task wins."""
+    """Finds models by task. `defaults`: names with commas, the first that has the task wins."""
 
-    def __init__(self, catalog: Catalog, defaults: Sequence[str]) -> None:
+    def __init__(self, catalog: Catalog, defaults: str) -> None:
+        """Raises SetupError for a default that is not served."""
         self._catalog = catalog
-        self._defaults = defaults
+        self._defaults = [name for name in map(str.strip, defaults.split(",")) if name]
+        served = catalog.names()
+        for name in self._defaults:
+            if name not in served:
+                raise SetupError(f"http_default_models: {name} is not served; served are: {', '.join(served)}")
 
     def choose(self, given: str | None, task: str = "") -> str:
         """The model that a request names, or else a default one, or the only one that has the task.

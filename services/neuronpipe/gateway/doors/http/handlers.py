@@ -13,9 +13,9 @@ ROUTES = (*HEALTH_ROUTES, *_PROTOCOLS, OPENAPI)
 
 
 def http_handlers(gateway: Gateway, pipeline: PipelineSettings, http: HttpSettings) -> dict[str, HttpHandler]:
-    """The handlers of all routes, by their keys."""
+    """The handlers of all routes, by their keys. Raises SetupError for a default model that is not served."""
     inference = Inference(gateway.pipeline, pipeline)
-    models = ModelChoice(gateway.catalog, [name.strip() for name in http.http_default_models.split(",") if name.strip()])
+    models = ModelChoice(gateway.catalog, http.http_default_models)
     return {
         **openai.openai_handlers(inference, gateway.catalog),
         **rerank.rerank_handlers(inference, models),
