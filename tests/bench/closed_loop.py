@@ -8,13 +8,14 @@ import itertools
 import multiprocessing
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Self, TypeAlias
 
 import grpc
+import psutil
 import uvloop
 
 from neuronpipe.api.v1.inference_pb2 import InferResponse, StageTimings
@@ -29,16 +30,21 @@ _PARTS = ("total", "preprocess", "predict_queue", "predict_compute", "predict", 
 
 @dataclass(frozen=True)
 class System:
-    """Where a server answers calls of a method."""
+    """Where a server answers calls of a method. `pids`: the server's processes; their children count, too."""
 
     name: str
     target: str
     method: str = INFER
+    pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Loop:
-    """What one closed loop found. `figures`: the share of a CPU that the generator took, and what our method's answers tell."""
+    """What one closed loop found.
+
+    `figures`: the share of a CPU that the generator took, the CPU time of all server processes per request in µs (warm-up included),
+    and what our method's answers tell.
+    """
 
     throughput_per_s: float
     errors: int
@@ -92,16 +98,29 @@ async def _run(requests: Sequence[bytes], system: System, callers: int, seconds:
     texts = itertools.cycle(requests)
     async with open_channel(system.target) as channel:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(system.method)
-        cpu_began_s = time.process_time()
-        answered, errors = await run_callers(
-            lambda: call(next(texts), timeout=_CALL_LIMIT_S), callers, seconds, expected_error=grpc.aio.AioRpcError
-        )
-        generator_cpu = (time.process_time() - cpu_began_s) / (WARM_UP_S + seconds)
+        calls = 0
+
+        async def ask() -> bytes:
+            nonlocal calls
+            calls += 1
+            return await call(next(texts), timeout=_CALL_LIMIT_S)
+
+        cpu_began_s, server_began_s = time.process_time(), _cpu_s(system.pids)
+        answered, errors = await run_callers(ask, callers, seconds, expected_error=grpc.aio.AioRpcError)
+        cpu = {"generator_cpu": (time.process_time() - cpu_began_s) / (WARM_UP_S + seconds)}
+        if system.pids:
+            cpu["server_cpu_us"] = (_cpu_s(system.pids) - server_began_s) / calls * 1e6
     if len(answered) < 2:
         return Loop(len(answered) / seconds, errors)
     latencies_ms = dict(zip(("p50", "p90", "p99"), percentiles_ms([duration_s for duration_s, _ in answered]), strict=True))
     figures = _figures([answer for _, answer in answered]) if system.method == INFER else {}
-    return Loop(len(answered) / seconds, errors, latencies_ms, {"generator_cpu": generator_cpu, **figures})
+    return Loop(len(answered) / seconds, errors, latencies_ms, {**cpu, **figures})
+
+
+def _cpu_s(pids: Iterable[int]) -> float:
+    """The CPU time that processes and their children have taken so far."""
+    every = [process for pid in pids for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))]
+    return float(sum(times.user + times.system for times in (process.cpu_times() for process in every)))
 
 
 def _figures(answers: Sequence[bytes]) -> dict[str, float]:

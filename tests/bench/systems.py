@@ -66,7 +66,7 @@ def serving_all(
 ) -> Iterator[System]:
     """`serve all`, ready; ended with the block."""
     with ServiceProcess("all", "--repository", str(repository), *options, environment=environment) as process:
-        yield System(name, process.wait_until_ready().target)
+        yield System(name, process.wait_until_ready().target, pids=(process.pid,))
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def serving_four(
 ) -> Iterator[System]:
     """The four processes, ready; ended with the block. `options` are the tokenizer's."""
     with four_processes(repository, stage_options={"tokenizer": options}, environment=environment) as processes:
-        yield System(name, processes["gateway"].target)
+        yield System(name, processes["gateway"].target, pids=tuple(process.pid for process in processes.values()))
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def serving_echo() -> Iterator[System]:
     process = context.Process(target=_serve_echo, args=(sender,), name=ECHO_SERVER, daemon=True)
     process.start()
     try:
-        yield System(ECHO_SERVER, f"127.0.0.1:{receiver.recv()}", ECHO)
+        yield System(ECHO_SERVER, f"127.0.0.1:{receiver.recv()}", ECHO, (process.pid or 0,))
     finally:
         process.terminate()
         process.join()

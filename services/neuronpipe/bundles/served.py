@@ -2,8 +2,8 @@
 
 import asyncio
 import enum
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Generic, TypeVar
 
 from neuronpipe.bundles.repository import Bundle
@@ -24,7 +24,7 @@ class ModelState(enum.Enum):
 
 
 class ServedModel(Generic[ResourceT]):
-    """One version of one model with what this process has of it. Made by `ServedModels`."""
+    """One version of one model with what this process has of it. Made by `ServedModels`; to be used as a context manager."""
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
@@ -45,19 +45,18 @@ class ServedModel(Generic[ResourceT]):
         """The model's name and version."""
         return ModelKey(*self.bundle.key)
 
-    @contextmanager
-    def use(self) -> Iterator[ResourceT]:
+    def __enter__(self) -> ResourceT:
         """What this process has of the model, which is not closed before the block ends. Raises Unavailable for one that is closing."""
         if self.state is not ModelState.READY:
             raise Unavailable(f"model {self.spec.name!r} version {self.spec.version} is {self.state.value}")
         self._uses += 1
         self._is_unused.clear()
-        try:
-            yield self.resource
-        finally:
-            self._uses -= 1
-            if not self._uses:
-                self._is_unused.set()
+        return self.resource
+
+    def __exit__(self, *_: object) -> None:
+        self._uses -= 1
+        if not self._uses:
+            self._is_unused.set()
 
     async def open(self, resource: AbstractAsyncContextManager[ResourceT]) -> None:
         """Loads the model. Raises what its loading does."""

@@ -26,7 +26,8 @@ ResponseT = TypeVar("ResponseT")
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[InferStreamRequest, InferStreamResponse]"
 
 # Inference has no side effects, so a call that no server began (UNAVAILABLE), that one refused as too much (RESOURCE_EXHAUSTED), or that
-# one cut off at its end (CANCELLED), may be repeated. gRPC itself does it: it waits as long as the server's pushback says, and stops altogether while most calls fail.
+# one cut off as it stopped (CANCELLED), may be repeated. gRPC itself does it: it waits as long as the server's pushback says, and stops
+# altogether while most calls fail.
 _RETRIES = {
     "methodConfig": [
         {

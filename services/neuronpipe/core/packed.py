@@ -22,13 +22,14 @@ _LENGTH_DELIMITED = 2
 class Packed(Generic[MessageT]):
     """A TaskInput or a TaskResult."""
 
-    __slots__ = ("_data", "_kind", "_message")
+    __slots__ = ("_data", "_kind", "_message", "_task")
 
     def __init__(self, kind: type[MessageT], *, data: bytes | None = None, message: MessageT | None = None) -> None:
         """Of one of the two forms."""
         self._kind = kind
         self._data = data
         self._message = message
+        self._task: str | None = None
 
     @property
     def data(self) -> bytes:
@@ -57,10 +58,9 @@ class Packed(Generic[MessageT]):
     @property
     def task(self) -> str | None:
         """The task that it is for; None where it holds none that this release knows. Raises InvalidInput."""
-        if self._message is None and (task := _only_task(self.data)):
-            return task
-        found: str | None = self.message.WhichOneof("task")
-        return found
+        if self._task is None:
+            self._task = (self._message is None and _only_task(self.data)) or self.message.WhichOneof("task")
+        return self._task
 
 
 def pack_input(message: TaskInput) -> Packed[TaskInput]:
@@ -109,7 +109,7 @@ class TensorSets:
         """How large they are, names and shapes apart where they are arrays."""
         if self._data is not None:
             return sum(map(len, self._data))
-        return sum(array.nbytes for arrays in self._arrays or () for array in arrays.values())
+        return sum([array.nbytes for arrays in self._arrays or () for array in arrays.values()])
 
 
 NO_TENSORS = TensorSets(arrays=())

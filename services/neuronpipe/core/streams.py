@@ -34,8 +34,8 @@ class Stream(Protocol):
     def retired(self) -> asyncio.Event:
         """Set when the process shall get nothing new."""
 
-    async def send(self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int]) -> Sequence[Outcome]:
-        """Sends items by their numbers. Returns the errors of those that cannot be sent."""
+    async def send(self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int], size_bytes: int) -> Sequence[Outcome]:
+        """Sends items by their numbers. Returns the errors of those that cannot be sent. `size_bytes`: of all items."""
 
     async def receive(self) -> StageResponse:
         """The next message."""

@@ -28,11 +28,10 @@ _DATA_TYPES = {dtype: data_type for data_type, dtype in _DTYPES.items()}
 
 def to_tensor_set(arrays: Arrays) -> TensorSet:
     """The arrays as a message. A dtype that the wire does not have raises KeyError: a fault of our own code."""
-    return TensorSet(
-        tensors=[
-            Tensor(name=name, data_type=_DATA_TYPES[array.dtype], shape=array.shape, data=array.tobytes()) for name, array in arrays.items()
-        ]
-    )
+    message = TensorSet()
+    for name, array in arrays.items():  # in place: a message that is handed to a constructor is copied
+        message.tensors.add(name=name, data_type=_DATA_TYPES[array.dtype], shape=array.shape, data=array.tobytes())
+    return message
 
 
 def to_arrays(message: TensorSet) -> dict[str, Array]:

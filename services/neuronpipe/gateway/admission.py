@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
+from typing import Self
 
 from neuronpipe.core.errors import Overloaded
 
@@ -20,7 +20,7 @@ _ESTIMATE_WEIGHT = 0.05
 
 
 class Admission:
-    """A request inside the gate."""
+    """A request inside the gate, until the block ends whose context manager it is."""
 
     __slots__ = ("_gate", "_is_estimate", "input_bytes", "is_shed", "shed", "tokens")
 
@@ -31,6 +31,13 @@ class Admission:
         self.shed = shed
         self.is_shed = False
         self._is_estimate = is_estimate
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.is_shed:
+            self._gate.leave(self)
 
     def count(self, tokens: int) -> None:
         """Corrects the estimate, if it was one, once the request's tokens are known. Raises Overloaded where it let in too much."""
@@ -46,7 +53,7 @@ class Gate:
         self._requests = 0
         self._tokens = 0
         self._bulk: dict[Admission, None] = {}  # in the order in which they came
-        self._drained = (_Rate(), _Rate())
+        self._drained = _DrainRate()
         self._tokens_per_byte = _TOKENS_PER_BYTE
 
     @property
@@ -54,8 +61,7 @@ class Gate:
         """Requests and tokens inside."""
         return self._requests, self._tokens
 
-    @contextmanager
-    def admit(self, input_bytes: int, known_tokens: int | None = None, *, is_bulk: bool, shed: Callable[[], None]) -> Iterator[Admission]:
+    def admit(self, input_bytes: int, known_tokens: int | None = None, *, is_bulk: bool, shed: Callable[[], None]) -> Admission:
         """Admits a request of so many bytes for as long as the block runs. Raises Overloaded where there is no room.
 
         `known_tokens`: what the request costs, where that is known before it is tokenized; else it is estimated from the bytes.
@@ -68,13 +74,12 @@ class Gate:
         self._tokens += tokens
         if is_bulk:
             self._bulk[admission] = None
-        try:
-            yield admission
-        finally:
-            if not admission.is_shed:
-                self._leave(admission)
-                for drained, amount in zip(self._drained, (1, admission.tokens), strict=True):
-                    drained.add(amount)
+        return admission
+
+    def leave(self, admission: Admission) -> None:
+        """The end of a request that was not shed."""
+        self._take_out(admission)
+        self._drained.add(1, admission.tokens)
 
     def correct(self, admission: Admission, tokens: int) -> None:
         """Puts a request's real number of tokens in the place of the estimate. Raises Overloaded where there is no room for the rest."""
@@ -89,7 +94,7 @@ class Gate:
 
     def overloaded(self, excess: tuple[int, int] = (1, 1)) -> Overloaded:
         """The error of a request that comes, or stays, in vain: wait until what is too much has drained."""
-        wait_s = max(drained.seconds(amount) for drained, amount in zip(self._drained, excess, strict=True))
+        wait_s = self._drained.seconds(*excess)
         return Overloaded(
             f"{self._requests} requests with about {self._tokens} tokens in flight, the limits are {self._limits[0]} and {self._limits[1]}",
             min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, wait_s)),
@@ -112,43 +117,52 @@ class Gate:
 
         `besides`: requests inside that are not counted. A request larger than the gate is let into an empty one, or it never could be.
         """
-        requests = self._requests - len(besides) + more_requests
+        requests, tokens = self._requests + more_requests, self._tokens + more_tokens
+        if besides:
+            requests -= len(besides)
+            tokens -= sum(admission.tokens for admission in besides)
         if requests <= 1:
             return None
-        tokens = self._tokens - sum(admission.tokens for admission in besides) + more_tokens
         share = 1 - _INTERACTIVE_SHARE if is_bulk else 1
         # One that is inside already has its place, and only its tokens are in question.
         excess = requests - int(self._limits[0] * share) if more_requests else 0, tokens - int(self._limits[1] * share)
         return (max(0, excess[0]), max(0, excess[1])) if max(excess) > 0 else None
 
     def _shed(self, admission: Admission) -> None:
-        self._leave(admission)
+        self._take_out(admission)
         admission.is_shed = True
         admission.shed()
 
-    def _leave(self, admission: Admission) -> None:
+    def _take_out(self, admission: Admission) -> None:
         self._bulk.pop(admission, None)
         self._requests -= 1
         self._tokens -= admission.tokens
 
 
-class _Rate:
-    """How much drains in a second, older amounts fading."""
+class _DrainRate:
+    """How many requests and tokens drain in a second, older ones fading."""
 
     def __init__(self) -> None:
-        self._amount = 0.0
+        self._requests = self._tokens = 0.0
         self._at_s = time.monotonic()
 
-    def add(self, amount: float) -> None:
+    def add(self, requests: int, tokens: int) -> None:
         self._fade()
-        self._amount += amount
+        self._requests += requests
+        self._tokens += tokens
 
-    def seconds(self, amount: float) -> float:
+    def seconds(self, requests: int, tokens: int) -> float:
         """How long so much takes to drain; infinite while nothing does."""
         self._fade()
-        return amount * _RATE_WINDOW_S / self._amount if self._amount > 1e-9 else math.inf if amount else 0.0
+        return max(_seconds(requests, self._requests), _seconds(tokens, self._tokens))
 
     def _fade(self) -> None:
         now_s = time.monotonic()
-        self._amount *= math.exp((self._at_s - now_s) / _RATE_WINDOW_S)
+        kept = math.exp((self._at_s - now_s) / _RATE_WINDOW_S)
+        self._requests *= kept
+        self._tokens *= kept
         self._at_s = now_s
+
+
+def _seconds(amount: int, drained: float) -> float:
+    return amount * _RATE_WINDOW_S / drained if drained > 1e-9 else math.inf if amount else 0.0

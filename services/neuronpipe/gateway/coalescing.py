@@ -143,13 +143,16 @@ class Coalescer:
 
     def _wake_one(self) -> None:
         """Lets the endpoint with the least to do take from the queue, of those that can."""
-        free = [
-            endpoint
-            for endpoint in self._endpoints
-            if endpoint.is_free and self._queue.has_any(endpoint.has_model, takes_suspects=self._takes_suspects(endpoint))
-        ]
-        if free:
-            min(free, key=lambda endpoint: endpoint.cost_tokens).wake()
+        least: _Endpoint | None = None
+        for endpoint in self._endpoints:
+            if (
+                endpoint.is_free
+                and (least is None or endpoint.cost_tokens < least.cost_tokens)
+                and self._queue.has_any(endpoint.has_model, takes_suspects=self._takes_suspects(endpoint))
+            ):
+                least = endpoint
+        if least:
+            least.wake()
 
 
 class _Endpoint:
@@ -164,13 +167,10 @@ class _Endpoint:
         self._in_flight: dict[int, QueuedItem] = {}
         self._abandoned: list[int] = []
         self._is_answered = asyncio.Event()
-        self._turn: asyncio.Future[None] | None = None
+        # Whether it waits for something to send, which sets the event.
+        self.is_free = False
+        self._is_woken = asyncio.Event()
         self._is_retired = False
-
-    @property
-    def is_free(self) -> bool:
-        """Whether it waits for something to send."""
-        return self._turn is not None and not self._turn.done()
 
     @property
     def has_suspect(self) -> bool:
@@ -183,8 +183,8 @@ class _Endpoint:
 
     def wake(self) -> None:
         """Lets it look for something to send."""
-        if self._turn and not self._turn.done():
-            self._turn.set_result(None)
+        self.is_free = False
+        self._is_woken.set()
 
     def abandon(self, item_id: int) -> None:
         """Tells the endpoint that nobody waits for an item any more."""
@@ -218,8 +218,9 @@ class _Endpoint:
             taken = self._coalescer.take(self)
             abandoned, self._abandoned = self._abandoned[:_MAX_ABANDONED], self._abandoned[_MAX_ABANDONED:]
             if not taken and not abandoned:
-                self._turn = asyncio.get_running_loop().create_future()
-                await self._turn
+                self.is_free = True
+                self._is_woken.clear()
+                await self._is_woken.wait()
                 continue
             for queued in taken:
                 queued.endpoint = self
@@ -227,7 +228,8 @@ class _Endpoint:
                 self.cost_tokens += queued.cost_tokens
             self._is_answered.clear()
             async with asyncio.timeout(_STUCK_AFTER_S):  # sending, too, waits once the endpoint reads no more
-                refused = await self._stream.send([(queued.item_id, queued.item) for queued in taken], abandoned)
+                size_bytes = sum(queued.size_bytes for queued in taken)
+                refused = await self._stream.send([(queued.item_id, queued.item) for queued in taken], abandoned, size_bytes)
                 for item_id, error in refused:
                     self._end(item_id, error)
                 if len(refused) < len(taken):

@@ -58,7 +58,7 @@ class Pipeline:
         observed = self._observer.begin(span, request.call)
         try:
             served = self._find(request)
-            with served.use() as model:
+            with served as model:
                 observed.identify(model.key, model.meters, model.spec.task)
                 result, usage = await self._answer(request, model, observed)
         except BaseException as error:
@@ -116,12 +116,12 @@ class Pipeline:
         self._check_tokens(encoded.tokens, len(encoded.sequences))
         admission.count(encoded.tokens)
 
-        stage_call = call.for_stage(observed.enter(Spans.PREDICT), encoded.tokens)
+        stage_call = stage_call.for_stage(observed.enter(Spans.PREDICT), encoded.tokens)
         stage_call.check_deadline()
         prediction = await self._stages.execute(ExecuteItem(stage_call, model.key, encoded.sequences))
         observed.predicted(prediction)
 
-        stage_call = call.for_stage(observed.enter(Spans.POSTPROCESS), encoded.tokens)
+        stage_call = stage_call.for_stage(observed.enter(Spans.POSTPROCESS), encoded.tokens)
         stage_call.check_deadline()
         item = PostprocessItem(stage_call, model.key, request.input, encoded.annotations, prediction.outputs)
         result = await self._stages.postprocess(item)

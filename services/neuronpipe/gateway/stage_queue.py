@@ -26,12 +26,14 @@ class ItemHolder(Protocol):
 class QueuedItem:
     """An item until its outcome is there: the value or a NeuronpipeError is the result of `future`."""
 
-    __slots__ = ("cost_tokens", "endpoint", "future", "is_returned", "item", "item_id", "losses", "retries")
+    __slots__ = ("cost_tokens", "endpoint", "future", "is_bulk", "is_returned", "item", "item_id", "losses", "retries", "size_bytes")
 
     def __init__(self, item_id: int, item: StageItem) -> None:
         self.item_id = item_id
         self.item = item
-        self.cost_tokens = max(1, item.call.cost_tokens)
+        self.cost_tokens = item.call.cost_tokens or 1
+        self.size_bytes = item.size_bytes
+        self.is_bulk = item.call.is_bulk
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.endpoint: ItemHolder | None = None
         self.losses = 0
@@ -73,28 +75,24 @@ class StageQueue:
         return bool(self._suspects)
 
     def append(self, queued: QueuedItem) -> None:
-        """Adds an item behind the others."""
+        """Adds a new item behind the others."""
         self._line_of(queued)[queued.item_id] = queued
 
     def put_back(self, returned: Iterable[QueuedItem]) -> None:
         """Adds items that were taken before in front of the others, in their order."""
         for queued in reversed(list(returned)):
-            line = self._line_of(queued)
+            line = self._suspects if queued.is_suspect else self._line_of(queued)
             line[queued.item_id] = queued
             line.move_to_end(queued.item_id, last=False)
 
     def remove(self, queued: QueuedItem) -> None:
         """Takes an item out wherever it is, in constant time; does nothing where it is not here."""
-        model, lines = queued.item.model, self._lines_of(queued)
+        model, lines = queued.item.model, self._bulk if queued.is_bulk else self._interactive
         if queued.item_id in self._suspects:
             del self._suspects[queued.item_id]
         elif queued.item_id in lines.get(model, ()):
             del lines[model][queued.item_id]
-            self.cost_tokens[model] -= queued.cost_tokens
-            if not lines[model]:
-                del lines[model]
-            if not self.cost_tokens[model]:
-                del self.cost_tokens[model]
+            self._count_out(queued, model, lines)
 
     def has_any(self, has_model: _HasModel, *, takes_suspects: bool) -> bool:
         """Whether somebody with these models would find something."""
@@ -107,32 +105,43 @@ class StageQueue:
             self.remove(suspect)
             taken.append(suspect)
         cost_tokens = sum(queued.cost_tokens for queued in taken)
-        size_bytes = sum(queued.item.size_bytes for queued in taken)
+        size_bytes = sum(queued.size_bytes for queued in taken)
         for lines in (self._interactive, self._bulk):
             while len(taken) < _MAX_ITEMS and size_bytes < _MAX_BYTES and cost_tokens < share_tokens:
-                queued = _oldest(lines, has_model)
-                if queued is None:
+                model = _oldest(lines, has_model)
+                if model is None:
                     break
-                self.remove(queued)
+                _, queued = lines[model].popitem(last=False)
+                self._count_out(queued, model, lines)
                 if not queued.future.done():  # else its caller left a moment ago
                     taken.append(queued)
                     cost_tokens += queued.cost_tokens
-                    size_bytes += queued.item.size_bytes
+                    size_bytes += queued.size_bytes
         return taken
+
+    def _count_out(self, queued: QueuedItem, model: ModelKey, lines: dict[ModelKey, _Line]) -> None:
+        """After an item has left its line."""
+        if not lines[model]:
+            del lines[model]
+        self.cost_tokens[model] -= queued.cost_tokens
+        if not self.cost_tokens[model]:
+            del self.cost_tokens[model]
 
     def _oldest_suspect(self, has_model: _HasModel) -> QueuedItem | None:
         return next((one for one in self._suspects.values() if has_model(one.item.model) and not one.future.done()), None)
 
-    def _lines_of(self, queued: QueuedItem) -> dict[ModelKey, _Line]:
-        return self._bulk if queued.item.call.is_bulk else self._interactive
-
     def _line_of(self, queued: QueuedItem) -> _Line:
-        if queued.is_suspect:
-            return self._suspects
-        self.cost_tokens[queued.item.model] += queued.cost_tokens
-        return self._lines_of(queued).setdefault(queued.item.model, OrderedDict())
+        model, lines = queued.item.model, self._bulk if queued.is_bulk else self._interactive
+        self.cost_tokens[model] += queued.cost_tokens
+        line = lines.get(model)
+        if line is None:
+            line = lines[model] = OrderedDict()
+        return line
 
 
-def _oldest(lines: dict[ModelKey, _Line], has_model: _HasModel) -> QueuedItem | None:
-    heads = (next(iter(line.values())) for model, line in lines.items() if has_model(model))
-    return min(heads, key=lambda queued: queued.item_id, default=None)
+def _oldest(lines: dict[ModelKey, _Line], has_model: _HasModel) -> ModelKey | None:
+    """The model of the oldest item, of those that somebody has."""
+    models = [model for model in lines if has_model(model)]
+    if len(models) > 1:
+        return min(models, key=lambda model: next(iter(lines[model])))
+    return models[0] if models else None

@@ -29,7 +29,7 @@ class NeuronExecutorStage:
     async def execute(self, item: ExecuteItem) -> Prediction:
         """Runs the sequences of one input."""
         arrived_ns = time.monotonic_ns()
-        with self.models.table.find(item.model.name, str(item.model.version)).use() as model:
+        with self.models.table.find(item.model.name, str(item.model.version)) as model:
             return await self._run(item, model, arrived_ns)
 
     async def _run(self, item: ExecuteItem, model: ExecutorModel, arrived_ns: int) -> Prediction:

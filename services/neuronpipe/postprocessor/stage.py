@@ -43,7 +43,7 @@ class PostprocessorStage:
 
     async def postprocess(self, item: PostprocessItem) -> Packed[TaskResult]:
         """Decodes the outputs of one input."""
-        with self.models.table.find(item.model.name, str(item.model.version)).use() as model:
+        with self.models.table.find(item.model.name, str(item.model.version)) as model:
             return await model.lane.run(item.size_bytes, model.decode, item)
 
 

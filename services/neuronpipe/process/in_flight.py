@@ -1,10 +1,11 @@
 """What is in flight in one process, over all of its doors: counted, bounded, and refused once the process drains."""
 
 import asyncio
+import heapq
+import itertools
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded, Unavailable
@@ -26,8 +27,22 @@ _QUIET_S = 0.1
 T = TypeVar("T")
 
 
+class _Reading:
+    """A message while it is received."""
+
+    __slots__ = ("began_s", "claimed_bytes", "connection", "has_ended", "is_new", "refuse")
+
+    def __init__(self, connection: str, refuse: Callable[[NeuronpipeError], None], began_s: float) -> None:
+        self.connection = connection
+        self.refuse = refuse
+        self.began_s = began_s
+        self.claimed_bytes = 0
+        self.is_new = True
+        self.has_ended = False
+
+
 class InFlight:
-    """Counts calls, so that a process can wait for them, and the messages that are being received."""
+    """Counts calls (as a context manager), so that a process can wait for them, and the messages that are being received."""
 
     def __init__(self, service: str, max_message_bytes: int, max_receiving_bytes: int, max_calls: int = MAX_CALLS) -> None:
         self.count = 0
@@ -40,14 +55,17 @@ class InFlight:
         self._claimed_of: Counter[str] = Counter()
         self._max_claimed_of = max(max_message_bytes, max_receiving_bytes // 2)
         self._new_reads = asyncio.Semaphore(_MAX_NEW_READS)
+        # Messages that are being received, by when they are looked at next; those that have ended stay until then.
+        self._due: list[tuple[float, int, _Reading]] = []
+        self._numbers = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
         self._is_draining = False
         self._came_late = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @contextmanager
-    def one_more(self) -> Iterator[None]:
-        """Counts a call in and out. Raises Unavailable while draining, and Overloaded."""
+    def __enter__(self) -> None:
+        """Counts a call in, until the block ends. Raises Unavailable while draining, and Overloaded."""
         if self._is_draining:
             self._came_late += 1
             raise self.stopping()
@@ -55,52 +73,66 @@ class InFlight:
             raise Overloaded(f"{self.count} calls in flight, the {self._service} service takes {self._max_calls}", retry_after_s=1)
         self.count += 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self.count -= 1
-            if not self.count:
-                self._idle.set()
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if not self.count:
+            self._idle.set()
 
     async def receive(self, connection: str, read: Callable[[], Awaitable[T]], refuse: Callable[[NeuronpipeError], None]) -> T:
         """Reads the message of a call. Where it takes long and the budget has no room for it, calls `refuse`, which must end the read."""
-        loop = asyncio.get_running_loop()
-        claimed_bytes, is_new = 0, True
-        timer: asyncio.TimerHandle
-
-        def claim() -> None:
-            nonlocal claimed_bytes, is_new, timer
-            if is_new:
-                is_new = False
-                self._new_reads.release()
-            taken_s = time.monotonic() - began_s
-            more_bytes = int(self._max_message_bytes * min(1.0, taken_s / _FULL_CLAIM_S)) - claimed_bytes
-            if self._claimed_bytes + more_bytes > self._max_claimed_bytes:
-                refuse(Overloaded(f"{self._max_claimed_bytes} bytes for messages while they arrive, the limit", retry_after_s=1))
-            elif self._claimed_of[connection] + more_bytes > self._max_claimed_of:
-                problem = f"{self._max_claimed_of} bytes for messages of one connection while they arrive, the limit"
-                refuse(Overloaded(problem, retry_after_s=1))
-            elif taken_s > _RECEIVE_LIMIT_S:
-                refuse(DeadlineExceeded(f"the message took longer than {_RECEIVE_LIMIT_S:g} s, the limit"))
-            else:
-                claimed_bytes += more_bytes
-                self._claimed_bytes += more_bytes
-                self._claimed_of[connection] += more_bytes
-                timer = loop.call_later(taken_s, claim)
-
         await self._new_reads.acquire()
-        began_s = time.monotonic()
-        timer = loop.call_later(_QUICK_S, claim)
+        reading = _Reading(connection, refuse, time.monotonic())
+        self._look_at(reading, reading.began_s + _QUICK_S)
         try:
             return await read()
         finally:
-            timer.cancel()
-            self._claimed_bytes -= claimed_bytes
-            self._claimed_of[connection] -= claimed_bytes
-            if not self._claimed_of[connection]:
-                del self._claimed_of[connection]
-            if is_new:
+            reading.has_ended = True
+            if reading.claimed_bytes:
+                self._claim(reading, -reading.claimed_bytes)
+            if reading.is_new:
                 self._new_reads.release()
+
+    def _look_at(self, reading: "_Reading", at_s: float) -> None:
+        heapq.heappush(self._due, (at_s, next(self._numbers), reading))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_QUICK_S, self._look)
+
+    def _look(self) -> None:
+        """Lets messages that are not there yet claim their part. One timer for all of them: hardly any message lives to see it."""
+        self._timer = None
+        now_s = time.monotonic()
+        while self._due and (self._due[0][0] <= now_s or self._due[0][2].has_ended):
+            reading = heapq.heappop(self._due)[2]
+            if not reading.has_ended and self._may_go_on(reading, now_s - reading.began_s):
+                self._look_at(reading, 2 * now_s - reading.began_s)
+        if self._due and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(max(_QUICK_S, self._due[0][0] - now_s), self._look)
+
+    def _may_go_on(self, reading: "_Reading", taken_s: float) -> bool:
+        """Claims what a message that takes so long must have; where it cannot, refuses it."""
+        if reading.is_new:
+            reading.is_new = False
+            self._new_reads.release()
+        more_bytes = int(self._max_message_bytes * min(1.0, taken_s / _FULL_CLAIM_S)) - reading.claimed_bytes
+        if self._claimed_bytes + more_bytes > self._max_claimed_bytes:
+            reading.refuse(Overloaded(f"{self._max_claimed_bytes} bytes for messages while they arrive, the limit", retry_after_s=1))
+        elif self._claimed_of[reading.connection] + more_bytes > self._max_claimed_of:
+            problem = f"{self._max_claimed_of} bytes for messages of one connection while they arrive, the limit"
+            reading.refuse(Overloaded(problem, retry_after_s=1))
+        elif taken_s > _RECEIVE_LIMIT_S:
+            reading.refuse(DeadlineExceeded(f"the message took longer than {_RECEIVE_LIMIT_S:g} s, the limit"))
+        else:
+            self._claim(reading, more_bytes)
+            return True
+        return False
+
+    def _claim(self, reading: "_Reading", more_bytes: int) -> None:
+        reading.claimed_bytes += more_bytes
+        self._claimed_bytes += more_bytes
+        self._claimed_of[reading.connection] += more_bytes
+        if not self._claimed_of[reading.connection]:
+            del self._claimed_of[reading.connection]
 
     def drain(self) -> None:
         """Refuses new calls from now on."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import grpc
@@ -47,8 +48,8 @@ class GrpcDoor:
         """Takes connections, and refuses calls until it is open. Raises SetupError."""
         self._in_flight = in_flight
         watching = health_handlers(health)
-        methods = {path: self._method(rpc, in_flight.one_more) for path, rpc in self._rpcs.items()}
-        methods |= {rpc.path: self._method(rpc, contextlib.nullcontext, watching[rpc.path]) for rpc in rpcs_of(HEALTH_SERVICE)}
+        methods = {path: self._method(rpc, in_flight) for path, rpc in self._rpcs.items()}
+        methods |= {rpc.path: self._method(rpc, contextlib.nullcontext(), watching[rpc.path]) for rpc in rpcs_of(HEALTH_SERVICE)}
         self._server.add_generic_rpc_handlers((_Methods(methods),))
         reflection.enable_server_reflection([*self.services, HEALTH_SERVICE.full_name, reflection.SERVICE_NAME], self._server)
         address = self._settings.listen
@@ -73,11 +74,11 @@ class GrpcDoor:
         """gRPC's own stop, which alone knows when the last answer has left; it ends calls that arrive from now on with CANCELLED."""
         await self._server.stop(grace_s)
 
-    def _method(self, rpc: Rpc, counted: Any, handler: Handler | None = None) -> "grpc.RpcMethodHandler[Any, Any]":
+    def _method(self, rpc: Rpc, counted: AbstractContextManager[None], handler: Handler | None = None) -> "grpc.RpcMethodHandler[Any, Any]":
         # To gRPC every client streams, which is the same on the wire: it would read a single message before it asks anybody.
         async def answer(unread: object, context: Context) -> Any:
             try:
-                with counted():
+                with counted:
                     answering = handler or self._handler(rpc)
                     return await answering(await self._request(rpc, context), context)
             except Exception as error:
@@ -85,7 +86,7 @@ class GrpcDoor:
 
         async def stream(unread: object, context: Context) -> AsyncIterator[Any]:
             try:
-                with counted():
+                with counted:
                     answering = handler or self._handler(rpc)
                     async with contextlib.aclosing(answering(await self._request(rpc, context), context)) as responses:
                         async for response in responses:

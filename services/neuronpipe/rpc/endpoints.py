@@ -44,9 +44,9 @@ class StageStream:
         self.models = self._announced(first)
         self.retired = retired
 
-    async def send(self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int]) -> Sequence[Outcome]:
+    async def send(self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int], size_bytes: int) -> Sequence[Outcome]:
         """Sends items, those that are large serialized in a thread. Returns the errors of those that cannot be sent. Raises Unavailable."""
-        if sum(item.size_bytes for _, item in items) >= LARGE_BYTES:
+        if size_bytes >= LARGE_BYTES:
             messages, refused = await asyncio.to_thread(self._serialize, items, abandoned_item_ids)
         else:
             messages, refused = self._serialize(items, abandoned_item_ids)

@@ -126,17 +126,17 @@ class _ItemStream:
             while self._finished or self._running or not reading.done():
                 await self._is_due.wait()
                 self._is_due.clear()
-                is_news = self._announces or bool(self._answer_at or self._finished)
+                begins_draining = reading.done() and not is_draining and bool(self._running or self._finished)
+                if not (self._finished or self._answer_at or self._announces or begins_draining):
+                    continue
                 response = self._new_response()
                 sent = self._write_finished(response)
-                if reading.done() and not is_draining and (left := [*self._running, *(one.item_id for one in self._finished)]):
-                    is_news = is_draining = True
+                if begins_draining and (left := [*self._running, *(one.item_id for one in self._finished)]):
+                    is_draining = True
                     response.draining.item_ids.extend(left)
                 if self._answer_at:
                     self._answer_at.cancel()
                     self._answer_at = None
-                if not is_news:
-                    continue
                 yield response
                 self._unsent -= len(sent)
                 self._unsent_bytes -= sum(one.size_bytes for one in sent)
@@ -181,10 +181,9 @@ class _ItemStream:
                 if observation.trace is not item.call.trace:
                     item = replace(item, call=replace(item.call, trace=observation.trace))
                 value = observation.value = await self._served.stage(item)
-                if item.size_bytes >= LARGE_BYTES or value.size_bytes >= LARGE_BYTES:
+                size_bytes = value.size_bytes
+                if size_bytes >= LARGE_BYTES:
                     size_bytes = await asyncio.to_thread(self._codec.pack, value)
-                else:
-                    size_bytes = self._codec.pack(value)
             self._finish(item_id, value, size_bytes)
         except Exception as error:
             if self._served.leaves_unavailable and isinstance(error, Unavailable):

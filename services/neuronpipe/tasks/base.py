@@ -24,6 +24,7 @@ _MAX_REPEATED_TOKENS = 65_536
 _TRUNCATIONS = frozenset(Truncation.values())
 # Looking it up in the enumeration takes a microsecond.
 _ERROR = Truncation.TRUNCATION_ERROR
+_LEFT = Truncation.TRUNCATION_LEFT
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +249,7 @@ def cut_located(whole: LocatedText, model: ModelSpec, truncation: "Truncation.Va
 
 def side_of(truncation: "Truncation.ValueType") -> Side:
     """The end at which a text that may be cut loses tokens."""
-    return "left" if truncation == Truncation.TRUNCATION_LEFT else "right"
+    return "left" if truncation == _LEFT else "right"
 
 
 def sequence(encoded: EncodedText, model: ModelSpec) -> Arrays:

@@ -41,6 +41,9 @@ def check_labels(model: ModelSpec, function: "ScoreFunction.ValueType", top_k: i
 def best_labels(logits: Array, model: ModelSpec, function: "ScoreFunction.ValueType", top_k: int) -> list[LabelScore]:
     """The `top_k` labels from `logits`, float32 [labels], best first."""
     scores = scores_of(logits, function, ClassifierFacts.of(model).score_function)
+    if top_k == 1:
+        index = int(scores.argmax())
+        return [LabelScore(label=model.labels[index], score=scores[index].item())]
     # Not all are sorted: a classifier of images has 1,000 labels, of which that takes 0.1 ms.
     least = np.partition(scores, -top_k)[-top_k]
     candidates = np.flatnonzero(scores >= least)

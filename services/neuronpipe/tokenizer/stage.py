@@ -138,7 +138,7 @@ class TokenizerStage:
     async def tokenize(self, item: TokenizeItem) -> EncodedInput:
         """Encodes one input, or finds it encoded."""
         item.call.check_deadline()
-        with self.models.table.find(item.model.name, str(item.model.version)).use() as model:
+        with self.models.table.find(item.model.name, str(item.model.version)) as model:
             return await model.tokenize(item)
 
 

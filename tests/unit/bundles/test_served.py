@@ -61,11 +61,11 @@ async def test_a_model_that_is_used_is_unloaded_when_the_last_use_ends() -> None
     models = ServedModels(loader.open)
     await models.open(_bundle())
     served = models.table.find("a", "")
-    with served.use(), served.use():
+    with served, served:
         closing = asyncio.create_task(models.close(served.key))
         await asyncio.sleep(0.01)
         assert (loader.loaded, served.state, models.keys) == (["a/1"], ModelState.DRAINING, frozenset())
-        with pytest.raises(Unavailable, match="model 'a' version 1 is draining"), served.use():
+        with pytest.raises(Unavailable, match="model 'a' version 1 is draining"), served:
             pass
     await closing
     assert (loader.loaded, served.state) == ([], ModelState.CLOSED)

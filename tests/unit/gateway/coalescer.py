@@ -48,7 +48,8 @@ class Wire:
         self.refuses: dict[str, NeuronpipeError] = {}
         self._said: asyncio.Queue[StageResponse | Exception] = asyncio.Queue()
 
-    async def send(self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int]) -> Sequence[Outcome]:
+    async def send(self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int], size_bytes: int) -> Sequence[Outcome]:
+        assert size_bytes == sum(item.size_bytes for _, item in items)
         if self.is_jammed:
             await asyncio.Event().wait()
         if self.send_fault:

@@ -59,14 +59,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_call_is_counted_until_it_ends() -> None:
     in_flight = _in_flight()
-    with in_flight.one_more(), in_flight.one_more():
+    with in_flight, in_flight:
         assert in_flight.count == 2
     assert in_flight.count == 0
 
 
 async def test_a_call_beyond_the_limit_is_told_to_come_back() -> None:
     in_flight = _in_flight(max_calls=1)
-    with in_flight.one_more(), pytest.raises(Overloaded, match="the gateway service takes 1") as caught, in_flight.one_more():
+    with in_flight, pytest.raises(Overloaded, match="the gateway service takes 1") as caught, in_flight:
         pass
     assert caught.value.retry_after_s > 0
 
@@ -74,7 +74,7 @@ async def test_a_call_beyond_the_limit_is_told_to_come_back() -> None:
 async def test_a_call_while_draining_is_unavailable() -> None:
     in_flight = _in_flight()
     in_flight.drain()
-    with pytest.raises(Unavailable, match="the gateway service is stopping"), in_flight.one_more():
+    with pytest.raises(Unavailable, match="the gateway service is stopping"), in_flight:
         pass
 
 
@@ -172,7 +172,7 @@ async def test_a_message_that_never_comes_does_not_hold_the_budget_for_ever(monk
 
 async def test_waiting_ends_with_the_last_call_and_at_the_limit() -> None:
     in_flight = _in_flight()
-    with in_flight.one_more():
+    with in_flight:
         await asyncio.wait_for(in_flight.wait_until_idle(0.01), _LIMIT_S)
         waiting = asyncio.create_task(in_flight.wait_until_idle(3600))
         await _settled()
@@ -186,7 +186,7 @@ async def test_callers_that_go_on_calling_while_it_drains_are_told_until_they_st
     in_flight.drain()
     waiting = asyncio.create_task(in_flight.wait_until_quiet(_LIMIT_S))
     for _ in range(20):
-        with pytest.raises(Unavailable, match="stopping"), in_flight.one_more():
+        with pytest.raises(Unavailable, match="stopping"), in_flight:
             pass
         await asyncio.sleep(0.01)
         assert not waiting.done()
@@ -199,7 +199,7 @@ async def test_callers_that_never_stop_calling_do_not_keep_it() -> None:
 
     async def call_for_ever() -> None:
         while True:
-            with contextlib.suppress(Unavailable), in_flight.one_more():
+            with contextlib.suppress(Unavailable), in_flight:
                 pass
             await asyncio.sleep(0)
 

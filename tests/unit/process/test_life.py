@@ -80,7 +80,7 @@ async def test_parts_learn_of_draining_after_not_serving_is_said_and_before_call
     life: Life, door: _Door, events: list[str]
 ) -> None:
     async def tell() -> None:
-        with door.in_flight.one_more():  # not refused
+        with door.in_flight:  # not refused
             events.append(f"told, serving: {life.health.is_serving('')}")
 
     life.on_draining(tell)
@@ -88,7 +88,7 @@ async def test_parts_learn_of_draining_after_not_serving_is_said_and_before_call
     await life.drain(_LIMIT_S)
 
     assert events == ["told, serving: False", "door drains", "door stops"]
-    with pytest.raises(Unavailable, match="the gateway service is stopping"), door.in_flight.one_more():
+    with pytest.raises(Unavailable, match="the gateway service is stopping"), door.in_flight:
         pass
 
 
@@ -102,7 +102,7 @@ async def test_new_calls_are_taken_until_every_part_is_done_with_the_news(life: 
     life.on_draining(tell)
     draining = asyncio.create_task(life.drain(_LIMIT_S))
     await began.wait()
-    with door.in_flight.one_more():
+    with door.in_flight:
         may_end.set()
     await draining
 
@@ -134,7 +134,7 @@ async def test_doors_stop_after_what_is_in_flight_over_all_of_them(events: list[
     life = Life("gateway", _settings(), doors)
     await life.listen()
     life.open({})
-    with doors[1].in_flight.one_more():
+    with doors[1].in_flight:
         draining = asyncio.create_task(life.drain(_LIMIT_S))
         await asyncio.sleep(0.01)  # nothing happens
         assert events[-1] == "second drains"

@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,6 +123,12 @@ async def _following(target: str, serve: Callable[[StageStream], Awaitable[None]
         await asyncio.wait([task])
 
 
+async def _send(
+    stream: StageStream, sent: Sequence[tuple[int, items.StageItem]], abandoned_item_ids: Sequence[int] = ()
+) -> Sequence[Outcome]:
+    return await stream.send(sent, abandoned_item_ids, sum(item.size_bytes for _, item in sent))
+
+
 async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(_LIMIT_S):
         while not condition():
@@ -171,7 +177,7 @@ async def test_items_abandoned_items_and_outcomes_travel_over_a_stream() -> None
             yield TokenizeResponse(outcomes=[TokenizeOutcome(item_id=5, encoded=EncodedInput(tokens=7))]).SerializeToString()
 
     async def serve(stream: StageStream) -> None:
-        assert await stream.send([(5, _item("mine", "a text"))], [3, 4]) == []
+        assert await _send(stream, [(5, _item("mine", "a text"))], [3, 4]) == []
         outcomes.put_nowait(list((await stream.receive()).outcomes))
         outcomes.put_nowait(list((await stream.receive()).outcomes))
         await asyncio.Event().wait()
@@ -511,7 +517,7 @@ async def test_a_stream_that_has_ended_is_unavailable_for_both_directions(code: 
             with pytest.raises(Unavailable, match=r"^the stream has ended$"):
                 await stream.receive()
             with pytest.raises(Unavailable, match=r"^the stream has ended$"):
-                await stream.send([(1, _item())], [])
+                await _send(stream, [(1, _item())], [])
 
 
 async def test_a_stream_whose_process_dies_is_unavailable_for_both_directions() -> None:
@@ -528,7 +534,7 @@ async def test_a_stream_whose_process_dies_is_unavailable_for_both_directions() 
     with pytest.raises(Unavailable):
         await stream.receive()
     with pytest.raises(Unavailable):
-        await stream.send([(1, _item())], [])
+        await _send(stream, [(1, _item())], [])
     following.cancel()
     await asyncio.wait([following])
 
@@ -637,7 +643,7 @@ async def test_an_outcomes_error_is_told_as_its_class(error: NeuronpipeError) ->
 async def test_an_item_larger_than_the_process_takes_is_refused_alone_and_the_others_travel() -> None:
     async with _conversation(_announcement(max_message_bytes=1000)) as (stream, received):
         sending = [(1, _item("a")), (2, _item("b", "x" * 2000)), (3, _item("c"))]
-        ((item_id, error),) = await stream.send(sending, [7])
+        ((item_id, error),) = await _send(stream, sending, [7])
         sent = [await asyncio.wait_for(received.get(), _LIMIT_S)]
         while sum(len(message.items) for message in sent) < 2:
             sent.append(await asyncio.wait_for(received.get(), _LIMIT_S))
@@ -657,7 +663,7 @@ async def test_an_item_beyond_a_real_servers_limit_does_not_end_the_stream() -> 
     outcomes: asyncio.Queue[list[Outcome]] = asyncio.Queue()
 
     async def serve(stream: StageStream) -> None:
-        refused = await stream.send([(1, _item("large", "x" * 20_000)), (2, _item("small", "x"))], [])
+        refused = await _send(stream, [(1, _item("large", "x" * 20_000)), (2, _item("small", "x"))], [])
         outcomes.put_nowait([*refused, *(await stream.receive()).outcomes])
         await asyncio.Event().wait()
 
@@ -682,7 +688,7 @@ async def test_an_item_beyond_a_real_servers_limit_does_not_end_the_stream() -> 
 
 async def test_items_that_are_too_large_together_travel_in_several_messages() -> None:
     async with _conversation(_announcement(max_message_bytes=1000)) as (stream, received):
-        assert await stream.send([(item_id, _item("a", "x" * 400)) for item_id in range(1, 6)], [7]) == []
+        assert await _send(stream, [(item_id, _item("a", "x" * 400)) for item_id in range(1, 6)], [7]) == []
         sent: list[TokenizeRequest] = []
         while sum(len(message.items) for message in sent) < 5:
             sent.append(await asyncio.wait_for(received.get(), _LIMIT_S))
@@ -704,7 +710,7 @@ async def test_an_item_that_cannot_be_written_fails_alone() -> None:
     broken = items.TokenizeItem(Call("broken"), ModelKey("m", 1), Broken(TaskInput, data=b""))
     late = _item("late", deadline_s=time.monotonic() - 1)
     async with _conversation(_READY) as (stream, received):
-        errors = dict(await stream.send([(1, late), (2, broken), (3, _item("good"))], []))
+        errors = dict(await _send(stream, [(1, late), (2, broken), (3, _item("good"))], []))
         request = await asyncio.wait_for(received.get(), _LIMIT_S)
     assert [item.context.item_id for item in request.items] == [3]
     assert {item_id: type(error) for item_id, error in errors.items()} == {1: DeadlineExceeded, 2: InternalError}
@@ -714,7 +720,7 @@ async def test_an_item_that_cannot_be_written_fails_alone() -> None:
 async def test_an_item_carries_what_is_left_of_its_deadline_when_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neuronpipe.core.calls.time", SimpleNamespace(monotonic=lambda: 1002.0))
     async with _conversation(_READY) as (stream, received):
-        await stream.send([(1, _item(deadline_s=1005.0)), (2, _item())], [])
+        await _send(stream, [(1, _item(deadline_s=1005.0)), (2, _item())], [])
         request = await received.get()
     assert [item.context.remaining_ns for item in request.items] == [3_000_000_000, 0]
 
@@ -735,7 +741,7 @@ async def test_large_items_are_written_in_a_thread(is_large: bool) -> None:
 
     item = items.TokenizeItem(Call(), ModelKey("m", 1), Noted(TaskInput, message=_input("x" * (300 << 10 if is_large else 100))))
     async with _conversation(_READY) as (stream, _):
-        assert await stream.send([(1, item)], []) == []
+        assert await _send(stream, [(1, item)], []) == []
     assert (threads[0] is threading.main_thread()) == (not is_large)
 
 

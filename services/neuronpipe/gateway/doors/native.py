@@ -5,8 +5,6 @@ Inputs and results stay bytes where no stage of this process parses or makes the
 
 import random
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from dataclasses import replace
-from typing import Any
 
 from neuronpipe.api.v1 import inference_pb2, models_pb2
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
@@ -16,7 +14,7 @@ from neuronpipe.core.packed import Packed
 from neuronpipe.core.status import to_status
 from neuronpipe.forward.v1 import inference_pb2 as wire
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.inference import InferenceOutcome, InferenceRequest, InferenceResult
+from neuronpipe.gateway.inference import InferenceOutcome, InferenceRequest, InferenceResult, StageTimings, Usage
 from neuronpipe.gateway.many import infer_batch, infer_stream
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
@@ -86,7 +84,7 @@ def _read_request(message: wire.InferRequest, call: Call, *, is_id_required: boo
     # Ids must be unique, not secret, so the quick source of random numbers will do.
     request_id = message.request_id or ("" if is_id_required else f"{random.getrandbits(128):032x}")
     return InferenceRequest(
-        replace(call, request_id=request_id, priority=message.priority),
+        call.for_request(request_id, message.priority),
         message.model,
         message.version,
         Packed(TaskInput, data=message.input),
@@ -99,16 +97,27 @@ def _write_result(result: InferenceResult, response: wire.InferResponse) -> None
     response.model, response.version = result.model.name, str(result.model.version)
     response.request_id = result.request_id
     response.result = result.result.data
-    _copy_fields(result.usage, response.usage)
-    _copy_fields(result.timings, response.timings)
+    _write_usage(result.usage, response.usage)
+    _write_timings(result.timings, response.timings)
 
 
-def _copy_fields(value: Any, message: Any) -> None:
-    """Writes a value's numbers into the message whose fields have the same names."""
-    for name in value.__slots__:
-        number = getattr(value, name)
-        if number:
-            setattr(message, name, number)
+def _write_usage(value: Usage, message: inference_pb2.Usage) -> None:
+    message.tokens = value.tokens
+    message.truncated_tokens = value.truncated_tokens
+    message.batch_size = value.batch_size
+    message.bucket_tokens = value.bucket_tokens
+    message.token_cache = value.token_cache
+    message.padded_tokens = value.padded_tokens
+    message.result_cache = value.result_cache
+
+
+def _write_timings(value: StageTimings, message: inference_pb2.StageTimings) -> None:
+    message.total_ns = value.total_ns
+    message.preprocess_ns = value.preprocess_ns
+    message.predict_ns = value.predict_ns
+    message.postprocess_ns = value.postprocess_ns
+    message.predict_queue_ns = value.predict_queue_ns
+    message.predict_compute_ns = value.predict_compute_ns
 
 
 def _write_outcome(outcome: InferenceOutcome, message: wire.InferOutcome) -> None:
