@@ -115,7 +115,7 @@ class App:
         query = scope["query_string"].decode("latin-1")
         if not route.is_counted:
             return await handler(HttpRequest(Call(request_id), names, query, headers, "", b""))
-        with self._in_flight.one_more():
+        with self._in_flight:
             call = _call(headers, request_id)
             media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
             body: Any = b""
