@@ -33,20 +33,23 @@ from tests.images import image_files
 from tests.pages import ROOT, Fence, all_pages, fences
 from tests.snippet_commands import PROGRAMS
 
-_OPTIONS = ("--kept-traces", "100", "--metrics-listen", "127.0.0.1:0")
+_OPTIONS = ("--kept-traces", "100", "--metrics-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
 # The addresses of the pages → the gateway's log line that has the address in their place.
-_SHOWN = {"127.0.0.1:50050": "listening", "127.0.0.1:9464": "metrics"}
+_SHOWN = {"127.0.0.1:50050": "listening", "127.0.0.1:9464": "metrics", "127.0.0.1:8080": "listening for HTTP"}
 _LIMIT_S = 60
 # The models of the pages, by their names there → architecture and task of small ones. MiniLM is as it is published.
 _MODELS = {
+    "answerer": ("BERT", "question_answering"),
+    "entailer": ("BERT", "zero_shot_classification"),
     "minilm": ("MiniLM", "sentence_embedding"),
     "reranker": ("BERT", "rerank"),
     "sentiment": ("BERT", "text_classification"),
     "squad": ("BERT", "question_answering"),
+    "viewer": ("ViT", "image_classification"),
     "vit": ("ViT", "image_classification"),
 }
 # These programs are the system's own; a block that needs another one is not run.
-_SYSTEM_PROGRAMS = ("cat", "ls", "mkdir", "touch")
+_SYSTEM_PROGRAMS = ("cat", "curl", "ls", "mkdir", "touch")
 _FAIL = 'echo "$1: is not known to this test" >&2; touch ~/failed; return 127'
 _FAULTS = ("INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "INTERNAL")
 _NODE_PREAMBLE = 'const grpc = require("@grpc/grpc-js");\nconst protoLoader = require("@grpc/proto-loader");\n'

@@ -8,7 +8,9 @@ import pytest_asyncio
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.client import AsyncClient
+from tests.integration.http_server import HttpServer, make_http_repository, running_http_server
 from tests.integration.systems import System, local_system, make_slow
+from tests.shared_folder import shared_folder
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -47,6 +49,19 @@ def gateway_target(request: pytest.FixtureRequest) -> str:
         return target
     processes: dict[str, ServiceProcess] = request.getfixturevalue("pipeline_processes")
     return processes["gateway"].target
+
+
+@pytest.fixture(scope="session")
+def http_repository(fake_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake models, and one of each task that they lack."""
+    return shared_folder(tmp_path_factory, "http-repository", lambda folder: make_http_repository(folder, fake_repository))
+
+
+@pytest.fixture(scope="session")
+def http_server(http_repository: Path) -> Iterator[HttpServer]:
+    """One process that serves them over HTTP, too."""
+    with running_http_server(http_repository, "--http-default-models", "minilm,classifier") as server:
+        yield server
 
 
 @pytest.fixture

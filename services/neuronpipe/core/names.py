@@ -31,6 +31,8 @@ class Spans:
     INFER = Name("neuronpipe.api.v1.InferenceService/Infer", "SERVER, gateway: one request, as long as its `total_ns`")
     INFER_BATCH = Name("neuronpipe.api.v1.InferenceService/InferBatch", "SERVER, gateway: a call with many requests")
     INFER_STREAM = Name("neuronpipe.api.v1.InferenceService/InferStream", "SERVER, gateway: one request of a stream, as `Infer`")
+    HTTP_REQUEST = Name("http.request", "SERVER, gateway: a request over HTTP, or one input of it, as long as its `total_ns`")
+    HTTP_BATCH = Name("http.batch", "SERVER, gateway: a request over HTTP with many inputs")
     REQUEST = Name("request", "gateway: one request of an InferBatch, as long as its `total_ns`")
     PREPROCESS = Name("preprocess", "gateway: tokenizing, hop and queue included (`preprocess_ns`)")
     PREDICT = Name("predict", "gateway: prediction, hop and queue included (`predict_ns`)")

@@ -3,6 +3,7 @@
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, GetModelResponse, ListModelsResponse, Model
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
 from neuronpipe.gateway.models import GatewayModels
 
 
@@ -21,6 +22,15 @@ class Catalog:
         if not request.name:
             raise InvalidInput("name", "is empty")
         return GetModelResponse(model=self._describe(self._models.table.find(request.name, request.version).bundle))
+
+    def spec(self, name: str) -> ModelSpec:
+        """The newest version of a model. Raises ModelNotFound and InvalidInput."""
+        return self._models.table.find(name, "").bundle.spec
+
+    def names(self, task: str = "") -> list[str]:
+        """The models that have a task, or all of them."""
+        specs = (model.bundle.spec for model in self._models.table)
+        return list(dict.fromkeys(spec.name for spec in specs if not task or task in spec.tasks))
 
     def _describe(self, bundle: Bundle) -> Model:
         spec, artifacts = bundle.spec, bundle.manifest.artifacts

@@ -73,9 +73,9 @@ class Pipeline:
         """What a door asks before it reads a request. Raises Overloaded where it would be read in vain; see Gate.check_room."""
         self._gate.check_room(remaining_s)
 
-    def observe_together(self, call: Call) -> AbstractContextManager[Call]:
+    def observe_together(self, call: Call, span: Name = Spans.INFER_BATCH) -> AbstractContextManager[Call]:
         """A call of many requests, as a span of its own. Yields the call of each of them, which are all sampled or none is."""
-        return self._observer.together(call)
+        return self._observer.together(call, span)
 
     async def _answer(self, request: InferenceRequest, model: GatewayModel, observed: ObservedRequest) -> tuple[Packed[TaskResult], Usage]:
         """The result, found or computed."""

@@ -14,6 +14,7 @@ from neuronpipe.core.tracing import Span, SpanContext, Tracer, enter_span, event
 from neuronpipe.gateway.inference import StageTimings
 
 _STAGES = (Spans.PREPROCESS, Spans.PREDICT, Spans.POSTPROCESS)
+_HTTP = (Spans.HTTP_REQUEST, Spans.HTTP_BATCH)
 _PARTS = (*_STAGES, Spans.QUEUE, Spans.COMPUTE, UNATTRIBUTED)
 _ENDS: dict[str, Instrument] = {Events.SHED: Metrics.SHED, Events.EXPIRED: Metrics.EXPIRED, Events.CANCELLED: Metrics.CANCELLED}
 
@@ -144,19 +145,21 @@ class RequestObserver:
         if context is None:
             return None
         span = Span(name, context, call.trace, started_ns)
-        if "/" in name:
+        if name in _HTTP:
+            span.kind = "server"
+        elif "/" in name:
             span.kind = "server"
             span.attributes |= {Attributes.RPC_SYSTEM: "grpc", Attributes.RPC_METHOD: name}
         enter_span(span)
         return span
 
     @contextmanager
-    def together(self, call: Call) -> Iterator[Call]:
-        """A call of many requests. Yields the call of each of them, which are all sampled or none is."""
+    def together(self, call: Call, name: Name = Spans.INFER_BATCH) -> Iterator[Call]:
+        """A call of many requests, and its span's name. Yields the call of each of them, which are all sampled or none is."""
         if not self.tracer.is_on:
             yield call
             return
-        span = self.first_span(Spans.INFER_BATCH, call, time.monotonic_ns())
+        span = self.first_span(name, call, time.monotonic_ns())
         if span is None:
             yield replace(call, trace=self.tracer.unsampled(call.trace) or SpanContext.new(is_sampled=False))
             return

@@ -6,13 +6,12 @@ from contextlib import asynccontextmanager
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.assembly import running_gateway
-from neuronpipe.gateway.doors.native import INFERENCE_SERVICE, NativeDoor, native_rpcs
+from neuronpipe.gateway.doors.assembly import gateway_doors, gateway_handlers
+from neuronpipe.gateway.doors.native import INFERENCE_SERVICE
 from neuronpipe.gateway.far_stages import running_far_stages
 from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.process.door import Handler
 from neuronpipe.process.life import Life, serve
-from neuronpipe.rpc.door import GrpcDoor
-from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs
 
 
 async def run(settings: GatewaySettings, telemetry: Telemetry) -> None:
@@ -34,8 +33,6 @@ async def run(settings: GatewaySettings, telemetry: Telemetry) -> None:
             running_gateway(bundles, stages, settings, settings, telemetry) as gateway,
         ):
             life.in_flight.check_room = gateway.pipeline.check_room
-            native = NativeDoor(gateway.pipeline, gateway.catalog, settings)
-            yield native.handlers() | trace_handlers(telemetry.traces, targets)
+            yield gateway_handlers(gateway, settings, settings, telemetry, targets)
 
-    door = GrpcDoor(settings, [*native_rpcs(), *trace_rpcs(telemetry.traces)])
-    await serve("gateway", settings, [door], assemble)
+    await serve("gateway", settings, gateway_doors(settings, settings, telemetry), assemble)

@@ -1,11 +1,18 @@
 """The settings of the gateway."""
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from neuronpipe.cache.settings import CachePolicy, RedisSettings
 from neuronpipe.core.settings import Settings
-from neuronpipe.process.settings import CALLERS_CONNECTION_AGE_S, ServerSettings, connection_age_field, listen_field
+from neuronpipe.process.settings import (
+    CALLERS_CONNECTION_AGE_S,
+    ServerSettings,
+    check_port,
+    connection_age_field,
+    listen_field,
+    optional_listen_field,
+)
 
 
 class PipelineSettings(Settings):
@@ -42,7 +49,21 @@ class ResultCacheSettings(RedisSettings):
     result_cache_bytes: int = Field(64 << 20, ge=1 << 10, description="memory for results in this process, in bytes")
 
 
-class GatewaySettings(ServerSettings, PipelineSettings, ResultCacheSettings):
+class HttpSettings(Settings):
+    """The HTTP door."""
+
+    http_listen: str = optional_listen_field("HTTP")
+    http_default_models: str = Field(
+        "", description="models that answer HTTP requests which name none, with commas: the first that has the task; empty: the only one"
+    )
+
+    @field_validator("http_listen")
+    @classmethod
+    def _check_http_port(cls, listen: str) -> str:
+        return check_port(listen)
+
+
+class GatewaySettings(ServerSettings, PipelineSettings, ResultCacheSettings, HttpSettings):
     """Settings of the gateway."""
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_GATEWAY_")

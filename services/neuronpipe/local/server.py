@@ -7,15 +7,13 @@ from neuronpipe.bundles.repository import Bundle, read_repository
 from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.assembly import running_gateway
-from neuronpipe.gateway.doors.native import NativeDoor, native_rpcs
+from neuronpipe.gateway.doors.assembly import gateway_doors, gateway_handlers
 from neuronpipe.local.settings import AllSettings
 from neuronpipe.neuron_executor.settings import EngineSettings
 from neuronpipe.neuron_executor.stage import running_executor
 from neuronpipe.postprocessor.stage import running_postprocessor
 from neuronpipe.process.door import Handler
 from neuronpipe.process.life import Life, serve
-from neuronpipe.rpc.door import GrpcDoor
-from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs
 from neuronpipe.tokenizer.settings import TokenCacheSettings
 from neuronpipe.tokenizer.stage import running_tokenizer
 
@@ -44,8 +42,6 @@ async def run(settings: AllSettings, telemetry: Telemetry) -> None:
             running_gateway(bundles, stages, settings, settings, telemetry) as gateway,
         ):
             life.in_flight.check_room = gateway.pipeline.check_room
-            native = NativeDoor(gateway.pipeline, gateway.catalog, settings)
-            yield native.handlers() | trace_handlers(telemetry.traces)
+            yield gateway_handlers(gateway, settings, settings, telemetry)
 
-    door = GrpcDoor(settings, [*native_rpcs(), *trace_rpcs(telemetry.traces)])
-    await serve("all", settings, [door], assemble)
+    await serve("all", settings, gateway_doors(settings, settings, telemetry), assemble)

@@ -2,13 +2,13 @@
 
 from pydantic_settings import SettingsConfigDict
 
-from neuronpipe.gateway.settings import PipelineSettings, ResultCacheSettings
+from neuronpipe.gateway.settings import HttpSettings, PipelineSettings, ResultCacheSettings
 from neuronpipe.neuron_executor.settings import EngineSettings
 from neuronpipe.process.settings import CALLERS_CONNECTION_AGE_S, ServerSettings, connection_age_field, listen_field
 from neuronpipe.tokenizer.settings import TokenCacheSettings
 
 
-class AllSettings(ServerSettings, PipelineSettings, EngineSettings, TokenCacheSettings, ResultCacheSettings):
+class AllSettings(ServerSettings, PipelineSettings, EngineSettings, TokenCacheSettings, ResultCacheSettings, HttpSettings):
     """Settings of the whole pipeline in one process."""
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_ALL_")

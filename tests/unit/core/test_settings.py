@@ -130,3 +130,10 @@ def test_settings_cannot_be_changed_once_read() -> None:
     settings = read_settings(GatewaySettings, _REPOSITORY)
     with pytest.raises(ValueError, match="frozen"):
         settings.max_batch_items = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", [AllSettings, GatewaySettings], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("address", ["127.0.0.1", "8080", "127.0.0.1:65536", "127.0.0.1:http"])
+def test_an_address_for_http_that_is_none_is_an_error(kind: type[ServerSettings], address: str) -> None:
+    with pytest.raises(SetupError, match=f"^{variable_name(kind, 'http_listen')}: "):
+        read_settings(kind, _REPOSITORY | {"http_listen": address})

@@ -17,6 +17,7 @@ from neuronpipe.core.items import EncodedInput, Prediction, Stages
 from neuronpipe.core.names import ADMISSION, UNATTRIBUTED, Attributes, Events, Metrics, Spans
 from neuronpipe.core.packed import NO_TENSORS, Packed, pack_result
 from neuronpipe.core.tracing import SpanContext, Tracer, current_span
+from neuronpipe.gateway.request_observer import RequestObserver
 from neuronpipe.gateway.settings import PipelineSettings
 from tests.door import Door, door_of
 from tests.unit.every_error import EVERY_ERROR
@@ -247,3 +248,13 @@ async def test_words_of_callers_do_not_become_labels() -> None:
 async def test_after_a_request_the_task_is_in_no_span() -> None:
     await _infer(Recorded())
     assert current_span() is None
+
+
+async def test_a_request_over_http_has_a_span_of_a_server_that_names_no_rpc() -> None:
+    telemetry = Recorded()
+    observer = RequestObserver(telemetry)
+    with observer.together(Call(), Spans.HTTP_BATCH) as call:
+        observer.begin(Spans.HTTP_REQUEST, call).finish(0)
+    batch, request = telemetry.one(Spans.HTTP_BATCH), telemetry.one(Spans.HTTP_REQUEST)
+    assert (batch.kind, request.kind, request.parent) == ("server", "server", batch.context)
+    assert Attributes.RPC_METHOD not in batch.attributes | request.attributes

@@ -1,0 +1,117 @@
+"""Hugging Face's inference API for every task."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from neuronpipe.core.errors import InvalidInput, WrongTask
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.doors.http.bodies import check_body, read_json, write_body
+from neuronpipe.gateway.doors.http.choice import ModelChoice
+from neuronpipe.gateway.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.gateway.doors.http.huggingface_bodies import AnyBody
+from neuronpipe.gateway.doors.http.huggingface_tasks import CONVERTERS
+from neuronpipe.gateway.doors.http.inference import Inference
+from neuronpipe.gateway.doors.http.problems import TEI_ERROR
+
+# Hugging Face's words for tasks, the first one's in the order in which a model is asked for them.
+_TASKS: dict[str, Sequence[str]] = {
+    "feature-extraction": ("sentence_embedding", "feature_extraction"),
+    "sentence-similarity": ("sentence_similarity",),
+    "text-classification": ("text_classification",),
+    "sentiment-analysis": ("text_classification",),
+    "token-classification": ("token_classification",),
+    "ner": ("token_classification",),
+    "question-answering": ("question_answering",),
+    "fill-mask": ("fill_mask",),
+    "zero-shot-classification": ("zero_shot_classification",),
+    "image-classification": ("image_classification",),
+    "text-ranking": ("rerank",),
+}
+# A field of `inputs` that only one task has.
+_TELLING_INPUTS = {"source_sentence": "sentence_similarity", "question": "question_answering", "query": "rerank"}
+IMAGES = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
+
+
+def post(path: str, summary: str, media: Sequence[str], **fields: Any) -> Route:
+    """A route that takes what a model's task takes."""
+    return Route("POST", path, summary, AnyBody, Any, TEI_ERROR, is_raw=True, takes_media=media, **fields)
+
+
+MODEL_PARAMETER = {"model": "the model, where several have a task"}
+MODEL = post("/models/{name}", "Hugging Face: what the model is for", IMAGES)
+MODEL_TASK = post("/models/{name}/pipeline/{task}", "Hugging Face: one of the model's tasks", IMAGES)
+TASK_MODEL = post("/pipeline/{task}/{name}", "Hugging Face: one of the model's tasks", IMAGES)
+ROOT = post("/", "Hugging Face: an endpoint of one model", IMAGES, query=MODEL_PARAMETER)
+ROUTES = (MODEL, MODEL_TASK, TASK_MODEL, ROOT)
+
+
+def huggingface_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> dict[str, HttpHandler]:
+    """The handlers, by route."""
+
+    async def model(request: HttpRequest) -> HttpResponse:
+        spec = catalog.spec(request.names["name"])
+        return HttpResponse(write_body(await answer_body(inference, request, spec, read_request(request))))
+
+    async def task(request: HttpRequest) -> HttpResponse:
+        spec = catalog.spec(request.names["name"])
+        return HttpResponse(
+            write_body(await answer_body(inference, request, spec, read_request(request), _task(spec, request.names["task"])))
+        )
+
+    async def root(request: HttpRequest) -> HttpResponse:
+        spec = catalog.spec(models.choose(request.parameter("model")))
+        return HttpResponse(write_body(await answer_body(inference, request, spec, read_request(request))))
+
+    return {MODEL.key: model, MODEL_TASK.key: task, TASK_MODEL.key: task, ROOT.key: root}
+
+
+def read_request(request: HttpRequest) -> Any:
+    """The body as a value; that of an image holds its bytes."""
+    if request.media_type in IMAGES or (not request.media_type and not request.body.lstrip().startswith(b"{")):
+        return {"inputs": request.body}
+    return read_json(request.body)
+
+
+async def answer_body(inference: Inference, request: HttpRequest, model: ModelSpec, value: Any, task: str = "") -> Any:
+    """The answer of a model to a body: that of one input, or a list of those of many."""
+    converter = CONVERTERS[task or _task_of(model, value)]
+    image = value.get("inputs") if isinstance(value, dict) else None
+    if isinstance(image, bytes):
+        if model.image is None:
+            raise InvalidInput("content-type", f"must be {JSON}; model {model.name!r} takes no images")
+        value = {"inputs": ""}
+    body = check_body(converter.takes, value)
+    inputs = image if isinstance(image, bytes) else body.inputs
+    is_list = isinstance(inputs, list)
+    several = inputs if is_list else [inputs]
+
+    def fields(index: int) -> dict[str, str]:
+        return {ours: theirs.replace("…", f"[{index}]" if is_list else "") for ours, theirs in converter.fields.items()}
+
+    results = await inference.each(request.call, model.name, [converter.read(input, body, model) for input in several], "inputs", fields)
+    answers = [converter.write(one.result.message, input, body) for one, input in zip(results, several, strict=True)]
+    return answers if is_list or converter.is_nested else answers[0]
+
+
+def _task(model: ModelSpec, word: str) -> str:
+    """The model's task that Hugging Face calls so. Raises WrongTask."""
+    for task in _TASKS.get(word, ()):
+        if task in model.tasks:
+            return task
+    words = [theirs for theirs, ours in _TASKS.items() if any(task in model.tasks for task in ours)]
+    raise WrongTask(f"model {model.name!r} does not have the task of the path; it has: {', '.join(words)}")
+
+
+def _task_of(model: ModelSpec, value: Any) -> str:
+    """The model's own task, unless the body is one of another that it has."""
+    inputs = value.get("inputs") if isinstance(value, dict) else None
+    first = inputs[0] if isinstance(inputs, list) and inputs else inputs
+    if isinstance(first, dict):
+        for name, task in _TELLING_INPUTS.items():
+            if name in first and task in model.tasks:
+                return task
+    parameters = value.get("parameters") if isinstance(value, dict) else None
+    if isinstance(parameters, dict) and "candidate_labels" in parameters and "zero_shot_classification" in model.tasks:
+        return "zero_shot_classification"
+    return model.task

@@ -1,0 +1,131 @@
+"""The bodies of Hugging Face's inference API, by task: as huggingface_hub's InferenceClient sends them."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Many, Unsupported
+
+
+class Pair(Body):
+    text: str
+    text_pair: str
+
+
+class LabelParameters(Body):
+    top_k: Count | None = None
+    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
+    truncation: bool | None = None
+
+
+class TextClassification(Body):
+    inputs: str | Pair | Many[str | Pair]
+    parameters: LabelParameters = LabelParameters()
+
+
+class ImageClassification(Body):
+    inputs: Annotated[str, Field(description="a JPEG, PNG or WebP file in Base64; or the file itself as the body")]
+    parameters: LabelParameters = LabelParameters()
+
+
+class ZeroShotParameters(Body):
+    candidate_labels: Many[str] | str
+    multi_label: bool = False
+    hypothesis_template: str | None = None
+
+
+class ZeroShotClassification(Body):
+    inputs: str | Many[str]
+    parameters: ZeroShotParameters
+
+
+class TokenParameters(Body):
+    aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = "simple"
+    ignore_labels: Many[str] | None = None
+    stride: Count | None = None
+
+
+class TokenClassification(Body):
+    inputs: str | Many[str]
+    parameters: TokenParameters = TokenParameters()
+
+
+class FillMaskParameters(Body):
+    top_k: Count | None = None
+    targets: Many[str] | None = None
+
+
+class FillMask(Body):
+    inputs: str | Many[str]
+    parameters: FillMaskParameters = FillMaskParameters()
+
+
+class Question(Body):
+    question: str
+    context: str
+
+
+class AnswerParameters(Body):
+    top_k: Count | None = None
+    max_answer_len: Count | None = None
+    doc_stride: Count | None = None
+    handle_impossible_answer: bool = False
+    align_to_words: Literal[True] | None = Field(None, description="answers are whole words")
+    max_seq_len: Unsupported = None
+    max_question_len: Unsupported = None
+
+
+class QuestionAnswering(Body):
+    inputs: Question | Many[Question]
+    parameters: AnswerParameters = AnswerParameters()
+
+
+class Features(Body):
+    """Its parameters stand beside the inputs, as InferenceClient has them."""
+
+    inputs: str | Many[str]
+    normalize: bool | None = Field(None, description="of models of sentence embeddings: whether vectors have length one; default: yes")
+    dimensions: Count | None = None
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    prompt_name: Unsupported = None
+    encoding_format: Literal["float"] | None = None
+
+
+class Sentences(Body):
+    source_sentence: str
+    sentences: Many[str]
+
+
+class SentenceSimilarity(Body):
+    inputs: Sentences
+
+
+class Query(Body):
+    query: str
+    texts: Many[str]
+
+
+class RankParameters(Body):
+    top_k: Count | None = None
+    function_to_apply: Literal["sigmoid", "none"] | None = None
+    truncation: bool | None = None
+
+
+class TextRanking(Body):
+    inputs: Query
+    parameters: RankParameters = RankParameters()
+
+
+# Any of the bodies; what a model's is depends on its task.
+AnyBody = (
+    TextClassification
+    | ImageClassification
+    | ZeroShotClassification
+    | TokenClassification
+    | FillMask
+    | QuestionAnswering
+    | Features
+    | SentenceSimilarity
+    | TextRanking
+)

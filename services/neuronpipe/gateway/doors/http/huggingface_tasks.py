@@ -1,0 +1,303 @@
+"""Hugging Face's JSON of each task: what it takes, as our input, and our result as what it gives.
+
+As huggingface_hub's InferenceClient sends and reads it, and as transformers' pipelines call their parameters.
+"""
+
+import binascii
+from base64 import b64decode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from neuronpipe.api.v1.tasks_pb2 import (
+    Aggregation,
+    FeatureExtractionInput,
+    FillMaskInput,
+    ImageClassificationInput,
+    LabelScore,
+    QuestionAnsweringInput,
+    RerankInput,
+    ScoreFunction,
+    SentenceEmbeddingInput,
+    SentenceSimilarityInput,
+    TaskInput,
+    TaskResult,
+    TextClassificationInput,
+    TokenClassificationInput,
+    ZeroShotClassificationInput,
+)
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.gateway.doors.http.embeddings import token_vectors, vector
+from neuronpipe.gateway.doors.http.huggingface_bodies import (
+    Features,
+    FillMask,
+    ImageClassification,
+    Pair,
+    Query,
+    Question,
+    QuestionAnswering,
+    Sentences,
+    SentenceSimilarity,
+    TextClassification,
+    TextRanking,
+    TokenClassification,
+    ZeroShotClassification,
+)
+from neuronpipe.gateway.doors.http.inference import truncation_of
+
+_FUNCTIONS = {
+    None: ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
+    "softmax": ScoreFunction.SCORE_FUNCTION_SOFTMAX,
+    "sigmoid": ScoreFunction.SCORE_FUNCTION_SIGMOID,
+    "none": ScoreFunction.SCORE_FUNCTION_NONE,
+}
+_AGGREGATIONS = {
+    "none": Aggregation.AGGREGATION_NONE,
+    "simple": Aggregation.AGGREGATION_SIMPLE,
+    "first": Aggregation.AGGREGATION_FIRST,
+    "average": Aggregation.AGGREGATION_AVERAGE,
+    "max": Aggregation.AGGREGATION_MAX,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Converter:
+    """One task. `takes`: the type of a body. `read`: the input of one of its inputs. `write`: the JSON of one of its
+    results.
+
+    `fields`: the protocol's words for the fields of our input; "inputs…" is followed by the place where there are many.
+    `is_nested`: a single input has its result in a list, too.
+    """
+
+    takes: TypeAdapter[Any]
+    read: Callable[[Any, Any, ModelSpec], TaskInput]
+    write: Callable[[TaskResult, Any, Any], Any]
+    fields: Mapping[str, str]
+    is_nested: bool = False
+
+
+def _read_text_classification(input: str | Pair, body: TextClassification, model: ModelSpec) -> TaskInput:
+    texts = {"text": input} if isinstance(input, str) else {"text": input.text, "text_pair": input.text_pair}
+    options = body.parameters
+    return TaskInput(
+        text_classification=TextClassificationInput(
+            **texts,
+            top_k=min(options.top_k or len(model.labels), len(model.labels)),
+            function=_FUNCTIONS[options.function_to_apply],
+            truncation=truncation_of(options.truncation, None),
+        )
+    )
+
+
+def _read_image(input: str | bytes, body: ImageClassification, model: ModelSpec) -> TaskInput:
+    try:
+        image = input if isinstance(input, bytes) else b64decode(input, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidInput("inputs", "is no Base64") from None
+    options = body.parameters
+    return TaskInput(
+        image_classification=ImageClassificationInput(
+            image=image,
+            top_k=min(options.top_k or 0, len(model.labels)),
+            function=_FUNCTIONS[options.function_to_apply],
+        )
+    )
+
+
+def _read_zero_shot(input: str, body: ZeroShotClassification, model: ModelSpec) -> TaskInput:
+    labels = body.parameters.candidate_labels
+    return TaskInput(
+        zero_shot_classification=ZeroShotClassificationInput(
+            text=input,
+            candidate_labels=[label.strip() for label in labels.split(",")] if isinstance(labels, str) else labels,
+            multi_label=body.parameters.multi_label,
+            hypothesis_template=body.parameters.hypothesis_template or "",
+        )
+    )
+
+
+def _read_tokens(input: str, body: TokenClassification, model: ModelSpec) -> TaskInput:
+    options = body.parameters
+    return TaskInput(
+        token_classification=TokenClassificationInput(
+            text=input,
+            aggregation=_AGGREGATIONS[options.aggregation_strategy],
+            ignore_labels=options.ignore_labels or (),
+            keep_all_labels=options.ignore_labels == [],
+            window_stride_tokens=options.stride or 0,
+        )
+    )
+
+
+def _write_tokens(result: TaskResult, input: str, body: TokenClassification) -> Any:
+    label = "entity" if body.parameters.aggregation_strategy == "none" else "entity_group"
+    return [
+        {label: one.label, "score": one.score, "word": one.text, "start": one.start, "end": one.end}
+        for one in result.token_classification.entities
+    ]
+
+
+def _read_masks(input: str, body: FillMask, model: ModelSpec) -> TaskInput:
+    options = body.parameters
+    return TaskInput(fill_mask=FillMaskInput(text=input, top_k=options.top_k or 0, targets=options.targets or ()))
+
+
+def _write_masks(result: TaskResult, input: str, body: FillMask) -> Any:
+    masks = [
+        [
+            {
+                "score": one.score,
+                "token": one.token_id,
+                "token_str": one.token,
+                "sequence": f"{input[: mask.start]}{one.token}{input[mask.end :]}",
+            }
+            for one in mask.tokens
+        ]
+        for mask in result.fill_mask.masks
+    ]
+    return masks[0] if len(masks) == 1 else masks
+
+
+def _read_question(input: Question, body: QuestionAnswering, model: ModelSpec) -> TaskInput:
+    options = body.parameters
+    return TaskInput(
+        question_answering=QuestionAnsweringInput(
+            question=input.question,
+            context=input.context,
+            top_k=options.top_k or 0,
+            max_answer_tokens=options.max_answer_len or 0,
+            window_stride_tokens=options.doc_stride or 0,
+            allow_no_answer=options.handle_impossible_answer,
+        )
+    )
+
+
+def _write_answers(result: TaskResult, input: Question, body: QuestionAnswering) -> Any:
+    answers = [{"answer": one.text, "score": one.score, "start": one.start, "end": one.end} for one in result.question_answering.answers]
+    return answers if (body.parameters.top_k or 1) > 1 else answers[0]
+
+
+def _read_embedding(input: str, body: Features, model: ModelSpec) -> TaskInput:
+    return TaskInput(
+        sentence_embedding=SentenceEmbeddingInput(
+            text=input,
+            skip_normalize=body.normalize is False,
+            dimensions=body.dimensions or 0,
+            truncation=truncation_of(body.truncate, body.truncation_direction),
+        )
+    )
+
+
+def _read_features(input: str, body: Features, model: ModelSpec) -> TaskInput:
+    for name in ("normalize", "dimensions"):
+        if getattr(body, name):
+            raise InvalidInput(name, "is for models of sentence embeddings, and this one has token vectors")
+    truncation = truncation_of(body.truncate, body.truncation_direction)
+    return TaskInput(feature_extraction=FeatureExtractionInput(text=input, truncation=truncation))
+
+
+def _read_sentences(input: Sentences, body: SentenceSimilarity, model: ModelSpec) -> TaskInput:
+    return TaskInput(sentence_similarity=SentenceSimilarityInput(source=input.source_sentence, texts=input.sentences))
+
+
+def _read_query(input: Query, body: TextRanking, model: ModelSpec) -> TaskInput:
+    options = body.parameters
+    return TaskInput(
+        rerank=RerankInput(
+            query=input.query,
+            texts=input.texts,
+            top_n=min(options.top_k or 0, len(input.texts)),
+            function=_FUNCTIONS[options.function_to_apply],
+            truncation=truncation_of(options.truncation, None),
+        )
+    )
+
+
+def _labels(labels: "list[LabelScore]") -> Any:
+    return [{"label": one.label, "score": one.score} for one in labels]
+
+
+_TEXT = {"text": "inputs…", "text_pair": "inputs…"}
+_LABEL_OPTIONS = {"top_k": "parameters.top_k", "function": "parameters.function_to_apply"}
+
+CONVERTERS: dict[str, Converter] = {
+    "text_classification": Converter(
+        TypeAdapter(TextClassification),
+        _read_text_classification,
+        lambda result, given, body: _labels(list(result.text_classification.labels)),
+        _TEXT | _LABEL_OPTIONS,
+        is_nested=True,
+    ),
+    "image_classification": Converter(
+        TypeAdapter(ImageClassification),
+        _read_image,
+        lambda result, given, body: _labels(list(result.image_classification.labels)),
+        {"image": "inputs…"} | _LABEL_OPTIONS,
+    ),
+    "zero_shot_classification": Converter(
+        TypeAdapter(ZeroShotClassification),
+        _read_zero_shot,
+        lambda result, given, body: _labels(list(result.zero_shot_classification.labels)),
+        {
+            "text": "inputs…",
+            "candidate_labels": "parameters.candidate_labels",
+            "hypothesis_template": "parameters.hypothesis_template",
+        },
+    ),
+    "token_classification": Converter(
+        TypeAdapter(TokenClassification),
+        _read_tokens,
+        _write_tokens,
+        {"text": "inputs…", "window_stride_tokens": "parameters.stride", "ignore_labels": "parameters.ignore_labels"},
+    ),
+    "fill_mask": Converter(
+        TypeAdapter(FillMask),
+        _read_masks,
+        _write_masks,
+        {"text": "inputs…", "top_k": "parameters.top_k", "targets": "parameters.targets"},
+    ),
+    "question_answering": Converter(
+        TypeAdapter(QuestionAnswering),
+        _read_question,
+        _write_answers,
+        {
+            "question": "inputs….question",
+            "context": "inputs….context",
+            "top_k": "parameters.top_k",
+            "max_answer_tokens": "parameters.max_answer_len",
+            "window_stride_tokens": "parameters.doc_stride",
+        },
+    ),
+    "sentence_embedding": Converter(
+        TypeAdapter(Features),
+        _read_embedding,
+        lambda result, given, body: vector(result.sentence_embedding),
+        {"text": "inputs…"},
+    ),
+    "feature_extraction": Converter(
+        TypeAdapter(Features),
+        _read_features,
+        lambda result, given, body: token_vectors(result.feature_extraction),
+        _TEXT,
+    ),
+    "sentence_similarity": Converter(
+        TypeAdapter(SentenceSimilarity),
+        _read_sentences,
+        lambda result, given, body: list(result.sentence_similarity.scores),
+        {"source": "inputs.source_sentence", "texts": "inputs.sentences"},
+    ),
+    "rerank": Converter(
+        TypeAdapter(TextRanking),
+        _read_query,
+        lambda result, given, body: [{"index": one.index, "score": one.score} for one in result.rerank.texts],
+        {
+            "query": "inputs.query",
+            "texts": "inputs.texts",
+            "top_n": "parameters.top_k",
+            "function": "parameters.function_to_apply",
+        },
+    ),
+}

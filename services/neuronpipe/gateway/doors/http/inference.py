@@ -1,0 +1,63 @@
+"""How the protocols call the pipeline: one input, or many of which all must succeed."""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.names import Spans
+from neuronpipe.core.packed import pack_input
+from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
+from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.settings import PipelineSettings
+
+# A protocol's words for the fields of a TaskInput, which errors name.
+Fields = Mapping[str, str]
+
+
+class Inference:
+    """Runs inputs through the pipeline."""
+
+    def __init__(self, pipeline: Pipeline, settings: PipelineSettings) -> None:
+        self.max_inputs = settings.max_batch_items
+        self._pipeline = pipeline
+        self._max_bytes = settings.max_batch_response_bytes
+
+    async def one(self, call: Call, model: str, input: TaskInput, fields: Fields) -> InferenceResult:
+        """One result. Raises NeuronpipeError, which names fields in the protocol's words."""
+        try:
+            return await self._pipeline.infer(InferenceRequest(call, model, "", pack_input(input)), Spans.HTTP_REQUEST)
+        except InvalidInput as error:
+            raise InvalidInput(re.sub(r"[a-z_]+", lambda word: fields.get(word[0], word[0]), error.field), error.problem) from error
+
+    async def each(
+        self, call: Call, model: str, inputs: Sequence[TaskInput], name: str, fields: Callable[[int], Fields]
+    ) -> list[InferenceResult]:
+        """The results of many inputs, which are called `name` and have `fields` by their place.
+
+        The first error ends all of them.
+        """
+        if not 1 <= len(inputs) <= self.max_inputs:
+            raise InvalidInput(name, f"{len(inputs)} inputs, must be from 1 to {self.max_inputs} (the gateway's max_batch_items)")
+        if len(inputs) == 1:
+            return [await self.one(call, model, inputs[0], fields(0))]
+        with self._pipeline.observe_together(call, Spans.HTTP_BATCH) as shared:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    running = [group.create_task(self.one(shared, model, input, fields(i))) for i, input in enumerate(inputs)]
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+        results = [task.result() for task in running]
+        if sum(one.result.size_bytes for one in results) > self._max_bytes:
+            problem = f"the results are too large for one response, the limit is {self._max_bytes} bytes; send fewer at once"
+            raise InvalidInput(name, problem)
+        return results
+
+
+def truncation_of(truncate: bool | None, direction: str | None) -> "Truncation.ValueType":
+    """Hugging Face's two words in ours. Without them a text that is too long is an error."""
+    if not truncate:
+        return Truncation.TRUNCATION_ERROR
+    return Truncation.TRUNCATION_LEFT if direction and direction.lower() == "left" else Truncation.TRUNCATION_RIGHT

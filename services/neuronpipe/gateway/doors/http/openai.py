@@ -1,0 +1,111 @@
+"""OpenAI's embeddings and list of models."""
+
+from base64 import b64encode
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model
+from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.doors.http.bodies import Body, Count, Many, write_body
+from neuronpipe.gateway.doors.http.embeddings import float32_bytes, vector
+from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.gateway.doors.http.inference import Inference
+from neuronpipe.gateway.doors.http.problems import OPENAI_ERROR
+
+
+class EmbeddingsRequest(Body):
+    """`user` and other fields of OpenAI's are ignored."""
+
+    model: str
+    input: Annotated[str | Many[str] | Many[int] | Many[Many[int]], Field(description="text or texts; token ids are refused")]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Count | None = Field(None, description="only the first this many numbers, scaled to length one")
+
+
+class Embedding(Body):
+    object: Literal["embedding"]
+    index: int
+    embedding: Annotated[list[float] | str, Field(description="numbers, or float32 little-endian in Base64")]
+
+
+class EmbeddingsUsage(Body):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(Body):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingsUsage
+
+
+class ModelEntry(Body):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(Body):
+    object: Literal["list"]
+    data: list[ModelEntry]
+
+
+EMBEDDINGS = Route("POST", "/v1/embeddings", "OpenAI: vectors of texts", EmbeddingsRequest, EmbeddingsResponse, OPENAI_ERROR)
+MODELS = Route("GET", "/v1/models", "OpenAI: the models", gives=ModelList, error_form=OPENAI_ERROR)
+MODEL = Route("GET", "/v1/models/{name}", "OpenAI: one model", gives=ModelEntry, error_form=OPENAI_ERROR)
+ROUTES = (EMBEDDINGS, MODELS, MODEL)
+
+
+def openai_handlers(inference: Inference, catalog: Catalog) -> dict[str, HttpHandler]:
+    """The handlers, by route."""
+
+    async def embeddings(request: HttpRequest) -> HttpResponse:
+        body: EmbeddingsRequest = request.body
+        is_list = not isinstance(body.input, str)
+        texts = body.input if is_list else [body.input]
+        if not all(isinstance(text, str) for text in texts):
+            raise InvalidInput("input", "token ids are not taken; send the text (LangChain: check_embedding_ctx_length=False)")
+        inputs = [_input(str(text), body.dimensions) for text in texts]
+        results = await inference.each(
+            request.call, body.model, inputs, "input", lambda index: {"text": f"input[{index}]" if is_list else "input"}
+        )
+        is_base64 = body.encoding_format == "base64"
+        tokens = sum(result.usage.tokens for result in results)
+        vectors = (result.result.message.sentence_embedding for result in results)
+        answer = {
+            "object": "list",
+            "data": [
+                {
+                    "object": "embedding",
+                    "index": index,
+                    "embedding": b64encode(float32_bytes(one)).decode() if is_base64 else vector(one),
+                }
+                for index, one in enumerate(vectors)
+            ],
+            "model": body.model,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+        return HttpResponse(write_body(answer), is_compressible=not is_base64)
+
+    async def models(request: HttpRequest) -> HttpResponse:
+        newest = [model for model in catalog.list_models().models if model.is_default]
+        return HttpResponse(write_body({"object": "list", "data": [_entry(model) for model in newest]}))
+
+    async def model(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(write_body(_entry(catalog.get_model(GetModelRequest(name=request.names["name"])).model)))
+
+    return {EMBEDDINGS.key: embeddings, MODELS.key: models, MODEL.key: model}
+
+
+def _input(text: str, dimensions: int | None) -> TaskInput:
+    return TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, dimensions=dimensions or 0))
+
+
+def _entry(model: Model) -> dict[str, Any]:
+    # When a bundle was made is not in its manifest.
+    return {"id": model.name, "object": "model", "created": 0, "owned_by": "neuronpipe", "tasks": list(model.tasks)}

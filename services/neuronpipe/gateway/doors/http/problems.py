@@ -1,0 +1,136 @@
+"""Errors over HTTP: a table from our classes to status codes and each protocol's words, and the forms of the bodies."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neuronpipe.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    ModelNotFound,
+    NeuronpipeError,
+    Overloaded,
+    Unavailable,
+    WrongTask,
+)
+
+# What a caller shall wait where the server stops or starts: another one answers, or this one does soon.
+_UNAVAILABLE_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCodes:
+    """An error's HTTP status, and its name in OpenAI's error (`type`, `code`) and in TEI's (`error_type`)."""
+
+    status: int
+    openai_type: str
+    openai_code: str
+    tei_type: str
+
+
+CODES: dict[type[NeuronpipeError], ErrorCodes] = {
+    InvalidInput: ErrorCodes(400, "invalid_request_error", "invalid_input", "Validation"),
+    ModelNotFound: ErrorCodes(404, "invalid_request_error", "model_not_found", "Validation"),
+    WrongTask: ErrorCodes(400, "invalid_request_error", "wrong_task", "Validation"),
+    Overloaded: ErrorCodes(429, "rate_limit_error", "rate_limit_exceeded", "Overloaded"),
+    DeadlineExceeded: ErrorCodes(504, "server_error", "deadline_exceeded", "Backend"),
+    Cancelled: ErrorCodes(499, "server_error", "cancelled", "Backend"),
+    Unavailable: ErrorCodes(503, "server_error", "unavailable", "Unhealthy"),
+    InternalError: ErrorCodes(500, "server_error", "internal_error", "Backend"),
+}
+
+
+class Refused(Exception):
+    """A request that HTTP itself is enough to refuse: `status` is 4xx or 501, `title` its name.
+
+    `headers`: what the status prescribes.
+    """
+
+    def __init__(self, status: int, title: str, message: str, *headers: tuple[bytes, bytes]) -> None:
+        super().__init__(message)
+        self.status = status
+        self.title = title
+        self.message = message
+        self.headers = headers
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error as all forms need it.
+
+    `field`: the part of the body at fault, or empty. `retry_after_s`: None where it makes no sense.
+    """
+
+    codes: ErrorCodes
+    reason: str
+    message: str
+    field: str = ""
+    retry_after_s: float | None = None
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """How a protocol writes errors. `schema`: JSON Schema of the bodies."""
+
+    write: Callable[[Problem], dict[str, Any]]
+    schema: Mapping[str, Any]
+    media_type: str = "application/json"
+
+
+def problem_of(error: NeuronpipeError | Refused) -> Problem:
+    """What callers are told of an error."""
+    if isinstance(error, Refused):
+        codes = ErrorCodes(error.status, "invalid_request_error", error.title, "Validation")
+        return Problem(codes, error.title.upper(), error.message, headers=error.headers)
+    retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
+    if isinstance(error, Unavailable):
+        retry_after_s = _UNAVAILABLE_RETRY_S
+    field = error.field if isinstance(error, InvalidInput) else ""
+    return Problem(CODES[type(error)], error.reason, error.message, field, retry_after_s)
+
+
+def _problem_details(problem: Problem) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "type": "about:blank",
+        "title": problem.codes.openai_code.replace("_", " "),
+        "status": problem.codes.status,
+        "detail": problem.message,
+        "reason": problem.reason,
+    }
+    return body | {"field": problem.field} if problem.field else body
+
+
+def _openai_error(problem: Problem) -> dict[str, Any]:
+    codes = problem.codes
+    error = {
+        "message": problem.message,
+        "type": codes.openai_type,
+        "param": problem.field or None,
+        "code": codes.openai_code,
+    }
+    return {"error": error}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+_TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
+
+# RFC 9457, with our reason and, of an input, the field at fault as extensions.
+PROBLEM_DETAILS = ErrorForm(
+    _problem_details,
+    _object(type=_TEXT, title=_TEXT, status=_NUMBER, detail=_TEXT, reason=_TEXT, field=_TEXT),
+    "application/problem+json",
+)
+OPENAI_ERROR = ErrorForm(_openai_error, _object(error=_object(message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code=_TEXT)))
+# Hugging Face's servers have `error`, too.
+TEI_ERROR = ErrorForm(
+    lambda problem: {"error": problem.message, "error_type": problem.codes.tei_type},
+    _object(error=_TEXT, error_type=_TEXT),
+)
+# Cohere has `message`, Jina `detail`.
+COHERE_ERROR = ErrorForm(lambda problem: {"message": problem.message, "detail": problem.message}, _object(message=_TEXT, detail=_TEXT))

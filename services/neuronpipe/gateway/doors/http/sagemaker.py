@@ -1,0 +1,87 @@
+"""SageMaker's invocations: Hugging Face's bodies in JSON, or texts as CSV or JSON Lines, as batch transforms have them."""
+
+import csv
+import io
+from itertools import islice
+from typing import Any
+
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.doors.http.bodies import read_json, write_body
+from neuronpipe.gateway.doors.http.choice import ModelChoice
+from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse
+from neuronpipe.gateway.doors.http.huggingface import IMAGES, MODEL_PARAMETER, answer_body, post, read_request
+from neuronpipe.gateway.doors.http.inference import Inference
+
+_CSV = "text/csv"
+_LINES = ("application/jsonlines", "application/x-ndjson")
+# Of endpoints of many models.
+_TARGET_HEADER = b"x-amzn-sagemaker-target-model"
+INVOCATIONS = post("/invocations", "SageMaker: a model's task", (*IMAGES, _CSV, *_LINES), query=MODEL_PARAMETER)
+ROUTES = (INVOCATIONS,)
+
+
+def sagemaker_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> dict[str, HttpHandler]:
+    """The handler, by route."""
+
+    async def invocations(request: HttpRequest) -> HttpResponse:
+        target = request.headers.get(_TARGET_HEADER, b"").decode("latin-1")
+        spec = catalog.spec(models.choose(target or request.parameter("model")))
+        if request.media_type == _CSV:
+            answer = await answer_body(inference, request, spec, _read_csv(request.body, inference.max_inputs))
+        elif request.media_type in _LINES:
+            answer = await answer_body(inference, request, spec, _read_lines(request.body, inference.max_inputs))
+        else:
+            return HttpResponse(write_body(await answer_body(inference, request, spec, read_request(request))))
+        accepted = request.headers.get(b"accept", b"").decode("latin-1")
+        if request.media_type in _LINES or any(media in accepted for media in _LINES):
+            return HttpResponse(b"".join(write_body(one) + b"\n" for one in answer), _LINES[0])
+        return HttpResponse(write_body(answer))
+
+    return {INVOCATIONS.key: invocations}
+
+
+def _read_csv(data: bytes, max_inputs: int) -> Any:
+    """The rows under a heading: a column `inputs`, or one for each field of an input (question, context).
+
+    Raises InvalidInput.
+    """
+    try:
+        reader = csv.DictReader(io.StringIO(data.decode(), newline=""), strict=True)
+        rows = list(islice(reader, max_inputs + 1))  # one more is one too many
+    except UnicodeDecodeError:
+        raise InvalidInput("body", "is no UTF-8") from None
+    except csv.Error:
+        raise InvalidInput("body", "is no valid CSV") from None
+    for index, row in enumerate(rows):
+        if None in row or None in row.values():
+            raise InvalidInput(f"inputs[{index}]", "has another number of columns than the heading")
+    if rows and "inputs" in rows[0]:
+        return {"inputs": [row["inputs"] for row in rows]}
+    return {"inputs": rows}
+
+
+def _read_lines(data: bytes, max_inputs: int) -> Any:
+    """The inputs of all lines, each {"inputs": …}, and the parameters of the first, which all must share.
+
+    Raises InvalidInput.
+    """
+    inputs: list[Any] = []
+    shared: Any = None
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line.strip():
+            continue
+        if len(inputs) > max_inputs:  # one too many
+            break
+        try:
+            value = read_json(line)
+        except InvalidInput:
+            raise InvalidInput(f"line {number}", "is no valid JSON in UTF-8") from None
+        if not isinstance(value, dict) or "inputs" not in value:
+            raise InvalidInput(f"line {number}", "must be an object with `inputs`")
+        inputs.append(value.pop("inputs"))
+        if shared is None:
+            shared = value
+        elif value != shared:
+            raise InvalidInput(f"line {number}", "has other parameters than the first line")
+    return {**(shared or {}), "inputs": inputs}

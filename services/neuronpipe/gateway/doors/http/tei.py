@@ -1,0 +1,254 @@
+"""The HTTP API of text-embeddings-inference.
+
+It serves one model; here a body's `model`, or ?model=, names one of several.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from neuronpipe import __version__
+from neuronpipe.api.v1.models_pb2 import GetModelRequest
+from neuronpipe.api.v1.tasks_pb2 import (
+    FeatureExtractionInput,
+    ScoreFunction,
+    SentenceEmbeddingInput,
+    SentenceSimilarityInput,
+    TaskInput,
+    TextClassificationInput,
+)
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Many, Unsupported, write_body
+from neuronpipe.gateway.doors.http.choice import ModelChoice
+from neuronpipe.gateway.doors.http.embeddings import token_vectors, vector
+from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.gateway.doors.http.inference import Inference, truncation_of
+from neuronpipe.gateway.doors.http.problems import TEI_ERROR, Refused
+from neuronpipe.gateway.inference import InferenceResult
+from neuronpipe.gateway.settings import PipelineSettings
+
+Texts = Annotated[str | Many[str], Field(description="a text, or several")]
+_TEXTS_OR_PAIRS = "a text; a pair [text, text]; or several, each [text] or [text, text]"
+
+
+class _TeiBody(Body):
+    """What all have. Without `truncate` a text that is too long is an error."""
+
+    model: str | None = None
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    prompt_name: Unsupported = None
+
+
+class Embed(_TeiBody):
+    inputs: Texts
+    normalize: bool = True
+    dimensions: Count | None = None
+
+
+class EmbedAll(_TeiBody):
+    inputs: Texts
+
+
+class Predict(_TeiBody):
+    inputs: Annotated[str | Many[str] | Many[Many[str]], Field(description=_TEXTS_OR_PAIRS)]
+    raw_scores: bool = False
+
+
+class SimilarityInputs(Body):
+    source_sentence: str
+    sentences: Many[str]
+
+
+class SimilarityParameters(Body):
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    prompt_name: Unsupported = None
+
+
+class Similarity(Body):
+    model: str | None = None
+    inputs: SimilarityInputs
+    parameters: SimilarityParameters = SimilarityParameters()
+
+
+class Prediction(Body):
+    score: float
+    label: str
+
+
+class Info(Body):
+    model_id: str
+    model_sha: str
+    model_dtype: str
+    model_type: dict[str, Any]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_client_batch_size: int
+    auto_truncate: Literal[False]
+    version: str
+
+
+_MODEL_PARAMETER = {"model": "the model, where the body names none and several have the task"}
+
+
+def _post(path: str, summary: str, takes: Any, gives: Any) -> Route:
+    return Route("POST", path, f"TEI: {summary}", takes, gives, TEI_ERROR, query=_MODEL_PARAMETER)
+
+
+EMBED = _post("/embed", "a vector for each text", Embed, list[list[float]])
+EMBED_ALL = _post("/embed_all", "a vector for each token of each text", EmbedAll, list[list[list[float]]])
+PREDICT = _post("/predict", "labels with scores, best first", Predict, list[Prediction] | list[list[Prediction]])
+SIMILARITY = _post("/similarity", "cosines of a sentence and others", Similarity, list[float])
+INFO = Route("GET", "/info", "TEI: the model and the limits", gives=Info, error_form=TEI_ERROR, query=_MODEL_PARAMETER)
+# What TEI has besides, and why we have not.
+_MISSING = {
+    "POST /embed_sparse": "no task makes sparse vectors",
+    "POST /tokenize": "token ids stay inside the pipeline",
+    "POST /decode": "token ids stay inside the pipeline",
+    "GET /metrics": "metrics have an address of their own, --metrics-listen",
+}
+_MISSING_ROUTES = [
+    Route(method, path, "TEI: not served", error_form=TEI_ERROR, is_raw=True) for method, path in (key.split() for key in _MISSING)
+]
+ROUTES = (EMBED, EMBED_ALL, PREDICT, SIMILARITY, INFO, *_MISSING_ROUTES)
+
+
+def tei_handlers(inference: Inference, models: ModelChoice, catalog: Catalog, settings: PipelineSettings) -> dict[str, HttpHandler]:
+    """The handlers, by route."""
+
+    async def each(request: HttpRequest, task: str, inputs: list[TaskInput], is_list: bool) -> list[InferenceResult]:
+        model = models.choose(request.body.model or request.parameter("model"), task)
+        return await inference.each(request.call, model, inputs, "inputs", lambda index: _fields(index, is_list))
+
+    async def embed(request: HttpRequest) -> HttpResponse:
+        body: Embed = request.body
+        truncation = truncation_of(body.truncate, body.truncation_direction)
+        inputs = [
+            SentenceEmbeddingInput(text=text, skip_normalize=not body.normalize, dimensions=body.dimensions or 0, truncation=truncation)
+            for text in _listed(body.inputs)
+        ]
+        results = await each(
+            request,
+            "sentence_embedding",
+            [TaskInput(sentence_embedding=one) for one in inputs],
+            isinstance(body.inputs, list),
+        )
+        return _answer([vector(one.result.message.sentence_embedding) for one in results], results)
+
+    async def embed_all(request: HttpRequest) -> HttpResponse:
+        body: EmbedAll = request.body
+        truncation = truncation_of(body.truncate, body.truncation_direction)
+        inputs = [TaskInput(feature_extraction=FeatureExtractionInput(text=text, truncation=truncation)) for text in _listed(body.inputs)]
+        results = await each(request, "feature_extraction", inputs, isinstance(body.inputs, list))
+        return _answer([token_vectors(one.result.message.feature_extraction) for one in results], results)
+
+    async def predict(request: HttpRequest) -> HttpResponse:
+        body: Predict = request.body
+        model = models.choose(body.model or request.parameter("model"), "text_classification")
+        # A list of texts is one pair.
+        is_list = isinstance(body.inputs, list) and not all(isinstance(one, str) for one in body.inputs)
+        several: list[Any] = body.inputs if is_list else [_listed(body.inputs)]  # type: ignore[assignment, arg-type]
+        function = ScoreFunction.SCORE_FUNCTION_NONE if body.raw_scores else ScoreFunction.SCORE_FUNCTION_UNSPECIFIED
+        inputs = [
+            TextClassificationInput(
+                **_pair(one, f"inputs[{index}]" if is_list else "inputs"),
+                top_k=len(catalog.spec(model).labels),
+                function=function,
+                truncation=truncation_of(body.truncate, body.truncation_direction),
+            )
+            for index, one in enumerate(several)
+        ]
+        results = await inference.each(
+            request.call,
+            model,
+            [TaskInput(text_classification=one) for one in inputs],
+            "inputs",
+            lambda index: _fields(index, is_list),
+        )
+        predictions = [
+            [{"score": label.score, "label": label.label} for label in one.result.message.text_classification.labels] for one in results
+        ]
+        return _answer(predictions if is_list else predictions[0], results)
+
+    async def similarity(request: HttpRequest) -> HttpResponse:
+        body: Similarity = request.body
+        model = models.choose(body.model or request.parameter("model"), "sentence_similarity")
+        input = SentenceSimilarityInput(
+            source=body.inputs.source_sentence,
+            texts=body.inputs.sentences,
+            truncation=truncation_of(body.parameters.truncate, body.parameters.truncation_direction),
+        )
+        fields = {"source": "inputs.source_sentence", "texts": "inputs.sentences"}
+        result = await inference.one(request.call, model, TaskInput(sentence_similarity=input), fields)
+        return _answer(list(result.result.message.sentence_similarity.scores), [result])
+
+    async def info(request: HttpRequest) -> HttpResponse:
+        name = models.choose(request.parameter("model"))
+        model = catalog.get_model(GetModelRequest(name=name)).model
+        labels = {str(index): label for index, label in enumerate(model.labels)}
+        classes = {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}
+        kinds: dict[str, dict[str, Any]] = {
+            "sentence_embedding": {"embedding": {}},
+            "text_classification": {"classifier": classes},
+            "rerank": {"reranker": classes},
+        }
+        answer = {
+            "model_id": name,
+            "model_sha": model.digest,
+            "model_dtype": model.dtype,
+            "model_type": kinds.get(model.task, {model.task: {}}),
+            "max_concurrent_requests": settings.max_requests_in_flight,
+            "max_input_length": model.max_tokens,
+            "max_batch_tokens": settings.max_tokens_in_flight,
+            "max_client_batch_size": settings.max_batch_items,
+            "auto_truncate": False,
+            "version": __version__,
+        }
+        return HttpResponse(write_body(answer))
+
+    handlers: dict[str, HttpHandler] = {
+        EMBED.key: embed,
+        EMBED_ALL.key: embed_all,
+        PREDICT.key: predict,
+        SIMILARITY.key: similarity,
+        INFO.key: info,
+    }
+    return handlers | {key: _refuse(reason) for key, reason in _MISSING.items()}
+
+
+def _refuse(reason: str) -> HttpHandler:
+    async def refuse(request: HttpRequest) -> HttpResponse:
+        raise Refused(501, "not_implemented", f"not served: {reason}")
+
+    return refuse
+
+
+def _listed(inputs: str | list[str]) -> list[str]:
+    return [inputs] if isinstance(inputs, str) else inputs
+
+
+def _pair(texts: list[str], path: str) -> dict[str, str]:
+    if len(texts) not in (1, 2):
+        raise InvalidInput(path, f"{len(texts)} texts, must be one or a pair")
+    return dict(zip(("text", "text_pair"), texts, strict=False))
+
+
+def _fields(index: int, is_list: bool) -> dict[str, str]:
+    place = f"inputs[{index}]" if is_list else "inputs"
+    return {"text": place, "text_pair": place}
+
+
+def _answer(value: Any, results: list[InferenceResult]) -> HttpResponse:
+    """With TEI's headers: tokens, and times in milliseconds, of several inputs those of the slowest."""
+    slowest = max(results, key=lambda one: one.timings.total_ns).timings
+    headers = {
+        b"x-compute-tokens": sum(one.usage.tokens for one in results),
+        b"x-total-time": slowest.total_ns // 1_000_000,
+        b"x-tokenization-time": slowest.preprocess_ns // 1_000_000,
+        b"x-queue-time": slowest.predict_queue_ns // 1_000_000,
+        b"x-inference-time": slowest.predict_compute_ns // 1_000_000,
+    }
+    return HttpResponse(write_body(value), headers=[(name, b"%d" % number) for name, number in headers.items()])

@@ -1,0 +1,195 @@
+"""The clients that people have, against the HTTP door: they read out of our answers what our own client gets."""
+
+import asyncio
+import io
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cohere
+import huggingface_hub
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+from neuronpipe.client import Client
+from tests.integration.http_server import HttpServer
+
+pytestmark = pytest.mark.local_only
+
+_TEXT = "Ann lives in a house in Paris."
+# float32 as decimals, and what a batch of another shape changes.
+_TOLERANCE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def ours(http_server: HttpServer) -> Iterator[Client]:
+    with Client(http_server.process.target) as client:
+        yield client
+
+
+@pytest.fixture
+def openai_client(http_server: HttpServer) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def hub(http_server: HttpServer) -> Callable[[str], Any]:
+    """Hugging Face's client of a model."""
+    return lambda model: huggingface_hub.InferenceClient(model=f"{http_server.url}/models/{model}")
+
+
+@pytest.fixture(scope="module")
+def image() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30), (200, 30, 30)).save(file, "PNG")
+    return file.getvalue()
+
+
+def _labels(scored: Any) -> dict[str, Any]:
+    return {one.label: pytest.approx(one.score, abs=_TOLERANCE) for one in scored}
+
+
+@pytest.mark.parametrize("options", [{}, {"encoding_format": "float"}, {"dimensions": 7}], ids=str)
+def test_openai_embeddings(openai_client: Any, ours: Client, options: dict[str, Any]) -> None:
+    texts = [_TEXT, "Another."]
+    answer = openai_client.embeddings.create(model="minilm", input=texts, user="somebody", **options)  # Base64, unless told otherwise
+    for text, one in zip(texts, answer.data, strict=True):
+        vector = ours.embed("minilm", text, dimensions=options.get("dimensions", 0))
+        np.testing.assert_allclose(one.embedding, vector, atol=_TOLERANCE)
+    assert answer.usage.total_tokens > 0
+
+
+async def test_openai_without_waiting(http_server: HttpServer) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{http_server.url}/v1", api_key="none") as client:
+        answers = await asyncio.gather(*(client.embeddings.create(model="minilm", input=f"text {number}") for number in range(20)))
+    assert {len(answer.data[0].embedding) for answer in answers} == {384}
+
+
+def test_openai_models(openai_client: Any, ours: Client) -> None:
+    assert [model.id for model in openai_client.models.list()] == [model.name for model in ours.list_models()]
+    assert openai_client.models.retrieve("minilm").id == "minilm"
+
+
+def test_openai_errors(openai_client: Any) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        openai_client.embeddings.create(model="unknown", input="a")
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as ids:
+        openai_client.embeddings.create(model="minilm", input=[1, 2, 3])
+    assert (ids.value.param, ids.value.code) == ("input", "invalid_input")
+    with pytest.raises(openai.BadRequestError) as task:
+        openai_client.embeddings.create(model="classifier", input="a")
+    assert task.value.code == "wrong_task"
+
+
+@pytest.mark.parametrize("version", ["Client", "ClientV2"])
+def test_cohere(http_server: HttpServer, ours: Client, version: str) -> None:
+    documents = ["A dog ran.", "A cat sat.", "Nobody."]
+    with getattr(cohere, version)(api_key="none", base_url=http_server.url) as client:
+        answer = client.rerank(model="reranker", query="Who sat?", documents=documents, top_n=2)
+        with pytest.raises(cohere.NotFoundError):
+            client.rerank(model="unknown", query="Who sat?", documents=documents)
+    ranked = ours.rerank("reranker", "Who sat?", documents, top_n=2)
+    assert [(one.index, one.relevance_score) for one in answer.results] == [
+        (one.index, pytest.approx(one.score, abs=_TOLERANCE)) for one in ranked
+    ]
+
+
+def test_hub_text_classification(hub: Callable[[str], Any], ours: Client) -> None:
+    answer = hub("classifier").text_classification(_TEXT, top_k=2)
+    assert {one.label: one.score for one in answer} == _labels(ours.classify("classifier", _TEXT, top_k=2))
+
+
+def test_hub_zero_shot_classification(hub: Callable[[str], Any], ours: Client) -> None:
+    answer = hub("entailer").zero_shot_classification(_TEXT, ["home", "work"], multi_label=True, hypothesis_template="It is {}.")
+    expected = ours.classify_zero_shot("entailer", _TEXT, ["home", "work"], hypothesis_template="It is {}.", multi_label=True)
+    assert {one.label: one.score for one in answer} == _labels(expected)
+
+
+def test_hub_token_classification(hub: Callable[[str], Any], ours: Client) -> None:
+    answer = hub("tagger").token_classification(_TEXT)
+    expected = ours.find_entities("tagger", _TEXT)
+    assert [(one.entity_group, one.word, one.start, one.end) for one in answer] == [
+        (one.label, one.text, one.start, one.end) for one in expected
+    ]
+
+
+def test_hub_fill_mask(hub: Callable[[str], Any], ours: Client) -> None:
+    text = "Ann lives in [MASK]."
+    answer = hub("filler").fill_mask(text, top_k=3)
+    expected = ours.fill_masks("filler", text, top_k=3)[0].tokens
+    assert [(one.token, one.token_str) for one in answer] == [(one.token_id, one.token) for one in expected]
+    assert answer[0].sequence == f"Ann lives in {expected[0].token}."
+
+
+def test_hub_question_answering(hub: Callable[[str], Any], ours: Client) -> None:
+    expected = ours.answer("answerer", "Who?", _TEXT, top_k=2)
+    best = hub("answerer").question_answering(question="Who?", context=_TEXT)
+    assert (best.answer, best.start, best.end) == (expected[0].text, expected[0].start, expected[0].end)
+    two = hub("answerer").question_answering(question="Who?", context=_TEXT, top_k=2)
+    assert [one.answer for one in two] == [one.text for one in expected]
+
+
+def test_hub_feature_extraction(hub: Callable[[str], Any], ours: Client) -> None:
+    np.testing.assert_allclose(hub("minilm").feature_extraction(_TEXT), ours.embed("minilm", _TEXT), atol=_TOLERANCE)
+    vectors = hub("minilm").feature_extraction(_TEXT, normalize=False, truncate=True)
+    np.testing.assert_allclose(vectors, ours.embed("minilm", _TEXT, normalize=False), atol=_TOLERANCE)
+    np.testing.assert_allclose(hub("extractor").feature_extraction(_TEXT), ours.extract_features("extractor", _TEXT), atol=_TOLERANCE)
+
+
+def test_hub_sentence_similarity(hub: Callable[[str], Any], ours: Client) -> None:
+    answer = hub("minilm").sentence_similarity(_TEXT, other_sentences=[_TEXT, "Another."])
+    np.testing.assert_allclose(answer, ours.compare("minilm", _TEXT, [_TEXT, "Another."]), atol=_TOLERANCE)
+
+
+def test_hub_image_classification(hub: Callable[[str], Any], ours: Client, image: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "image.png"
+    file.write_bytes(image)
+    expected = _labels(ours.classify_image("viewer", image))
+    assert {one.label: one.score for one in hub("viewer").image_classification(str(file))} == expected
+    assert {one.label: one.score for one in hub("viewer").image_classification(image, top_k=3)} == expected  # Base64 in JSON
+
+
+def test_hub_asks_for_the_health_of_an_endpoint(http_server: HttpServer) -> None:
+    client = huggingface_hub.InferenceClient(model=http_server.url, provider="hf-inference")
+    assert client.health_check()
+    assert client.feature_extraction(_TEXT).shape == (384,)  # of the default model
+
+
+def test_hub_errors(hub: Callable[[str], Any]) -> None:
+    with pytest.raises(huggingface_hub.errors.HfHubHTTPError) as error:
+        hub("unknown").text_classification(_TEXT)
+    assert error.value.response.status_code == 404
+    assert error.value.response.json()["error"].startswith("model 'unknown' is not served")
+
+
+def _curl(*arguments: str) -> Any:
+    return json.loads(subprocess.run(["curl", "--silent", *arguments], capture_output=True, check=True).stdout)
+
+
+def test_curl_and_tei(http_server: HttpServer, ours: Client) -> None:
+    body = json.dumps({"inputs": [_TEXT]})
+    (vector,) = _curl(f"{http_server.url}/embed", "--json", body)
+    np.testing.assert_allclose(vector, ours.embed("minilm", _TEXT), atol=_TOLERANCE)
+    labels = _curl(f"{http_server.url}/predict", "--json", json.dumps({"inputs": _TEXT}))
+    assert {one["label"]: one["score"] for one in labels} == _labels(ours.classify("classifier", _TEXT, top_k=4))
+
+
+def test_curl_and_an_image(http_server: HttpServer, ours: Client, image: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "image.png"
+    file.write_bytes(image)
+    labels = _curl(f"{http_server.url}/models/viewer", "--header", "content-type: image/png", "--data-binary", f"@{file}")
+    assert {one["label"]: one["score"] for one in labels} == _labels(ours.classify_image("viewer", image))
+
+
+def test_curl_and_a_batch_transform(http_server: HttpServer, tmp_path: Path) -> None:
+    file = tmp_path / "lines.jsonl"
+    file.write_text("".join(json.dumps({"inputs": f"text {number}"}) + "\n" for number in range(3)))
+    command = ["curl", "--silent", f"{http_server.url}/invocations?model=classifier", "--data-binary", f"@{file}"]
+    lines = subprocess.run([*command, "--header", "content-type: application/jsonlines"], capture_output=True, check=True).stdout
+    assert [len(json.loads(line)) for line in lines.splitlines()] == [4, 4, 4]

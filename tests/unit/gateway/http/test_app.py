@@ -1,0 +1,269 @@
+"""gateway/doors/http/app.py: what HTTP itself prescribes, whatever the protocol."""
+
+import asyncio
+import gzip
+import time
+from typing import Any
+
+import orjson
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, SentenceSimilarityResult, TaskInput, TaskResult
+from neuronpipe.core.errors import NeuronpipeError, Overloaded
+from neuronpipe.gateway.doors.http.app import App
+from neuronpipe.gateway.doors.http.exchange import HttpRequest, HttpResponse
+from neuronpipe.gateway.doors.http.handlers import ROUTES
+from neuronpipe.process.in_flight import InFlight
+from tests.unit.every_error import EVERY_ERROR
+from tests.unit.gateway.http.doubles import Browser
+from tests.unit.model_specs import model_spec
+
+_SPECS = [model_spec("sentence_embedding", also_answers=("sentence_similarity",))]
+_BODY = {"model": "small", "input": "a"}
+
+
+def _answer(input: TaskInput) -> TaskResult:
+    return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, 2, 3, 4]))
+
+
+@pytest.fixture
+def browser() -> Browser:
+    return Browser(_SPECS, _answer)
+
+
+async def test_an_unknown_path_is_a_problem_of_rfc_9457(browser: Browser) -> None:
+    status, body = await browser.get("/v1/nothing")
+    assert status == 404
+    assert browser.headers["content-type"] == "application/problem+json"
+    assert body["status"] == 404
+    assert body["detail"] == "no such path; /openapi.json lists all of them"
+
+
+@pytest.mark.parametrize(("method", "path", "allow"), [("GET", "/v1/embeddings", "POST"), ("POST", "/v1/models/x", "GET, HEAD")])
+async def test_another_method_is_told_the_right_ones(browser: Browser, method: str, path: str, allow: str) -> None:
+    status, _ = await browser.send(method, path, b"{}")
+    assert (status, browser.headers["allow"]) == (405, allow)
+
+
+async def test_head_is_answered_as_get(browser: Browser) -> None:
+    status, _ = await browser.send("HEAD", "/v1/models", b"")
+    assert status == 200
+
+
+async def test_only_json_is_taken(browser: Browser) -> None:
+    status, body = await browser.post("/v1/embeddings", _BODY, "application/x-www-form-urlencoded")
+    assert status == 415
+    assert body["error"]["message"] == "content-type: must be application/json"
+
+
+async def test_json_may_say_its_charset_or_nothing(browser: Browser) -> None:
+    assert (await browser.post("/v1/embeddings", _BODY, "Application/JSON; charset=utf-8"))[0] == 200
+    assert (await browser.send("POST", "/v1/embeddings", orjson.dumps(_BODY)))[0] == 200
+
+
+async def test_a_compressed_body_is_refused(browser: Browser) -> None:
+    status, _ = await browser.post("/v1/embeddings", gzip.compress(orjson.dumps(_BODY)), **{"content-encoding": "gzip"})
+    assert status == 415
+
+
+async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
+    async def receive() -> dict[str, Any]:
+        raise AssertionError("was read")
+
+    browser = Browser(_SPECS, _answer, max_body_bytes=100)
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    headers = [(b"content-length", b"101")]
+    scope = {"method": "POST", "path": "/v1/embeddings", "query_string": b"", "headers": headers, "client": None}
+    await browser.app(scope, receive, send)
+    assert sent[0]["status"] == 413
+    assert b"the body is larger than 100 bytes" in sent[1]["body"]
+
+
+async def test_a_body_without_a_length_is_read_up_to_the_limit() -> None:
+    browser = Browser(_SPECS, _answer, max_body_bytes=100)
+    status, _ = await browser.send("POST", "/v1/embeddings", b" " * 101)
+    assert status == 413
+
+
+async def test_the_deadline_is_in_milliseconds_from_now(browser: Browser) -> None:
+    before_s = time.monotonic()
+    await browser.post("/v1/embeddings", _BODY, x_request_timeout_ms="1500")
+    deadline_s = browser.pipeline.asked[0].call.deadline_s
+    assert deadline_s is not None
+    assert before_s + 1.5 <= deadline_s <= time.monotonic() + 1.5
+
+
+@pytest.mark.parametrize("timeout", ["-1", "1.5", "soon", "1234567890", "²"])
+async def test_a_deadline_that_is_no_number_is_refused(browser: Browser, timeout: str) -> None:
+    status, body = await browser.post("/v1/embeddings", _BODY, x_request_timeout_ms=timeout)
+    assert status == 400
+    assert body["error"]["param"] == "x-request-timeout-ms"
+
+
+async def test_a_trace_goes_on(browser: Browser) -> None:
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    await browser.post("/v1/embeddings", _BODY, traceparent=traceparent, tracestate="a=b")
+    trace = browser.pipeline.asked[0].call.trace
+    assert trace is not None
+    assert (trace.traceparent, trace.tracestate) == (traceparent, "a=b")
+
+
+async def test_a_request_keeps_its_id_or_gets_one(browser: Browser) -> None:
+    await browser.post("/v1/embeddings", _BODY, x_request_id="mine")
+    assert browser.headers["x-request-id"] == browser.pipeline.asked[0].call.request_id == "mine"
+    await browser.post("/v1/embeddings", _BODY, x_request_id="\x07")
+    assert browser.headers["x-request-id"] == browser.pipeline.asked[1].call.request_id
+    assert len(browser.headers["x-request-id"]) == 32
+
+
+@pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
+async def test_an_error_of_the_pipeline_is_told_in_the_form_of_the_protocol(error: NeuronpipeError) -> None:
+    browser = Browser(_SPECS, lambda given: error)
+    status, body = await browser.post("/v1/embeddings", _BODY)
+    assert status >= 400
+    assert body["error"]["message"].endswith(error.message.removeprefix("top_k: "))
+    assert ("retry-after" in browser.headers) == (status in (429, 503))
+
+
+async def test_retry_after_is_in_whole_seconds_and_in_milliseconds() -> None:
+    browser = Browser(_SPECS, lambda given: Overloaded("full", 1.25))
+    await browser.post("/v1/embeddings", _BODY)
+    assert (browser.headers["retry-after"], browser.headers["retry-after-ms"]) == ("2", "1250")
+
+
+async def test_a_fault_is_told_by_its_request_only(browser: Browser) -> None:
+    async def fail(request: HttpRequest) -> HttpResponse:
+        raise RuntimeError("a secret")
+
+    browser.app.handlers = {"POST /v1/embeddings": fail}
+    status, body = await browser.post("/v1/embeddings", _BODY, x_request_id="mine")
+    assert status == 500
+    assert body["error"]["message"] == "internal error; the server's log has it under request_id 'mine'"
+
+
+async def test_what_is_large_is_compressed_for_those_who_take_it() -> None:
+    scores = [float(number) for number in range(20_000)]
+    result = TaskResult(sentence_similarity=SentenceSimilarityResult(scores=scores))
+    browser = Browser(_SPECS, lambda given: result)
+    body = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
+    headers = {"accept-encoding": "br, gzip", "content-type": "application/json"}
+    _, plain = await browser.post("/similarity", body)
+    assert "content-encoding" not in browser.headers
+    assert browser.headers["vary"] == "accept-encoding"
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": orjson.dumps(body), "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    fields = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await browser.app({"method": "POST", "path": "/similarity", "query_string": b"", "headers": fields, "client": None}, receive, send)
+    assert (b"content-encoding", b"gzip") in sent[0]["headers"]
+    assert orjson.loads(gzip.decompress(sent[1]["body"])) == plain == scores
+
+
+async def test_before_it_is_open_requests_are_told_to_retry(browser: Browser) -> None:
+    browser.app.handlers = {}
+    status, body = await browser.post("/v1/embeddings", _BODY)
+    assert (status, body["error"]["message"]) == (503, "the all service is starting")
+    assert browser.headers["retry-after"] == "1"
+
+
+async def test_while_it_drains_new_requests_are_refused_and_connections_end(browser: Browser) -> None:
+    browser.in_flight.drain()
+    browser.app.is_draining = True
+    status, _ = await browser.post("/v1/embeddings", _BODY)
+    assert (status, browser.headers["connection"], browser.headers["retry-after"]) == (503, "close", "1")
+
+
+async def test_requests_are_counted_with_those_of_other_doors(browser: Browser) -> None:
+    counts = []
+
+    async def count(request: HttpRequest) -> HttpResponse:
+        counts.append(browser.in_flight.count)
+        return HttpResponse(b"{}")
+
+    browser.app.handlers = {"POST /v1/embeddings": count}
+    await browser.post("/v1/embeddings", _BODY)
+    assert (counts, browser.in_flight.count) == ([1], 0)
+
+
+async def test_a_caller_who_leaves_takes_the_work_along(browser: Browser) -> None:
+    began, ended, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    sent: list[object] = []
+
+    async def wait(request: HttpRequest) -> HttpResponse:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    async def receive() -> dict[str, Any]:
+        if not began.is_set():
+            return {"type": "http.request", "body": orjson.dumps(_BODY), "more_body": False}
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    browser.app.handlers = {"POST /v1/embeddings": wait}
+    scope: dict[str, Any] = {
+        "method": "POST",
+        "path": "/v1/embeddings",
+        "query_string": b"",
+        "headers": [],
+        "client": None,
+    }
+    answering = asyncio.create_task(browser.app(scope, receive, send))
+    await began.wait()
+    assert browser.in_flight.count == 1
+    left.set()
+    await answering
+    assert ended.is_set()
+    assert browser.in_flight.count == 0
+    assert sent == []
+
+
+async def test_a_request_that_is_cancelled_from_within_is_told_that_the_server_stops(browser: Browser) -> None:
+    async def cancelled(request: HttpRequest) -> HttpResponse:
+        raise asyncio.CancelledError
+
+    browser.app.handlers = {"POST /v1/embeddings": cancelled}
+    status, body = await browser.post("/v1/embeddings", _BODY)
+    assert (status, body["error"]["message"]) == (503, "the all service is stopping")
+
+
+async def test_a_body_that_does_not_arrive_is_refused_where_the_memory_is_claimed(browser: Browser) -> None:
+    # Of a budget for one body of the largest size, of which another caller's body has a part.
+    browser.in_flight = InFlight("all", 1 << 20, 1 << 20)
+    browser.app = App(ROUTES, browser.in_flight, 1 << 20)
+    browser.app.handlers = {"POST /v1/embeddings": _empty}
+    never = asyncio.Event()
+    other = asyncio.create_task(browser.in_flight.receive("other", never.wait, lambda error: None))
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        await never.wait()
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {"method": "POST", "path": "/v1/embeddings", "query_string": b"", "headers": [], "client": None}
+    await browser.app(scope, receive, send)
+    assert sent[0]["status"] == 429
+    other.cancel()
+    assert (await browser.post("/v1/embeddings", _BODY))[0] == 200
+
+
+async def _empty(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(b"{}")

@@ -1,0 +1,134 @@
+"""gateway/doors/http/door.py: the server's own limits, and its end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.gateway.doors.http import door as door_module
+from neuronpipe.gateway.doors.http.door import HttpDoor
+from neuronpipe.gateway.doors.http.exchange import HEALTH_ROUTES, HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.process.health import HealthBoard
+from neuronpipe.process.in_flight import InFlight
+
+_WAIT = Route("GET", "/wait", "waits")
+_SERVICE = "a.Service"
+
+
+@asynccontextmanager
+async def _running(handlers: dict[str, HttpHandler], max_age_s: float = 0) -> AsyncIterator[tuple[HttpDoor, HealthBoard, int]]:
+    """A door that is open, the health that it shows, and its port."""
+    door = HttpDoor("127.0.0.1:0", (*HEALTH_ROUTES, _WAIT), _SERVICE, 1 << 20, max_age_s)
+    health = HealthBoard(door.services)
+    await door.listen(health, InFlight("all", 1 << 20, 1 << 22))
+    health.open()
+    door.open(handlers)
+    try:
+        yield door, health, door.port
+    finally:
+        await door.stop(0)
+
+
+async def _ask(port: int, request: bytes) -> bytes:
+    """The answer's first line."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    try:
+        return await reader.readline()
+    finally:
+        writer.close()
+
+
+async def test_health_is_the_process_and_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with _running({}) as (_, health, port):
+        assert await _ask(port, request) == b"HTTP/1.1 200 OK\r\n"
+        health.set(_SERVICE, False)
+        assert await _ask(port, request) == b"HTTP/1.1 503 Service Unavailable\r\n"
+        health.set(_SERVICE, True)
+        health.drain()
+        assert await _ask(port, request) == b"HTTP/1.1 503 Service Unavailable\r\n"
+
+
+@pytest.mark.parametrize("part", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: x\r\n"])
+async def test_a_head_that_does_not_arrive_ends_the_connection(monkeypatch: pytest.MonkeyPatch, part: bytes) -> None:
+    monkeypatch.setattr(door_module, "_HEAD_LIMIT_S", 0.05)
+    async with _running({}) as (_, _, port):
+        assert await _ask(port, part) == b"HTTP/1.1 400 Bad Request\r\n"
+
+
+async def test_a_second_head_that_does_not_arrive_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "_HEAD_LIMIT_S", 0.05)
+    async with _running({}) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"GET /hea")
+        assert await reader.readline() == b"HTTP/1.1 400 Bad Request\r\n"
+        writer.close()
+
+
+async def test_a_head_that_does_not_arrive_behind_a_request_is_not_told_so_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def wait(request: HttpRequest) -> HttpResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(door_module, "_HEAD_LIMIT_S", 0.05)
+    async with _running({_WAIT.key: wait}) as (_, _, port):
+        assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\nGET /hea") == b""
+
+
+async def test_a_request_that_is_slow_to_answer_is_no_head_that_is_slow_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def wait(request: HttpRequest) -> HttpResponse:
+        await asyncio.sleep(0.2)  # four times the limit of a head
+        return HttpResponse(b"{}")
+
+    monkeypatch.setattr(door_module, "_HEAD_LIMIT_S", 0.05)
+    async with _running({_WAIT.key: wait}) as (_, _, port):
+        assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_what_outlasts_the_grace_is_told_that_the_server_stops() -> None:
+    began = asyncio.Event()
+
+    async def wait(request: HttpRequest) -> HttpResponse:
+        began.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with _running({_WAIT.key: wait}) as (door, _, port):
+        asking = asyncio.create_task(_ask(port, b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n"))
+        await began.wait()
+        await door.stop(0)
+        assert await asking == b"HTTP/1.1 503 Service Unavailable\r\n"
+
+
+async def test_it_may_stop_before_it_listens_and_twice() -> None:
+    door = HttpDoor("127.0.0.1:0", HEALTH_ROUTES, _SERVICE, 1 << 20)
+    await door.stop(0)
+    await door.listen(HealthBoard(door.services), InFlight("all", 1 << 20, 1 << 22))
+    await door.stop(0)
+    await door.stop(0)
+
+
+@pytest.mark.parametrize("address", ["host.invalid:1", "192.0.2.1:80"])
+async def test_an_address_that_cannot_be_used_is_named(address: str) -> None:
+    door = HttpDoor(address, HEALTH_ROUTES, _SERVICE, 1 << 20)
+    with pytest.raises(SetupError, match=f"cannot listen on {address} for HTTP: "):
+        await door.listen(HealthBoard(door.services), InFlight("all", 1 << 20, 1 << 22))
+
+
+@pytest.mark.parametrize(("max_age_s", "is_ended"), [(0.0, False), (3600.0, False), (1e-9, True)])
+async def test_a_connection_of_a_certain_age_ends_with_its_answer(max_age_s: float, is_ended: bool) -> None:
+    async with _running({}, max_age_s) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert (b"connection: close" in head) == is_ended
+        writer.close()
