@@ -1,24 +1,19 @@
 """Admission control: so many requests and so many tokens at once, for every request, alone, in a batch or on a stream."""
 
-import math
 import time
 from collections.abc import Callable, Collection
 from typing import Self
 
-from neuronpipe.core.errors import DeadlineExceeded, Overloaded
+from neuronpipe.core.errors import Overloaded
+from neuronpipe.gateway.load_shedding import DrainRate, LoadShedding
 
 # Bulk requests leave this share of the gate to interactive ones, so that it is seldom necessary to end one that is under way.
 _INTERACTIVE_SHARE = 0.25
 # Bounds of the time that a refused caller is told to wait, in seconds. There is seldom room sooner; a later time cannot
 # be forecast.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 10.0
-# Once a request was too late, those to come are refused at once where the drain rate says that they would be late, too: until none was
-# late or refused for so long. Fewer inside than this say nothing of a load.
-_OVERLOAD_S = 1.0
-_MIN_OVERLOAD_REQUESTS = 16
+# For so long refusals before reading are the same one, as to refuse must cost little.
 _REFUSAL_LIFE_S = 0.02
-# The time over which the drain rate is an average, in seconds.
-_RATE_WINDOW_S = 2.0
 # Tokens in a byte of input before anything is known, and the weight of the newest request in the estimate.
 _TOKENS_PER_BYTE = 0.25
 _MAX_TOKENS_PER_BYTE = 1.0
@@ -60,11 +55,9 @@ class Gate:
         self._requests = 0
         self._tokens = 0
         self._bulk: dict[Admission, None] = {}  # in the order in which they came
-        self._drained = _DrainRate()
+        self._drained = DrainRate()
         self._tokens_per_byte = _TOKENS_PER_BYTE
-        self._overloaded_until_s = 0.0
-        # What an answer took of late, from the gate on.
-        self._answer_s = 0.0
+        self.shedding = LoadShedding(self._drained)
         self._last_refusal: tuple[float, Overloaded | None] = 0.0, None
 
     @property
@@ -78,31 +71,14 @@ class Gate:
 
         `remaining_s`: what is left of the request's deadline; None for none.
         """
-        now_s = time.monotonic()
-        if self._requests >= self._limits[0] and not self._bulk:
-            raise self._refusal(now_s, 1)
-        if remaining_s is None or now_s >= self._overloaded_until_s:
-            return
-        if remaining_s < self._answer_s / 2:  # most of its time has passed in the network, or in gRPC
-            raise DeadlineExceeded("the deadline would pass before the result is ready")
-        if self._requests < _MIN_OVERLOAD_REQUESTS:
-            return
-        wait_s = self._drained.seconds(self._requests, 0)
-        if wait_s > remaining_s:
-            self._overloaded_until_s = now_s + _OVERLOAD_S
-            raise self._refusal(now_s, self._requests - int(self._requests * remaining_s / wait_s))
-
-    def _refusal(self, now_s: float, excess_requests: int) -> Overloaded:
-        """The same error for all that come within a moment, as a refusal must cost little."""
-        made_s, error = self._last_refusal
-        if error is None or now_s >= made_s + _REFUSAL_LIFE_S:
-            error = self.overloaded((excess_requests, 0))
-            self._last_refusal = now_s, error
-        return error
-
-    def note_late(self) -> None:
-        """A request inside has passed its deadline, or is sure to."""
-        self._overloaded_until_s = time.monotonic() + _OVERLOAD_S
+        is_full = self._requests >= self._limits[0] and not self._bulk
+        excess_requests = 1 if is_full else self.shedding.excess_requests(self._requests, remaining_s)
+        if excess_requests:
+            made_s, error = self._last_refusal
+            if error is None or time.monotonic() >= made_s + _REFUSAL_LIFE_S:
+                error = self.overloaded((excess_requests, 0))
+                self._last_refusal = time.monotonic(), error
+            raise error
 
     def admit(self, input_bytes: int, known_tokens: int | None = None, *, is_bulk: bool, shed: Callable[[], None]) -> Admission:
         """Admits a request of so many bytes for as long as the block runs. Raises Overloaded where there is no room.
@@ -123,7 +99,7 @@ class Gate:
         """The end of a request that was not shed."""
         self._take_out(admission)
         if is_answered:
-            self._answer_s += _ESTIMATE_WEIGHT * (time.monotonic() - admission.began_s - self._answer_s)
+            self.shedding.note_answer(time.monotonic() - admission.began_s)
         self._drained.add(1, admission.tokens)
 
     def correct(self, admission: Admission, tokens: int) -> None:
@@ -182,32 +158,3 @@ class Gate:
         self._bulk.pop(admission, None)
         self._requests -= 1
         self._tokens -= admission.tokens
-
-
-class _DrainRate:
-    """How many requests and tokens drain in a second, older ones fading."""
-
-    def __init__(self) -> None:
-        self._requests = self._tokens = 0.0
-        self._at_s = time.monotonic()
-
-    def add(self, requests: int, tokens: int) -> None:
-        self._fade()
-        self._requests += requests
-        self._tokens += tokens
-
-    def seconds(self, requests: int, tokens: int) -> float:
-        """How long so much takes to drain; infinite while nothing does."""
-        self._fade()
-        return max(_seconds(requests, self._requests), _seconds(tokens, self._tokens))
-
-    def _fade(self) -> None:
-        now_s = time.monotonic()
-        kept = math.exp((self._at_s - now_s) / _RATE_WINDOW_S)
-        self._requests *= kept
-        self._tokens *= kept
-        self._at_s = now_s
-
-
-def _seconds(amount: int, drained: float) -> float:
-    return amount * _RATE_WINDOW_S / drained if drained > 1e-9 else math.inf if amount else 0.0

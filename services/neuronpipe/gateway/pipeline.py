@@ -109,10 +109,10 @@ class Pipeline:
                     raise
                 if admission.is_shed:
                     raise self._gate.overloaded() from fault
-                self._gate.note_late()
+                self._gate.shedding.note_late()
                 raise self._too_late(request, call) from fault
             except DeadlineExceeded:
-                self._gate.note_late()
+                self._gate.shedding.note_late()
                 raise
 
     async def _run(

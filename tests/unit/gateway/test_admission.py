@@ -277,7 +277,7 @@ def test_without_a_late_request_none_is_refused_before_it_is_read(crowd_of: Crow
 
 def test_after_a_late_request_those_that_would_be_late_too_are_refused_before_they_are_read(crowd_of: CrowdOf) -> None:
     gate, _ = _crowded(crowd_of)
-    gate.note_late()
+    gate.shedding.note_late()
     with pytest.raises(Overloaded, match="20 requests") as refused:
         gate.check_room(2.0)  # ten in two seconds: the twenty inside take four
     assert refused.value.retry_after_s == pytest.approx(2.0, abs=0.3)
@@ -287,13 +287,13 @@ def test_after_a_late_request_those_that_would_be_late_too_are_refused_before_th
 
 def test_few_requests_inside_are_no_overload(crowd_of: CrowdOf) -> None:
     gate, _ = _crowded(crowd_of, requests=15)
-    gate.note_late()
+    gate.shedding.note_late()
     gate.check_room(0.001)
 
 
 def test_an_overload_is_over_when_for_a_second_none_was_late_or_refused(crowd_of: CrowdOf, clock: _Clock) -> None:
     gate, _ = _crowded(crowd_of)
-    gate.note_late()
+    gate.shedding.note_late()
     for _ in range(3):
         clock.now_s += 0.9
         with pytest.raises(Overloaded):
@@ -326,7 +326,7 @@ def test_after_a_late_request_those_with_too_little_time_left_for_an_answer_are_
         clock.now_s += 0.1
         crowd.leave("a")
     gate.check_room(0.02)
-    gate.note_late()
+    gate.shedding.note_late()
     with pytest.raises(DeadlineExceeded, match="would pass before the result is ready"):
         gate.check_room(0.02)
     gate.check_room(0.1)
