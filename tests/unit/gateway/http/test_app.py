@@ -61,6 +61,15 @@ async def test_json_may_say_its_charset_or_nothing(browser: Browser) -> None:
     assert (await browser.send("POST", "/v1/embeddings", orjson.dumps(_BODY)))[0] == 200
 
 
+async def test_a_request_for_which_there_is_no_room_is_refused_before_its_body_is_read(browser: Browser) -> None:
+    def check_room(remaining_s: float | None) -> None:
+        raise Overloaded(f"{remaining_s is not None and remaining_s < 1}", retry_after_s=2)
+
+    browser.in_flight.check_room = check_room
+    status, body = await browser.post("/v1/embeddings", b"{broken", **{"x-request-timeout-ms": "900"})
+    assert (status, body["error"]["message"], browser.headers["retry-after"]) == (429, "True", "2")
+
+
 async def test_a_compressed_body_is_refused(browser: Browser) -> None:
     status, _ = await browser.post("/v1/embeddings", gzip.compress(orjson.dumps(_BODY)), **{"content-encoding": "gzip"})
     assert status == 415

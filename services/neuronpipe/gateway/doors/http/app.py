@@ -120,6 +120,7 @@ class App:
             media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
             body: Any = b""
             if route.method == "POST":
+                self._in_flight.check_room(call.remaining_s)
                 data = await self._read(route, headers, media_type, caller)
                 body = data if route.is_raw else read_body(self._readers[route.key], data)
             caller.watch()
