@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import itertools
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
@@ -62,6 +63,7 @@ class InFlight:
         self._due: list[tuple[float, int, _Reading]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
+        self._look_at_s = math.inf
         self._is_draining = False
         self._came_late = 0
         self._idle = asyncio.Event()
@@ -120,19 +122,25 @@ class InFlight:
 
     def _look_at(self, reading: "_Reading", at_s: float) -> None:
         heapq.heappush(self._due, (at_s, next(self._numbers), reading))
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_QUICK_S, self._look)
+        if at_s < self._look_at_s:
+            self._set_timer(at_s)
+
+    def _set_timer(self, at_s: float) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._look_at_s = at_s
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - time.monotonic()), self._look)
 
     def _look(self) -> None:
         """Lets messages that are not there yet claim their part. One timer for all of them: hardly any message lives to see it."""
-        self._timer = None
+        self._timer, self._look_at_s = None, math.inf
         now_s = time.monotonic()
         while self._due and (self._due[0][0] <= now_s or self._due[0][2].has_ended):
             reading = heapq.heappop(self._due)[2]
             if not reading.has_ended and self._may_go_on(reading, now_s - reading.began_s):
                 self._look_at(reading, 2 * now_s - reading.began_s)
-        if self._due and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(max(_QUICK_S, self._due[0][0] - now_s), self._look)
+        if self._due and self._due[0][0] < self._look_at_s:
+            self._set_timer(self._due[0][0])
 
     def _may_go_on(self, reading: "_Reading", taken_s: float) -> bool:
         """Claims what a message that takes so long must have; where it cannot, refuses it."""
