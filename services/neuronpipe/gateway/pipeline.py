@@ -13,7 +13,7 @@ from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.served import ServedModel
 from neuronpipe.core.calls import Call, told_error
-from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, WrongTask
+from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeError, WrongTask
 from neuronpipe.core.items import ExecuteItem, PostprocessItem, Stages, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics, Name, Spans
@@ -71,7 +71,11 @@ class Pipeline:
 
     def check_room(self, remaining_s: float | None) -> None:
         """What a door asks before it reads a request. Raises Overloaded where it would be read in vain; see Gate.check_room."""
-        self._gate.check_room(remaining_s)
+        try:
+            self._gate.check_room(remaining_s)
+        except NeuronpipeError as error:
+            self._observer.refused(error)
+            raise
 
     def observe_together(self, call: Call, span: Name = Spans.INFER_BATCH) -> AbstractContextManager[Call]:
         """A call of many requests, as a span of its own. Yields the call of each of them, which are all sampled or none is."""

@@ -139,6 +139,10 @@ class RequestObserver:
         """A request that arrives now; `name` is its span's."""
         return ObservedRequest(self, name, call)
 
+    def refused(self, error: BaseException) -> None:
+        """A request that is refused before it is read, so that its model is not known."""
+        self.unknown.failed(0, error, ADMISSION, None)
+
     def first_span(self, name: Name, call: Call, started_ns: int) -> Span | None:
         """The first span of a request or call, None unless it is sampled."""
         context = self.tracer.begin(call.trace)

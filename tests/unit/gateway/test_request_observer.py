@@ -17,9 +17,12 @@ from neuronpipe.core.items import EncodedInput, Prediction, Stages
 from neuronpipe.core.names import ADMISSION, UNATTRIBUTED, Attributes, Events, Metrics, Spans
 from neuronpipe.core.packed import NO_TENSORS, Packed, pack_result
 from neuronpipe.core.tracing import SpanContext, Tracer, current_span
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.doors.native import NativeDoor
+from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.request_observer import RequestObserver
 from neuronpipe.gateway.settings import PipelineSettings
-from tests.door import Door, door_of
+from tests.door import Door, door_of, models_of
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
@@ -213,6 +216,26 @@ async def test_a_request_that_is_refused_at_the_gate_is_shed_before_any_stage() 
     (shed,) = telemetry.spans
     assert [event.name for event in shed.events] == [Events.SHED]
     assert telemetry.counts(Metrics.SHED) == {("small", "1", ADMISSION): 1}
+    is_over.set()
+    await first
+
+
+async def test_a_request_that_is_refused_before_it_is_read_is_counted_too() -> None:
+    telemetry, began, is_over = Recorded(), asyncio.Event(), asyncio.Event()
+
+    async def wait(item: Any) -> Any:
+        began.set()
+        await is_over.wait()
+        return await _tokenize(item)
+
+    models, settings = models_of([model_spec(version=1)], telemetry), PipelineSettings(max_requests_in_flight=1)
+    pipeline = Pipeline(models, Stages(wait, _execute, _postprocess), settings, telemetry)
+    door = Door(NativeDoor(pipeline, Catalog(models), settings))
+    first = asyncio.create_task(door.infer(_request(), Call()))
+    await began.wait()
+    with pytest.raises(Overloaded):
+        pipeline.check_room(None)
+    assert telemetry.counts(Metrics.SHED)["", "", ADMISSION] == 1
     is_over.set()
     await first
 
