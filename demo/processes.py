@@ -18,11 +18,12 @@ _POLL_S = 0.01
 
 
 class ServiceProcess:
-    """`neuronpipe serve SERVICE` on a free port of the loopback interface. Its log lines go to a file and can be asked for."""
+    """Runs `neuronpipe serve SERVICE` on a free port of the loopback interface. Its log lines go to a file."""
 
     def __init__(self, service: str, *options: str, environment: Mapping[str, str] | None = None) -> None:
         self.service = service
-        self._log: IO[str] = tempfile.NamedTemporaryFile("w+", prefix=f"{service}-", suffix=".log")  # noqa: SIM115 (closed in stop)
+        # Closed in stop().
+        self._log: IO[str] = tempfile.NamedTemporaryFile("w+", prefix=f"{service}-", suffix=".log")  # noqa: SIM115
         listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
         self.began_s = time.monotonic()
         self._process = subprocess.Popen(
@@ -54,7 +55,10 @@ class ServiceProcess:
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
     def wait_for(self, event: str, times: int = 1) -> dict[str, object]:
-        """The first log line of an event, or the nth. Raises RuntimeError with the log where the process ends without it."""
+        """The first log line of an event, or the nth.
+
+        Raises RuntimeError with the log if the process ends without it.
+        """
         deadline_s = time.monotonic() + _START_LIMIT_S
         while time.monotonic() < deadline_s:
             is_running = self._process.poll() is None
@@ -88,7 +92,9 @@ class ServiceProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
 
@@ -99,11 +105,16 @@ def four_processes(
     stage_options: Mapping[str, Sequence[str]] = MappingProxyType({}),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[dict[str, ServiceProcess]]:
-    """The four services, ready, by name; ended with the block. `options` are for all of them, `stage_options` for some stages."""
+    """The four services, ready, by name. They end with the block.
+
+    `options` are for all of them, `stage_options` for some stages.
+    """
     options = ("--repository", str(repository), *options)
     with ExitStack() as stack:
         started = {
-            service: stack.enter_context(ServiceProcess(service, *options, *stage_options.get(service, ()), environment=environment))
+            service: stack.enter_context(
+                ServiceProcess(service, *options, *stage_options.get(service, ()), environment=environment)
+            )
             for service in ("tokenizer", "neuron-executor", "postprocessor")
         }
         targets = [f"--{name}-target={started[service].target}" for name, service in _TARGET_OPTIONS.items()]

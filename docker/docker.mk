@@ -1,19 +1,24 @@
 # The images and the stack of containers: docs/containers.md. Settings are in docker/.env; the environment goes first.
 
-# A client that has BuildKit: that of the path with buildx, or Debian's, whose engine has it built in.
-DOCKER ?= $(shell if ! docker buildx version >/dev/null 2>&1 && test -x /usr/bin/docker; then echo /usr/bin/docker; else echo docker; fi)
+# A client that has BuildKit: the one on the path if it has buildx, or else Debian's, whose engine has it built in.
+DOCKER ?= $(shell if ! docker buildx version >/dev/null 2>&1 && test -x /usr/bin/docker; \
+  then echo /usr/bin/docker; else echo docker; fi)
 COMPOSE ?= $(shell if docker compose version >/dev/null 2>&1; then echo docker compose; else echo docker-compose; fi)
 
-# What is added to the stack: observability, gpu, neuron. Where Jaeger runs, commands for the running stack know it.
-LAYERS ?= $(if $(shell $(DOCKER) ps -q --filter label=com.docker.compose.project=$(PROJECT) --filter label=com.docker.compose.service=jaeger),observability)
-COMPOSE_FILES ?= docker/compose.yaml $(LAYERS:%=docker/compose.%.yaml)
+# What is added to the stack: observability, gpu, neuron, tls. Where Jaeger runs, or certificates were made, commands for
+# the running stack know it.
+containers_of = $(shell $(DOCKER) ps -aq --filter label=com.docker.compose.project=$(PROJECT) \
+  --filter label=com.docker.compose.service=$(1))
+LAYERS ?= $(if $(call containers_of,jaeger),observability) $(if $(call containers_of,certificates),tls)
+COMPOSE_FILES ?= docker/compose.yaml $(LAYERS:%=docker/compose.%.yaml) \
+  $(if $(and $(filter tls,$(LAYERS)),$(filter observability,$(LAYERS))),docker/compose.tls-observability.yaml)
 PROJECT = $(or $(COMPOSE_PROJECT_NAME),$(shell sed -n 's/^COMPOSE_PROJECT_NAME=//p' docker/.env))
 compose = $(COMPOSE) $(COMPOSE_FILES:%=-f %)
 
 SERVICES := gateway tokenizer neuron-executor postprocessor
 executor = $(if $(filter neuron,$(LAYERS)),neuron,$(if $(filter gpu,$(LAYERS)),gpu,neuron-executor))
 images = $(SERVICES:neuron-executor=$(executor)) $(if $(filter neuron,$(LAYERS)),,compile) \
-  $(if $(filter observability,$(LAYERS)),jaeger prometheus grafana)
+  $(if $(filter tls,$(LAYERS)),certificates) $(if $(filter observability,$(LAYERS)),jaeger prometheus grafana)
 build = DOCKER="$(DOCKER)" docker/build
 
 .PHONY: images image-sizes up up-observability down logs ps redeploy
@@ -24,7 +29,8 @@ images:
 image-sizes:
 	DOCKER="$(DOCKER)" $(PYTHON) docker/sizes.py
 
-# Returns when the gateway reaches all stages; Compose 1.29 has no --wait. Where the compile step fails, its reason comes last.
+# Returns when the gateway reaches all stages; Compose 1.29 has no --wait. If the compile step fails, its reason comes
+# last.
 up: images
 	$(compose) up -d || {
 	  compile=$$($(compose) ps -aq compile)
@@ -41,12 +47,23 @@ up: images
 	$(compose) ps
 	[[ $$state == healthy ]] || { echo "the gateway is $$state; see: make logs"; exit 1; }
 	echo "all healthy after $$SECONDS s"
+	$(if $(filter tls,$(LAYERS)),$(MAKE) --no-print-directory caller-certificates)
 
 up-observability:
 	$(MAKE) up LAYERS="observability $(filter-out observability,$(LAYERS))"
 
+# The layer tls: new certificates for all services, which take them while they run, and a caller's in CALLER_CERTIFICATES. The authority stays.
+CALLER_CERTIFICATES ?= .cache/certificates
+.PHONY: certificates caller-certificates
+certificates:
+	$(compose) run --rm -e RENEW=1 certificates
+	$(MAKE) --no-print-directory caller-certificates
+caller-certificates:
+	mkdir -p $(CALLER_CERTIFICATES)
+	$(DOCKER) cp $(firstword $(call containers_of,certificates)):/tls/caller/. $(CALLER_CERTIFICATES)
+
 # Bundles and downloaded models go, too; `docker compose stop` keeps them.
-down: COMPOSE_FILES = docker/compose.yaml docker/compose.observability.yaml
+down: COMPOSE_FILES = docker/compose.yaml docker/compose.observability.yaml docker/compose.tls.yaml
 down:
 	$(compose) down --volumes --remove-orphans
 
@@ -69,14 +86,15 @@ verify-locks: .venv/.dev
 fix-locks: .venv/.dev
 	$(BIN)/python docker/lock.py
 
-# Images and a project of its own, so that it leaves a stack that runs alone. Where no registry answers, on bases made of Debian's packages.
+# It has its own images and its own project, so it does not touch a stack that runs. If no registry answers, the bases
+# are made of Debian's packages.
 .PHONY: e2e
 e2e: .venv/.dev $(NODE)/node_modules/.ready
 	export DOCKER="$(DOCKER)" COMPOSE="$(COMPOSE)" IMAGE_PREFIX=neuronpipe-e2e VERSION=e2e
 	$(DOCKER) info >/dev/null || { echo "make e2e needs a Docker engine: docker/with-engine make e2e starts one"; exit 1; }
 	bases=$$(docker/base-images)
 	export $$bases
-	$(build) $(SERVICES) compile prometheus
-	DOCKER_BUILDKIT=1 $(DOCKER) build --file tests/e2e/Dockerfile --build-arg "TOKENIZER_IMAGE=$$IMAGE_PREFIX/tokenizer:$$VERSION" \
-	  --tag "$$IMAGE_PREFIX/receiver:$$VERSION" .
+	$(build) $(SERVICES) compile prometheus certificates
+	DOCKER_BUILDKIT=1 $(DOCKER) build --file tests/e2e/Dockerfile \
+	  --build-arg "TOKENIZER_IMAGE=$$IMAGE_PREFIX/tokenizer:$$VERSION" --tag "$$IMAGE_PREFIX/receiver:$$VERSION" .
 	$(BIN)/python -m pytest tests/e2e --timeout 900

@@ -31,9 +31,12 @@ _LOCKS = {
     "gateway": _Lock(("gateway",)),
     "tokenizer": _Lock(("tokenizer",)),
     "neuron-executor": _Lock(("executor-openvino",)),
+    "sagemaker": _Lock(("all",)),
     "compile": _Lock(("compile",), without=("torch",)),  # torch-cpu.txt has the build without CUDA
     "gpu": _Lock(("executor-torch",)),
-    "neuron": _Lock(("executor-neuronx",), "constraints-transformers4.txt", without=("torch", "numpy")),  # AWS's image has them
+    "neuron": _Lock(
+        ("executor-neuronx",), "constraints-transformers4.txt", without=("torch", "numpy")
+    ),  # AWS's image has them
 }
 
 
@@ -42,7 +45,17 @@ def _compile(name: str, output: Path) -> None:
     lock = _LOCKS[name]
     listed = _FOLDER / f"{name}.in"
     command = [
-        *(sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-annotate", "--custom-compile-command", "make fix-locks"),
+        *(
+            sys.executable,
+            "-m",
+            "uv",
+            "pip",
+            "compile",
+            "--quiet",
+            "--no-annotate",
+            "--custom-compile-command",
+            "make fix-locks",
+        ),
         *("--generate-hashes", "--only-binary", ":all:", "--python-version", "3.11", "--python-platform", "linux"),
         *(("--config-file", str(_FOLDER / "torch-cpu.toml")) if "torch" in lock.without else ("--no-config",)),
         *("--constraint", lock.constraints, *(f"--no-emit-package={package}" for package in lock.without)),

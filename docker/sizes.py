@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
-_TARGETS = ("gateway", "tokenizer", "neuron-executor", "postprocessor", "compile", "gpu")
+_TARGETS = ("gateway", "tokenizer", "neuron-executor", "postprocessor", "sagemaker", "compile", "gpu")
 _MARKS = re.compile(r"(?<=<!-- sizes: written by make image-sizes -->\n).*?(?=<!-- /sizes -->)", re.DOTALL)
 
 
@@ -47,7 +47,10 @@ def main() -> None:
     table = "\n".join(_table(_settings()))
     text, count = _MARKS.subn(lambda found: table, page.read_text())
     if count != 1:
-        sys.exit(f"{page}: has no place for the table, between <!-- sizes: written by make image-sizes --> and <!-- /sizes -->")
+        sys.exit(
+            f"{page}: has no place for the table, between <!-- sizes: written by make image-sizes --> and "
+            "<!-- /sizes -->"
+        )
     page.write_text(text)
 
 

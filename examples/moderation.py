@@ -1,8 +1,10 @@
-"""A moderation service: an HTTP API that lets comments pass, holds them for a person, or blocks them, by a classifier's scores.
+"""A moderation service: an HTTP API that accepts, holds or blocks comments, by a classifier's scores.
 
-POST /moderate  {"comments": ["…", "…"]}  →  {"decisions": [{"action": "pass" | "review" | "block", "label": "…", "score": 0.97}, …]}
+POST /moderate  {"comments": ["…", "…"]}
+→ {"decisions": [{"action": "pass" | "review" | "block", "label": "…", "score": 0.97}, …]}
 
-Usage: python moderation.py --labels toxic,insult [--target HOST:PORT] [--model NAME] [--review 0.5] [--block 0.9] [--port 8080]
+Usage: python moderation.py --labels toxic,insult [--target HOST:PORT] [--model NAME] [--review 0.5]
+                            [--block 0.9] [--port 8080]
 """
 
 import argparse
@@ -36,7 +38,10 @@ class Decisions(BaseModel):
 
 
 def make_app(target: str, model: str, bad_labels: set[str], review: float, block: float) -> FastAPI:
-    """The service. A label of `bad_labels` with a score of `review` or more holds a comment, of `block` or more blocks it."""
+    """The service.
+
+    A comment is held if a label of `bad_labels` has a score of at least `review`, and blocked from `block` on.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -48,7 +53,8 @@ def make_app(target: str, model: str, bad_labels: set[str], review: float, block
     app = FastAPI(title="moderation", lifespan=lifespan)
 
     def request(comment: str) -> InferRequest:
-        # Sigmoid: each label is judged by itself, and several may apply. A comment that is too long is judged by its beginning.
+        # Sigmoid: each label is judged by itself, and several may apply. A comment that is too long is judged by its
+        # beginning.
         classified = TextClassificationInput(
             text=comment,
             top_k=app.state.label_count,

@@ -1,6 +1,7 @@
-"""Retrieval for a language model, in two steps: vectors find candidates among passages, and a cross-encoder ranks them again.
+"""Retrieval for a language model: vectors find candidate passages, and a cross-encoder ranks them again.
 
-Prints the prompt with the best passages, each with its number, so that the answer can cite it. No language model is called.
+Prints the prompt with the best passages, each with its number, so that the answer can cite it. No language model is
+called.
 
 Usage: python rag_rerank.py PASSAGES_FILE QUESTION [--target HOST:PORT] [--embedder NAME] [--reranker NAME]
 """

@@ -2,8 +2,9 @@
 
 GET /sentiment?text=…  →  {"label": "…", "score": 0.97}
 
-It forwards the W3C header `traceparent`, and `tracestate`, as gRPC metadata, so the gateway's spans are children of the caller's. A
-service with spans of its own takes OpenTelemetry's instrumentation of FastAPI and of gRPC, which does the same.
+It forwards the W3C header `traceparent`, and `tracestate`, as gRPC metadata, so the gateway's spans are children of the
+caller's. A service with spans of its own takes OpenTelemetry's instrumentation of FastAPI and of gRPC, which does the
+same.
 
 Usage: python traced_service.py [--target HOST:PORT] [--model NAME] [--port 8080]
 """

@@ -1,4 +1,6 @@
-"""The architectures that must work, in small configurations, with a tokenizer or an image processor of the kind that each has."""
+"""The architectures that must work, in small configurations, with a tokenizer or an image processor of the kind that
+each has.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +15,10 @@ from tests.trained_tokenizers import byte_level_bpe, unigram, unigram_pairs, wor
 
 MAX_TOKENS = 64
 
-_LABELS = {"id2label": {0: "contradiction", 1: "neutral", 2: "entailment"}, "label2id": {"contradiction": 0, "neutral": 1, "entailment": 2}}
+_LABELS = {
+    "id2label": {0: "contradiction", 1: "neutral", 2: "entailment"},
+    "label2id": {"contradiction": 0, "neutral": 1, "entailment": 2},
+}
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 _BERT = {**_SIZES, "max_position_embeddings": MAX_TOKENS}
 # Positions begin after the padding id 1.
@@ -53,7 +58,9 @@ class Architecture:
             "eos_token_id": tokenizer.sep_token_id,
             "sep_token_id": tokenizer.sep_token_id,
         }
-        config = transformers.AutoConfig.for_model(self.model_type, vocab_size=len(tokenizer), **special, **self.config, **values)
+        config = transformers.AutoConfig.for_model(
+            self.model_type, vocab_size=len(tokenizer), **special, **self.config, **values
+        )
         return save(getattr(transformers, head).from_config(config), folder, tokenizer)
 
 
@@ -85,7 +92,13 @@ TEXT_ARCHITECTURES: dict[str, Architecture] = {
     "MobileBERT": Architecture(
         "mobilebert",
         word_piece,
-        {**_BERT, "embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16, "num_feedforward_networks": 2},
+        {
+            **_BERT,
+            "embedding_size": 16,
+            "intra_bottleneck_size": 16,
+            "true_hidden_size": 16,
+            "num_feedforward_networks": 2,
+        },
     ),
     # A layer in three sees all tokens, the others those at most 8 away.
     "ModernBERT": Architecture("modernbert", word_piece, {**_BERT, "num_hidden_layers": 4, "local_attention": 16}),

@@ -22,7 +22,8 @@ _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 
 def pytest_configure() -> None:
-    # A shell starts what runs in the background with SIGINT ignored, and the processes that tests interrupt would inherit that.
+    # A shell starts what runs in the background with SIGINT ignored, and the processes that tests interrupt would
+    # inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if _IS_WORKER:
         # Threads of one worker, and of what it starts, would wait for those of another.
@@ -37,14 +38,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the behaviour suite against this gateway; see tests/models.py for what it must serve",
     )
     parser.addoption(
+        "--target-tls",
+        metavar="FOLDER",
+        help="call --target over TLS, with the files tls.crt, tls.key and ca.crt of this folder",
+    )
+    parser.addoption(
         "--share",
         type=float,
         default=DEFAULT_SHARE,
         metavar="SHARE",
-        help="the share of the oracle suites' cases, and of other large matrices, that is tested: up to 1 for all (default: %(default)s)",
+        help="the share of the oracle suites' cases, and of other large matrices, that is tested: up to 1 for all "
+        "(default: %(default)s)",
     )
     parser.addoption(
-        "--share-seed", type=int, default=DEFAULT_SEED, metavar="SEED", help="what those cases are drawn from (default: %(default)s)"
+        "--share-seed",
+        type=int,
+        default=DEFAULT_SEED,
+        metavar="SEED",
+        help="what those cases are drawn from (default: %(default)s)",
     )
 
 
@@ -64,7 +75,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Shows and writes down how the oracle suites compared."""
-    reports = [report for several in terminalreporter.stats.values() for report in several if isinstance(report, pytest.TestReport)]
+    reports = [
+        report
+        for several in terminalreporter.stats.values()
+        for report in several
+        if isinstance(report, pytest.TestReport)
+    ]
     records: list[Any] = [value for report in reports for name, value in report.user_properties if name == PROPERTY]
     if not records:
         return
@@ -90,10 +106,11 @@ def repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def neuron_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
-    """The contract double of the Neuron SDK on the path of this process and of those that it starts, with four simulated cores.
+    """The contract double of the Neuron SDK on the path of this process and of those that it starts, with four
+    simulated cores.
 
-    This process's machine itself seems to have no device. Gives the environment of another machine, with two cores, for a process that
-    shall have cores of its own.
+    This process's machine itself seems to have no device. Gives the environment of another machine, with two cores, for
+    a process that shall have cores of its own.
     """
     path = os.environ.get("PYTHONPATH", "")
     environment = {
@@ -107,16 +124,24 @@ def neuron_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[
         patch.setattr(neuron, "DEVICE_FOLDER", tmp_path_factory.mktemp("dev"))
         for name, value in environment.items():
             patch.setenv(name, value)
-        yield environment | {"NEURON_DOUBLE_DEVICES": "1", "NEURON_DOUBLE_FOLDER": str(tmp_path_factory.mktemp("other-neuron"))}
+        yield environment | {
+            "NEURON_DOUBLE_DEVICES": "1",
+            "NEURON_DOUBLE_FOLDER": str(tmp_path_factory.mktemp("other-neuron")),
+        }
 
 
 @pytest.fixture(scope="session")
-def neuronx_repository(neuron_double: Mapping[str, str], sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def neuronx_repository(
+    neuron_double: Mapping[str, str], sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A model of each task, compiled for the double of Neuron."""
 
     def make(folder: Path) -> None:
         added = tmp_path_factory.mktemp("neuronx-sources")
-        of_each_task = {name: sources[name] if name in sources else make_source(added) for name, (_, make_source) in NEURONX_MODELS.items()}
+        of_each_task = {
+            name: sources[name] if name in sources else make_source(added)
+            for name, (_, make_source) in NEURONX_MODELS.items()
+        }
         make_repository(folder, of_each_task, backend="neuronx", buckets=("1x16", "4x64", "16x64"))
 
     return shared_folder(tmp_path_factory, "neuronx-repository", make)
@@ -125,10 +150,14 @@ def neuronx_repository(neuron_double: Mapping[str, str], sources: dict[str, Path
 @pytest.fixture(scope="session")
 def torch_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same models, exported from PyTorch."""
-    return shared_folder(tmp_path_factory, "torch-repository", lambda folder: make_repository(folder, sources, backend="torch"))
+    return shared_folder(
+        tmp_path_factory, "torch-repository", lambda folder: make_repository(folder, sources, backend="torch")
+    )
 
 
 @pytest.fixture(scope="session")
 def fake_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same models for the fake back end."""
-    return shared_folder(tmp_path_factory, "fake-repository", lambda folder: make_repository(folder, sources, backend="fake"))
+    return shared_folder(
+        tmp_path_factory, "fake-repository", lambda folder: make_repository(folder, sources, backend="fake")
+    )

@@ -68,7 +68,9 @@ class Door:
         answer: InferBatchResponse = _read(InferBatchResponse, await self.native.infer_batch(message, call))
         return answer
 
-    async def infer_stream(self, requests: AsyncIterable[InferStreamRequest], call: Call) -> AsyncIterator[InferStreamResponse]:
+    async def infer_stream(
+        self, requests: AsyncIterable[InferStreamRequest], call: Call
+    ) -> AsyncIterator[InferStreamResponse]:
         messages = (_read(wire.InferStreamRequest, request) async for request in requests)
         answers = self.native.infer_stream(messages, call)
         try:
@@ -91,7 +93,11 @@ def door_of(
 
 
 def door_over(
-    models: GatewayModels, stages: Stages, settings: PipelineSettings, telemetry: Telemetry, results: ResultCache | None = None
+    models: GatewayModels,
+    stages: Stages,
+    settings: PipelineSettings,
+    telemetry: Telemetry,
+    results: ResultCache | None = None,
 ) -> Door:
     """The door of a gateway with a table of models."""
     return Door(NativeDoor(Pipeline(models, stages, settings, telemetry, results), Catalog(models), settings))

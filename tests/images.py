@@ -1,4 +1,6 @@
-"""Small models of images with an image processor of each kind, and image files of every mode, format, size and orientation."""
+"""Small models of images with an image processor of each kind, and image files of every mode, format, size and
+orientation.
+"""
 
 import io
 import itertools
@@ -14,7 +16,14 @@ from tests.models import save_weights
 
 _SEED = 20261121
 _ORIENTATION = 0x112
-_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32, "patch_size": 8}
+_SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "image_size": 32,
+    "patch_size": 8,
+}
 _STAGES = {"depths": [1, 1], "image_size": 32, "patch_size": 2}
 _SQUARE = {"height": 32, "width": 32}
 
@@ -23,8 +32,18 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "ViT": ("ViT", _SIZES, "ViT", {"size": _SQUARE}),
     "DeiT": ("DeiT", _SIZES, "DeiT", {"size": {"height": 36, "width": 40}, "crop_size": _SQUARE}),
     "BEiT": ("Beit", _SIZES, "Beit", {"size": _SQUARE}),
-    "Swin": ("Swin", {**_STAGES, "embed_dim": 16, "num_heads": [2, 2], "window_size": 4}, "ViT", {"size": _SQUARE, "resample": 3}),
-    "ConvNeXt": ("ConvNext", {"num_stages": 2, "hidden_sizes": [16, 32], "depths": [1, 1]}, "ConvNext", {"size": {"shortest_edge": 32}}),
+    "Swin": (
+        "Swin",
+        {**_STAGES, "embed_dim": 16, "num_heads": [2, 2], "window_size": 4},
+        "ViT",
+        {"size": _SQUARE, "resample": 3},
+    ),
+    "ConvNeXt": (
+        "ConvNext",
+        {"num_stages": 2, "hidden_sizes": [16, 32], "depths": [1, 1]},
+        "ConvNext",
+        {"size": {"shortest_edge": 32}},
+    ),
 }
 IMAGE_FAMILIES = tuple(_FAMILIES)
 
@@ -77,7 +96,9 @@ def _image(mode: str, size: tuple[int, int]) -> Image.Image:
     generator = np.random.default_rng([_SEED, height, width])
     if mode == "I;16":
         return Image.fromarray(generator.integers(0, 65536, (height, width), np.uint16))
-    patches = Image.fromarray(generator.integers(0, 256, (4, 4, 4), np.uint8), "RGBA").resize((width, height), Image.Resampling.BICUBIC)
+    patches = Image.fromarray(generator.integers(0, 256, (4, 4, 4), np.uint8), "RGBA").resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
     if mode == "PA":  # transparency as an index of the palette
         image = patches.convert("RGB").convert("P")
         image.info["transparency"] = 3

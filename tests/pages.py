@@ -12,18 +12,22 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[1]
 _MARK = re.compile(r"\s*<!-- not run here: (.+?) -->\s*", re.DOTALL)
+_ENVIRONMENT = re.compile(r"\s*<!-- run in (\.venv-[\w-]+) -->\s*")
 _HTML_COMMENT = re.compile(r"\s*<!--.*?-->\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A fenced block of a page. `reason`: why it is not run, as the comment right before it says; empty without one."""
+    """A fenced block of a page. The comment right before it may say why it is not run (`reason`), or in which virtual
+    environment it is (`environment`); both are empty without one.
+    """
 
     page: Path
     line: int
     language: str
     content: str
     reason: str
+    environment: str = ""
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -45,17 +49,21 @@ def all_pages() -> list[Path]:
 
 def fences(page: Path) -> Iterator[Fence]:
     """The fenced blocks of a page, in their order."""
-    reason = ""
+    reason = environment = ""
     for token in blocks(page):
         if token.type == "html_block":
-            mark = _MARK.fullmatch(token.content)
-            reason = mark[1] if mark else reason if _HTML_COMMENT.fullmatch(token.content) else ""
+            if mark := _MARK.fullmatch(token.content):
+                reason = mark[1]
+            elif mark := _ENVIRONMENT.fullmatch(token.content):
+                environment = mark[1]
+            elif not _HTML_COMMENT.fullmatch(token.content):
+                reason = environment = ""
         elif token.type == "fence":
             assert token.map
-            yield Fence(page, token.map[0] + 1, token.info.strip(), token.content, reason)
-            reason = ""
+            yield Fence(page, token.map[0] + 1, token.info.strip(), token.content, reason, environment)
+            reason = environment = ""
         elif token.nesting >= 0:  # a block that begins, or is complete
-            reason = ""
+            reason = environment = ""
 
 
 def links(page: Path) -> Iterator[Link]:

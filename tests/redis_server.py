@@ -21,31 +21,40 @@ _START_LIMIT_S = 10
 
 
 class RedisServer:
-    """A redis-server of its own, empty and without files. Options are those of its command line."""
+    """A redis-server of its own, empty and without files. Options are those of its command line.
 
-    def __init__(self, *options: str, is_sentinel: bool = False) -> None:
+    `tls`: a folder with tls.crt, tls.key and ca.crt; then it takes TLS only, from clients with a certificate.
+    """
+
+    def __init__(self, *options: str, is_sentinel: bool = False, tls: Path | None = None) -> None:
         if not shutil.which("redis-server"):
             raise RuntimeError("redis-server is missing; `make setup` installs it")
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self._options = options
+        self._tls = tls
         self._is_sentinel = is_sentinel
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def sentinel(cls, configuration: Path) -> "RedisServer":
+    def sentinel(cls, configuration: Path, tls: Path | None = None) -> "RedisServer":
         """A sentinel, with a file of its configuration, which it writes to."""
-        return cls(str(configuration), is_sentinel=True)
+        return cls(str(configuration), is_sentinel=True, tls=tls)
 
     @property
     def url(self) -> str:
         """Its address."""
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"rediss://127.0.0.1:{self.port}/0?{self.tls_query}" if self._tls else f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def tls_query(self) -> str:
+        """What URLs of servers with TLS have behind the question mark."""
+        return f"ssl_ca_certs={self._tls}/ca.crt&ssl_certfile={self._tls}/tls.crt&ssl_keyfile={self._tls}/tls.key"
 
     def ask(self, *words: str | int | bytes) -> Any:
         """Its reply to a command."""
-        return redis.Redis(port=self.port).execute_command(*words)  # type: ignore[no-untyped-call]
+        return redis.Redis.from_url(self.url).execute_command(*words)  # type: ignore[no-untyped-call]
 
     def stored_keys(self) -> list[bytes]:
         """The names of all keys."""
@@ -54,7 +63,12 @@ class RedisServer:
     def start(self) -> None:
         """Starts it, and waits until it answers."""
         self._folder = self._folder or tempfile.TemporaryDirectory()
-        address = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder.name]
+        port = ["--tls-port" if self._tls else "--port", str(self.port)]
+        if self._tls:
+            files = {"cert": "tls.crt", "key": "tls.key", "ca-cert": "ca.crt"}
+            port += [word for kind, file in files.items() for word in (f"--tls-{kind}-file", str(self._tls / file))]
+            port += ["--port", "0", "--tls-cluster", "yes", "--tls-replication", "yes"]
+        address = [*port, "--bind", "127.0.0.1", "--dir", self._folder.name]
         kind = ["--sentinel"] if self._is_sentinel else ["--save", "", "--appendonly", "no"]
         # A configuration file comes first.
         self._process = subprocess.Popen(["redis-server", *self._options, *address, *kind], stdout=subprocess.DEVNULL)
@@ -82,16 +96,18 @@ class RedisServer:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
         if self._folder:
             self._folder.cleanup()
 
 
 @contextmanager
-def redis_server(*options: str) -> Iterator[RedisServer]:
+def redis_server(*options: str, tls: Path | None = None) -> Iterator[RedisServer]:
     """A server for the time of a block."""
-    with RedisServer(*options) as server:
+    with RedisServer(*options, tls=tls) as server:
         yield server
 
 

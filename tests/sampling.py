@@ -16,7 +16,9 @@ DEFAULT_SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The share of each matrix, from above 0 to 1, and the seed that its cases are drawn from: what --share and --share-seed say."""
+    """The share of each matrix, from above 0 to 1, and the seed that its cases are drawn from: what --share and
+    --share-seed say.
+    """
 
     share: float = DEFAULT_SHARE
     seed: int = DEFAULT_SEED
@@ -41,9 +43,9 @@ class Sample:
     def draw(self, cases: Iterable[_Case], options: Callable[[_Case], object], *, at_least: int) -> list[_Case]:
         """The sample's cases, in their order.
 
-        `options` gives what a case varies besides its texts, by name or by place: each value of each is in the sample at least once, and
-        so is each set of names.
-        `at_least`: how many cases the suite is meant to have in all; raises AssertionError where there are fewer.
+        `options` gives what a case varies besides its texts, by name or by place: each value of each is in the sample
+        at least once, and so is each set of names. `at_least`: how many cases the suite is meant to have in all; raises
+        AssertionError where there are fewer.
         """
         every = list(cases)
         assert len(every) >= at_least, f"{len(every)} cases, expected {at_least}"

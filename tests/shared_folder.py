@@ -12,8 +12,8 @@ from filelock import FileLock
 def shared_folder(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """The folder of that name, which `make` has filled; workers that ask meanwhile wait.
 
-    Other processes read it, too: no test may change it. It belongs to one run and is deleted as all temporary folders of pytest are, so
-    it is never out of date.
+    Other processes read it, too: no test may change it. It belongs to one run and is deleted as all temporary folders
+    of pytest are, so it is never out of date.
     """
     base = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

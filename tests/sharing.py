@@ -1,4 +1,5 @@
-"""How pytest-xdist's workers share the tests: by files, whose tests share fixtures, and those that take longest begin first.
+"""How pytest-xdist's workers share the tests: by files, whose tests share fixtures, and those that take longest begin
+first.
 
 pytest-xdist's own --dist loadgroup does not see groups with pytest 9.2.
 """

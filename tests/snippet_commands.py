@@ -5,6 +5,7 @@ ends with an error where a command is wrong.
 """
 
 import importlib.util
+import itertools
 import os
 import re
 import runpy
@@ -23,23 +24,26 @@ from neuronpipe.api.v1 import inference_pb2, models_pb2, traces_pb2
 from neuronpipe.cli import main, make_parser
 from neuronpipe.cli.serve import read_arguments
 from neuronpipe.core.errors import SetupError
+from neuronpipe.tei.v1 import tei_pb2
 from tests.pages import ROOT
 
 # These run as they are. The load generator runs for a moment.
 _RUN: Mapping[str, Sequence[str]] = {
     "health": (),
     "infer": (),
+    "key": (),
     "load": ("--duration", "0.3", "--warm-up", "0"),
     "models": (),
     "trace": (),
 }
 # By importing them, Default() knows their services.
-_PUBLIC = (inference_pb2, models_pb2, traces_pb2)
+_PUBLIC = (inference_pb2, models_pb2, traces_pb2, tei_pb2)
 
 
 def neuronpipe(arguments: Sequence[str]) -> None:
     """Runs commands that ask a gateway, and `serve` until it is ready. Parses the others with their parsers."""
-    if (added := _RUN.get(arguments[0])) is not None:
+    # The gateway that is asked has no TLS.
+    if (added := _RUN.get(arguments[0])) is not None and "--tls-ca" not in arguments:
         main([*arguments, *added])
         return
     options = make_parser().parse_args(arguments)
@@ -116,14 +120,19 @@ def pytest(arguments: Sequence[str]) -> None:
 
 
 def grpcurl(arguments: Sequence[str]) -> None:
-    """Makes the call, as `grpcurl -plaintext [-d JSON] HOST:PORT SERVICE/METHOD` does."""
+    """Makes the call, as `grpcurl -plaintext [-H 'NAME: VALUE'] [-d JSON] HOST:PORT SERVICE/METHOD` does."""
     *options, target, path = arguments
+    fields = [value.partition(": ") for flag, value in itertools.pairwise(options) if flag == "-H"]
     method = Default().FindMethodByName(path.replace("/", "."))
     sent, answer = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
     request = json_format.Parse(options[options.index("-d") + 1] if "-d" in options else "{}", sent())
     with grpc.insecure_channel(target) as channel:
         call = channel.unary_unary(f"/{path}", sent.SerializeToString, answer.FromString)
-        print(json_format.MessageToJson(call(request, timeout=10)))
+        print(
+            json_format.MessageToJson(
+                call(request, timeout=10, metadata=tuple((name, value) for name, _, value in fields))
+            )
+        )
 
 
 PROGRAMS: Mapping[str, Callable[[Sequence[str]], None]] = {

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 _VOCABULARY = 1200
 _OTHER_SCRIPTS = (
-    "北京是中华人民共和国的首都。東京タワーは建てられた。서울은 대한민국의 수도이다. ירושלים היא בירת ישראל القاهرة هي عاصمة مصر "
+    "北京是中华人民共和国的首都。東京タワーは建てられた。서울은 대한민국의 수도이다. ירושלים היא בירת ישראל القاهرة هي عاصمة مصر "  # noqa: E501
     "दिल्ली भारत की राजधानी है Zürich Łódź Çeşme Århus Reykjavík café naïve 😀 👍"
 )
 
@@ -30,9 +30,17 @@ def word_piece(*, max_tokens: int, lowercase: bool = True) -> Any:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    names = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_tokens, model_input_names=inputs, **names)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=max_tokens, model_input_names=inputs, **names
+    )
 
 
 _ROBERTA_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -61,14 +69,20 @@ def byte_level_bpe(*, max_tokens: int, add_prefix_space: bool = False) -> Any:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_corpus(), trainer)
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=add_prefix_space)
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_tokens, **_ROBERTA_NAMES)
+    tokenizer.post_processor = processors.RobertaProcessing(
+        ("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=add_prefix_space
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=max_tokens, **_ROBERTA_NAMES
+    )
 
 
 def unigram(*, max_tokens: int) -> Any:
     """XLM-R's kind, SentencePiece: <s> A </s></s> B </s>, with spaces as characters of words."""
     tokenizer = tokenizers.Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
@@ -78,24 +92,38 @@ def unigram(*, max_tokens: int) -> Any:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_tokens, **_ROBERTA_NAMES)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=max_tokens, **_ROBERTA_NAMES
+    )
 
 
 def unigram_pairs(*, max_tokens: int) -> Any:
     """ALBERT's and DeBERTa-v3's kind, SentencePiece: [CLS] A [SEP] B [SEP], with a type for each of a pair."""
     special = ["<pad>", "[CLS]", "[SEP]", "<unk>", "[MASK]"]
     tokenizer = tokenizers.Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=_VOCABULARY, special_tokens=special, unk_token="<unk>", show_progress=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=_VOCABULARY, special_tokens=special, unk_token="<unk>", show_progress=False
+    )
     tokenizer.train_from_iterator(_corpus(), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
-    names = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    names = {
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_tokens, model_input_names=inputs, **names)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=max_tokens, model_input_names=inputs, **names
+    )
 
 
 def unigram_charsmap(*, max_tokens: int) -> Any:
@@ -110,7 +138,11 @@ def unigram_charsmap(*, max_tokens: int) -> Any:
     return tokenizer
 
 
-TRAINED: dict[str, Callable[..., Any]] = {"word-piece": word_piece, "byte-level-bpe": byte_level_bpe, "unigram": unigram}
+TRAINED: dict[str, Callable[..., Any]] = {
+    "word-piece": word_piece,
+    "byte-level-bpe": byte_level_bpe,
+    "unigram": unigram,
+}
 
 
 def _corpus() -> Iterator[str]:

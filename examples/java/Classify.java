@@ -15,14 +15,17 @@ public final class Classify {
     public static void main(String[] arguments) throws InterruptedException {
         ManagedChannel channel = ManagedChannelBuilder.forTarget(arguments[0]).usePlaintext().build();
         try {
-            TextClassificationInput text =
-                    TextClassificationInput.newBuilder().setText(arguments[3]).setTopK(Integer.parseInt(arguments[2])).build();
+            TextClassificationInput text = TextClassificationInput.newBuilder()
+                    .setText(arguments[3])
+                    .setTopK(Integer.parseInt(arguments[2]))
+                    .build();
             InferRequest request = InferRequest.newBuilder()
                     .setModel(arguments[1])
                     .setInput(TaskInput.newBuilder().setTextClassification(text))
                     .build();
-            InferResponse response =
-                    InferenceServiceGrpc.newBlockingStub(channel).withDeadlineAfter(10, TimeUnit.SECONDS).infer(request);
+            InferResponse response = InferenceServiceGrpc.newBlockingStub(channel)
+                    .withDeadlineAfter(10, TimeUnit.SECONDS)
+                    .infer(request);
             for (LabelScore label : response.getResult().getTextClassification().getLabelsList()) {
                 System.out.printf(Locale.ROOT, "%s %.6f%n", label.getLabel(), label.getScore());
             }

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds the Java client: examples/java/build.sh OUT makes OUT/classes and OUT/classpath. Needs the Debian packages that README.md names.
+# Builds the Java client: examples/java/build.sh OUT makes OUT/classes and OUT/classpath. It needs the Debian packages
+# that README.md names.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 protos=$here/../../protos
@@ -10,9 +11,10 @@ protoc -I"$protos" --java_out="$out/generated" --plugin=protoc-gen-grpc-java="$(
   neuronpipe/api/v1/inference.proto neuronpipe/api/v1/tasks.proto google/rpc/status.proto
 # Debian's jars lie in one folder. With Maven or Gradle: io.grpc:grpc-netty-shaded, grpc-protobuf and grpc-stub.
 classpath=$out/classes
-for name in grpc-api grpc-context grpc-core grpc-netty grpc-protobuf grpc-protobuf-lite grpc-stub protobuf guava failureaccess netty-buffer \
-  netty-codec netty-codec-http netty-codec-http2 netty-common netty-handler netty-resolver netty-transport \
-  netty-transport-native-unix-common opencensus-api opencensus-contrib-grpc-metrics perfmark-api perfmark-impl geronimo-annotation-1.3-spec; do
+for name in grpc-api grpc-context grpc-core grpc-netty grpc-protobuf grpc-protobuf-lite grpc-stub protobuf guava \
+  failureaccess netty-buffer netty-codec netty-codec-http netty-codec-http2 netty-common netty-handler netty-resolver \
+  netty-transport netty-transport-native-unix-common opencensus-api opencensus-contrib-grpc-metrics perfmark-api \
+  perfmark-impl geronimo-annotation-1.3-spec; do
   classpath=$classpath:/usr/share/java/$name.jar
 done
 find "$out/generated" "$here" -name '*.java' > "$out/sources"

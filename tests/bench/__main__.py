@@ -52,7 +52,9 @@ def main() -> None:
             for one in sections[section]():
                 run.measurements.append(one)
                 print(
-                    f"{one.section}, round {one.round}, {one.system}, {one.callers} callers: {one.throughput_per_s:.1f}/s", file=sys.stderr
+                    f"{one.section}, round {one.round}, {one.system}, {one.callers} callers: "
+                    f"{one.throughput_per_s:.1f}/s",
+                    file=sys.stderr,
                 )
         run.minutes = (time.monotonic() - began_s) / 60
         page = write_report(run, options.out)
@@ -65,7 +67,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=_positive(float), default=3.0, help="length of a turn (default: 3)")
     parser.add_argument("--only", type=_names_of(_SECTIONS), default=_SECTIONS, help=f"some of {','.join(_SECTIONS)}")
     parser.add_argument("--peers", type=_names_of(ALL_PEERS), default=ALL_PEERS, help=f"some of {','.join(ALL_PEERS)}")
-    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"), help="folder to write to (default: docs/benchmarks)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("docs/benchmarks"), help="folder to write to (default: docs/benchmarks)"
+    )
     return parser.parse_args()
 
 

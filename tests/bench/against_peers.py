@@ -15,7 +15,9 @@ CALLERS = (1, 32)
 # Which of them is better depends on the machine and on the callers: both are measured.
 _ONE_THREAD = ("--threads", "1", "--workers", "2")
 _TWO_THREADS = ("--threads", "2", "--workers", "1")
-_SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = dict.fromkeys(("litserve", "ray", "triton"), (_ONE_THREAD, _TWO_THREADS))
+_SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = dict.fromkeys(
+    ("litserve", "ray", "triton"), (_ONE_THREAD, _TWO_THREADS)
+)
 _SETTLE_S = 0.5
 
 
@@ -24,7 +26,8 @@ def measure_peers(
 ) -> Iterator[Measurement]:
     """A peer and ours take turns while the peer runs, stopped while it is not its turn; then the next peer comes.
 
-    Notes the reason of each peer that cannot be measured in `unavailable`. A round's number holds for one peer with one setting.
+    Notes the reason of each peer that cannot be measured in `unavailable`. A round's number holds for one peer with one
+    setting.
     """
     with ExitStack() as stack:
         ours = [stack.enter_context(serving_all(find_repository(dtype), of_dtype(ALL, dtype))) for dtype in DTYPES]
@@ -41,7 +44,13 @@ def measure_peers(
                                 with peer.paused():
                                     for one in ours:
                                         found = loop.measure(one, callers, seconds)
-                                        yield Measurement(section=SECTION, system=one.name, callers=callers, round=round, **vars(found))
+                                        yield Measurement(
+                                            section=SECTION,
+                                            system=one.name,
+                                            callers=callers,
+                                            round=round,
+                                            **vars(found),
+                                        )
                                 time.sleep(_SETTLE_S)
                 except PeerUnavailable as error:
                     unavailable[system] = error.reason

@@ -1,4 +1,6 @@
-"""Callers in a closed loop: the same ones for every system, in whatever environment its client runs. The standard library is enough."""
+"""Callers in a closed loop: the same ones for every system, in whatever environment its client runs. The standard
+library is enough.
+"""
 
 import asyncio
 import statistics
@@ -16,7 +18,8 @@ _PAUSE_S = 0.001
 async def run_callers(
     call: Callable[[], Awaitable[AnswerT]], callers: int, seconds: float, expected_error: type[Exception]
 ) -> tuple[list[tuple[float, AnswerT]], int]:
-    """Each caller asks again when it has its answer. Returns durations in seconds with the answers, and the number of errors.
+    """Each caller asks again when it has its answer. Returns durations in seconds with the answers, and the number of
+    errors.
 
     What ends in the warm-up or after the end does not count.
     """

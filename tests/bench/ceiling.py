@@ -1,7 +1,8 @@
 """The back end alone: what the machine could do if nothing but the model took time.
 
-OpenVINO, in a process of its own and compiled as the back end compiles it, is given batches that were made beforehand: the texts sorted
-by length and cut into batches of a budget of padded tokens. Several budgets are tried at first, and the best is kept.
+OpenVINO, in a process of its own and compiled as the back end compiles it, is given batches that were made beforehand:
+the texts sorted by length and cut into batches of a budget of padded tokens. Several budgets are tried at first, and
+the best is kept.
 """
 
 import multiprocessing
@@ -26,7 +27,8 @@ BUDGETS = (0, 256, 512, 1024, 2048)
 _TRIALS = 2
 # Every fourth batch is enough to compare budgets, by tokens a second, padding not counted.
 _SAMPLED = 4
-# Enough to be sorted well, few enough for whole passes in a turn. The benchmark's texts have the same mix of lengths wherever they are cut.
+# Enough to be sorted well, few enough for whole passes in a turn. The benchmark's texts have the same mix of lengths
+# wherever they are cut.
 _TEXTS = 512
 # As the back end pads.
 _TOKEN_STEP = 4
@@ -53,7 +55,9 @@ def running_ceiling(repository: Path, texts: Sequence[str]) -> Iterator[Ceiling]
     """The model, loaded, with the best of BUDGETS; ended with the block."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, repository, list(texts[:_TEXTS])), name="ceiling", daemon=True)
+    process = context.Process(
+        target=_serve, args=(theirs, repository, list(texts[:_TEXTS])), name="ceiling", daemon=True
+    )
     process.start()
     theirs.close()
     try:
@@ -80,7 +84,9 @@ def _serve(pipe: "Connection[float | dict[int, float], float]", repository: Path
     tokenizer = tokenizers.Tokenizer.from_file(str(bundle.tokenizer_file()))
     tokenizer.no_padding()
     tokenizer.enable_truncation(bundle.spec.max_tokens)
-    sequences: list[Arrays] = [{"input_ids": np.array(one.ids, np.int32)} for one in tokenizer.encode_batch(list(texts))]
+    sequences: list[Arrays] = [
+        {"input_ids": np.array(one.ids, np.int32)} for one in tokenizer.encode_batch(list(texts))
+    ]
 
     def batches(budget: int) -> list[_Batch]:
         cut = list(cut_sorted([len(one["input_ids"]) for one in sequences], budget))
@@ -117,7 +123,9 @@ def _serve(pipe: "Connection[float | dict[int, float], float]", repository: Path
 
 
 def cut_sorted(lengths: Sequence[int], budget: int) -> Iterator[tuple[list[int], int]]:
-    """Batches of texts by number, shortest first, each with its padded length; as many as the budget of padded tokens takes, or one."""
+    """Batches of texts by number, shortest first, each with its padded length; as many as the budget of padded tokens
+    takes, or one.
+    """
     rows: list[int] = []
     padded = 0
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):

@@ -1,7 +1,8 @@
-"""A closed loop over gRPC in a process of its own, as light as grpc.aio lets it be, and the same one for the echo server and all of ours.
+"""A closed loop over gRPC in a process of its own, as light as grpc.aio lets it be, and the same one for the echo
+server and all of ours.
 
-It sends bytes and keeps bytes: what the answers say is read after the loop. A fuller generator (neuronpipe load) takes more of the
-machine from the system that it measures, and would hide differences between systems.
+It sends bytes and keeps bytes: what the answers say is read after the loop. A fuller generator (neuronpipe load) takes
+more of the machine from the system that it measures, and would hide differences between systems.
 """
 
 import itertools
@@ -42,8 +43,8 @@ class System:
 class Loop:
     """What one closed loop found.
 
-    `figures`: the share of a CPU that the generator took, the CPU time of all server processes per request in µs (warm-up included),
-    and what our method's answers tell.
+    `figures`: the share of a CPU that the generator took, the CPU time of all server processes per request in µs
+    (warm-up included), and what our method's answers tell.
     """
 
     throughput_per_s: float
@@ -112,14 +113,18 @@ async def _run(requests: Sequence[bytes], system: System, callers: int, seconds:
             cpu["server_cpu_us"] = (_cpu_s(system.pids) - server_began_s) / calls * 1e6
     if len(answered) < 2:
         return Loop(len(answered) / seconds, errors)
-    latencies_ms = dict(zip(("p50", "p90", "p99"), percentiles_ms([duration_s for duration_s, _ in answered]), strict=True))
+    latencies_ms = dict(
+        zip(("p50", "p90", "p99"), percentiles_ms([duration_s for duration_s, _ in answered]), strict=True)
+    )
     figures = _figures([answer for _, answer in answered]) if system.method == INFER else {}
     return Loop(len(answered) / seconds, errors, latencies_ms, {**cpu, **figures})
 
 
 def _cpu_s(pids: Iterable[int]) -> float:
     """The CPU time that processes and their children have taken so far."""
-    every = [process for pid in pids for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))]
+    every = [
+        process for pid in pids for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))
+    ]
     return float(sum(times.user + times.system for times in (process.cpu_times() for process in every)))
 
 
@@ -128,7 +133,8 @@ def _figures(answers: Sequence[bytes]) -> dict[str, float]:
     padded = sum(one.usage.padded_tokens for one in responses)
     parts = {f"{part}_p50_ms": statistics.median(_part_ms(one.timings, part) for one in responses) for part in _PARTS}
     covered = [
-        (one.timings.preprocess_ns + one.timings.predict_ns + one.timings.postprocess_ns) / one.timings.total_ns for one in responses
+        (one.timings.preprocess_ns + one.timings.predict_ns + one.timings.postprocess_ns) / one.timings.total_ns
+        for one in responses
     ]
     return {
         "covered": statistics.median(covered),

@@ -2,8 +2,8 @@
 
 Run: python -m tests.bench.compare BEFORE AFTER [--repository DIR] [--callers 1,32] [--rounds 8] [--seconds 1.5]
 
-BEFORE and AFTER are folders `services` of two checkouts. Both serve the same bundles, which the older must be able to read.
-Repeat it with the two exchanged: the system that is started first is a little faster.
+BEFORE and AFTER are folders `services` of two checkouts. Both serve the same bundles, which the older must be able to
+read. Repeat it with the two exchanged: the system that is started first is a little faster.
 """
 
 import argparse
@@ -40,22 +40,33 @@ def main() -> None:
             turns = list(systems.items())
             for callers in options.callers:
                 for (name, services), system in reversed(turns) if round % 2 else turns:
-                    found.setdefault((name, callers, services), []).append(loop.measure(system, callers, options.seconds))
+                    found.setdefault((name, callers, services), []).append(
+                        loop.measure(system, callers, options.seconds)
+                    )
     for name, callers in dict.fromkeys((name, callers) for name, callers, _ in found):
         before, after = (found[name, callers, services] for services in (options.before, options.after))
         ratios = {
-            what: math.exp(statistics.fmean(math.log(value(new) / value(old)) for old, new in zip(before, after, strict=True)))
+            what: math.exp(
+                statistics.fmean(math.log(value(new) / value(old)) for old, new in zip(before, after, strict=True))
+            )
             for what, value in _VALUES.items()
         }
-        print(f"{name}, {callers} callers, after to before: " + ", ".join(f"{what} {ratio:.3f}" for what, ratio in ratios.items()))
+        print(
+            f"{name}, {callers} callers, after to before: "
+            + ", ".join(f"{what} {ratio:.3f}" for what, ratio in ratios.items())
+        )
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.compare", description="Compares two versions in one run.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.compare", description="Compares two versions in one run."
+    )
     parser.add_argument("before", type=Path, help="folder services of the older checkout")
     parser.add_argument("after", type=Path, help="folder services of the newer checkout")
     parser.add_argument("--repository", type=Path, help="bundles with the benchmark's model (default: the fake one)")
-    parser.add_argument("--callers", type=lambda text: [int(word) for word in text.split(",")], default=[1, 32], help="default: 1,32")
+    parser.add_argument(
+        "--callers", type=lambda text: [int(word) for word in text.split(",")], default=[1, 32], help="default: 1,32"
+    )
     parser.add_argument("--rounds", type=int, default=8, help="turns of each system (default: 8)")
     parser.add_argument("--seconds", type=float, default=1.5, help="length of a turn (default: 1.5)")
     return parser.parse_args()

@@ -12,7 +12,13 @@ import psutil
 from neuronpipe.runtimes.cpus import available_cpus
 from tests.bench.peers.environments import ROOT
 
-_INSTRUCTIONS = {"AVX2": "avx2", "AVX-512": "avx512f", "VNNI": "avx512_vnni", "AVX-VNNI": "avx_vnni", "bfloat16": "avx512_bf16"}
+_INSTRUCTIONS = {
+    "AVX2": "avx2",
+    "AVX-512": "avx512f",
+    "VNNI": "avx512_vnni",
+    "AVX-VNNI": "avx_vnni",
+    "bfloat16": "avx512_bf16",
+}
 _AMX = ("amx_tile", "amx_int8", "amx_bf16")
 _LIBRARIES = ("grpcio", "protobuf", "uvloop", "numpy", "tokenizers", "openvino", "torch", "transformers")
 
@@ -52,6 +58,8 @@ def _commit() -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return git("rev-parse", "--short=12", "HEAD") + (" and changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+        return git("rev-parse", "--short=12", "HEAD") + (
+            " and changes" if git("status", "--porcelain", "--untracked-files=no") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return "not known"

@@ -8,9 +8,11 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One turn of one system. Rounds of equal number were measured right after each other, so that only they are compared.
+    """One turn of one system. Rounds of equal number were measured right after each other, so that only they are
+    compared.
 
-    `latencies_ms` are of the requests of the turn: p50, p90 and p99. `figures` are what only some systems tell of themselves.
+    `latencies_ms` are of the requests of the turn: p50, p90 and p99. `figures` are what only some systems tell of
+    themselves.
     """
 
     section: str
@@ -83,11 +85,18 @@ class Measurements:
         return Spread.of([found for one in self.of(section, system, callers) if (found := value(one)) is not None])
 
     def ratio(
-        self, section: str, system: str, reference: str, callers: int, value: Value, reference_callers: int | None = None
+        self,
+        section: str,
+        system: str,
+        reference: str,
+        callers: int,
+        value: Value,
+        reference_callers: int | None = None,
     ) -> Spread | None:
         """Of a system's value to the reference's of the same round."""
         references = {
-            one.round: value(one) for one in self.of(section, reference, callers if reference_callers is None else reference_callers)
+            one.round: value(one)
+            for one in self.of(section, reference, callers if reference_callers is None else reference_callers)
         }
         pairs = [(value(one), references.get(one.round)) for one in self.of(section, system, callers)]
         return Spread.of([mine / other for mine, other in pairs if mine is not None and other])

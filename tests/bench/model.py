@@ -1,6 +1,8 @@
-"""The model of the benchmark against other systems: MiniLM's body, as PyPI has it, with a two-label head made from a seed.
+"""The model of the benchmark against other systems: MiniLM's body, as PyPI has it, with a two-label head made from a
+seed.
 
-Run: python -m tests.bench.model FOLDER TEXTS  makes FOLDER and prints what transformers answers to the texts of the JSON file TEXTS.
+Run: python -m tests.bench.model FOLDER TEXTS  makes FOLDER and prints what transformers answers to the texts of the
+JSON file TEXTS.
 """
 
 import json

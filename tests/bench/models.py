@@ -20,7 +20,9 @@ def measure_models(texts: Sequence[str], rounds: int, seconds: float) -> Iterato
     """
     with ExitStack() as stack:
         repositories = {dtype: find_repository(dtype) for dtype in DTYPES}
-        ceilings = {dtype: stack.enter_context(running_ceiling(repository, texts)) for dtype, repository in repositories.items()}
+        ceilings = {
+            dtype: stack.enter_context(running_ceiling(repository, texts)) for dtype, repository in repositories.items()
+        }
         systems = {
             dtype: [
                 stack.enter_context(serving_all(repository, of_dtype(ALL, dtype))),
@@ -43,7 +45,9 @@ def measure_models(texts: Sequence[str], rounds: int, seconds: float) -> Iterato
                 for callers in reversed(CALLERS):
                     for system in systems[dtype]:
                         found = loop.measure(system, callers, seconds)
-                        yield Measurement(section=SECTION, system=system.name, callers=callers, round=round, **vars(found))
+                        yield Measurement(
+                            section=SECTION, system=system.name, callers=callers, round=round, **vars(found)
+                        )
 
 
 def of_dtype(system: str, dtype: str) -> str:

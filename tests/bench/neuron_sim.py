@@ -1,4 +1,5 @@
-"""A SIMULATION, not a measurement of Neuron: how busy the pipeline keeps devices that wait as long as AWS's published figures say.
+"""A SIMULATION, not a measurement of Neuron: how busy the pipeline keeps devices that wait as long as AWS's published
+figures say.
 
 Run: python -m tests.bench.neuron_sim [--seconds S] [--cores 1,2,8,24] [--table NAME] [--out FOLDER]
 """
@@ -43,7 +44,8 @@ _WORD_TOKENS = 100
 _IN_FLIGHT = 2
 _ALONE, _ALL, _FOUR = "executor alone", "`serve all`", "four processes"
 _HEADING = (
-    "**A SIMULATION. No Neuron device was involved.** The back end waits for as long as AWS's published figures for inf2.xlarge say that a "
+    "**A SIMULATION. No Neuron device was involved.** The back end waits for as long as AWS's published figures for "
+    "inf2.xlarge say that a "
     "core takes, and computes nothing; larger instances are taken to have cores of the same speed."
 )
 
@@ -58,7 +60,9 @@ class _Rate:
 
 def _executor_alone(repository: Path, cores: int, callers: int, seconds: float) -> _Rate:
     """Through scheduler, padding and back end, in one process, without gRPC and tokenizer."""
-    item = ExecuteItem(Call(), ModelKey("classifier", 1), TensorSets(arrays=[{"input_ids": np.full(_WORD_TOKENS, 7, np.int32)}]))
+    item = ExecuteItem(
+        Call(), ModelKey("classifier", 1), TensorSets(arrays=[{"input_ids": np.full(_WORD_TOKENS, 7, np.int32)}])
+    )
 
     async def measure() -> _Rate:
         done, end_s = 0, 0.0
@@ -69,7 +73,9 @@ def _executor_alone(repository: Path, cores: int, callers: int, seconds: float) 
                 await stage.execute(item)
                 done += 1
 
-        async with running_executor(read_repository(repository), EngineSettings(cores=cores, in_flight=_IN_FLIGHT)) as stage:
+        async with running_executor(
+            read_repository(repository), EngineSettings(cores=cores, in_flight=_IN_FLIGHT)
+        ) as stage:
             cpu_began_s, end_s = time.process_time(), time.monotonic() + seconds
             await asyncio.gather(*(call() for _ in range(callers)))
             cpu_s = time.process_time() - cpu_began_s
@@ -90,11 +96,15 @@ def _served(repository: Path, cores: int, callers: int, seconds: float) -> dict[
 
     rates = {}
     with ExitStack() as stack:
-        one = stack.enter_context(ServiceProcess("all", "--repository", str(repository), *options, *NO_CACHE)).wait_until_ready()
+        one = stack.enter_context(
+            ServiceProcess("all", "--repository", str(repository), *options, *NO_CACHE)
+        ).wait_until_ready()
         loop = stack.enter_context(ClosedLoop.started([request.SerializeToString()]))
         rates[_ALL] = measure(loop, one.target, [one])
     with ExitStack() as stack:
-        four = stack.enter_context(four_processes(repository, stage_options={"neuron-executor": options, "tokenizer": NO_CACHE}))
+        four = stack.enter_context(
+            four_processes(repository, stage_options={"neuron-executor": options, "tokenizer": NO_CACHE})
+        )
         loop = stack.enter_context(ClosedLoop.started([request.SerializeToString()]))
         rates[_FOUR] = measure(loop, four["gateway"].target, list(four.values()))
     return rates
@@ -134,21 +144,32 @@ def _section(table: str, rates: Mapping[int, Mapping[str, _Rate]]) -> Iterator[s
     core_rate, times = _core_rate(table), DEVICE_TIMES[table]
     yield f"## {table}, simulated"
     yield ""
-    yield f"A core takes {', '.join(f'{time_ms} ms for {bucket}' for bucket, time_ms in times.items())}: at best {core_rate:.0f}/s."
+    yield (
+        f"A core takes {', '.join(f'{time_ms} ms for {bucket}' for bucket, time_ms in times.items())}: at best "
+        f"{core_rate:.0f}/s."
+    )
     yield ""
     yield f"| simulated cores | at best /s | {' | '.join(f'{name} /s | busy' for name in (_ALONE, _ALL, _FOUR))} |"
     yield "|---" * 8 + "|"
     for count, systems in rates.items():
         best = core_rate * count
-        cells = (f"{systems[name].a_second:.0f} | {systems[name].a_second / best:.0%}" for name in (_ALONE, _ALL, _FOUR))
+        cells = (
+            f"{systems[name].a_second:.0f} | {systems[name].a_second / best:.0%}" for name in (_ALONE, _ALL, _FOUR)
+        )
         yield f"| {count} | {best:.0f} | {' | '.join(cells)} |"
     yield ""
     # Where most was done: waiting for too little costs CPU time, too.
     costs = {name: min(systems[name].cpu_s for systems in rates.values()) for name in (_ALONE, _ALL, _FOUR)}
     cpus = os.cpu_count() or 1
-    yield f"CPU time of a sequence: {', '.join(f'{name} {1e6 * cost:.0f} µs' for name, cost in costs.items())}. To keep the cores busy:"
+    yield (
+        f"CPU time of a sequence: {', '.join(f'{name} {1e6 * cost:.0f} µs' for name, cost in costs.items())}. To "
+        "keep the cores busy:"
+    )
     yield ""
-    yield f"| simulated cores | sequences /s | executor processes | `serve all` processes | machines of {cpus} CPUs for these |"
+    yield (
+        f"| simulated cores | sequences /s | executor processes | `serve all` processes | machines of {cpus} "
+        "CPUs for these |"
+    )
     yield "|---" * 5 + "|"
     for count in rates:
         best = core_rate * count
@@ -163,11 +184,15 @@ def _page(found: Mapping[str, Mapping[int, Mapping[str, _Rate]]], machine: Mappi
         "",
         _HEADING,
         "",
-        f"Written by `{shlex.join(['python', '-m', 'tests.bench.neuron_sim', *sys.argv[1:]])}` (`make bench-neuron-sim`). Do not edit.",
+        f"Written by `{shlex.join(['python', '-m', 'tests.bench.neuron_sim', *sys.argv[1:]])}` (`make "
+        "bench-neuron-sim`). Do not edit.",
         "",
-        f"Texts of {_WORD_TOKENS} tokens, {seconds:g} s each, {_IN_FLIGHT} batches in flight on a core. `busy` is the share of the "
-        "simulated cores' best that came through. The executor alone has no gRPC and no tokenizer around it, and its callers in its "
-        "process; the served ones share this machine's CPUs with the callers. Processes needed are counted from CPU time, which depends "
+        f"Texts of {_WORD_TOKENS} tokens, {seconds:g} s each, {_IN_FLIGHT} batches in flight on a core. `busy` is the "
+        "share of the "
+        "simulated cores' best that came through. The executor alone has no gRPC and no tokenizer around it, and its "
+        "callers in its "
+        "process; the served ones share this machine's CPUs with the callers. Processes needed are counted from CPU "
+        "time, which depends "
         "less than shares on what else the machine does: Python computes on one CPU a process.",
         "",
         "| machine | |",

@@ -15,7 +15,9 @@ def measure_overhead(texts: Sequence[str], rounds: int, seconds: float) -> Itera
     """The systems take turns."""
     repository = find_repository("fake")
     with ExitStack() as stack:
-        systems = [stack.enter_context(one) for one in (serving_echo(), serving_all(repository), serving_four(repository))]
+        systems = [
+            stack.enter_context(one) for one in (serving_echo(), serving_all(repository), serving_four(repository))
+        ]
         loop = stack.enter_context(ClosedLoop.started([make_request(text) for text in texts]))
         for round in range(rounds):
             for callers in CALLERS:

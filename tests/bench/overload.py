@@ -20,20 +20,26 @@ _PREHEAT_S = 1.0
 
 
 def measure_overload(texts: Path, rounds: int, seconds: float) -> Iterator[Measurement]:
-    """A fresh system each time: how much it can do is measured, then it gets twice that, then it is ended and tells what it computed."""
+    """A fresh system each time: how much it can do is measured, then it gets twice that, then it is ended and tells
+    what it computed.
+    """
     repository = find_repository("float32")
     for round in range(rounds):
         for system in (ALL, FOUR):
             with ExitStack() as stack:
                 if system == ALL:
-                    gateway = executor = stack.enter_context(ServiceProcess("all", "--repository", str(repository), *NO_CACHE))
+                    gateway = executor = stack.enter_context(
+                        ServiceProcess("all", "--repository", str(repository), *NO_CACHE)
+                    )
                 else:
                     processes = stack.enter_context(four_processes(repository, stage_options={"tokenizer": NO_CACHE}))
                     gateway, executor = processes["gateway"], processes["neuron-executor"]
                 yield _measure(system, round, gateway.wait_until_ready().target, executor, texts, seconds)
 
 
-def _measure(system: str, round: int, target: str, executor: ServiceProcess, texts: Path, seconds: float) -> Measurement:
+def _measure(
+    system: str, round: int, target: str, executor: ServiceProcess, texts: Path, seconds: float
+) -> Measurement:
     closed = [_run(target, texts, duration_s, concurrency=CALLERS) for duration_s in (_PREHEAT_S, seconds)]
     capacity_per_s = closed[-1].throughput_per_s
     if not capacity_per_s:

@@ -45,7 +45,9 @@ _RANDOM = np.random.default_rng(7)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request of a task as the stage gets it. `target_us`: the most CPU time that it should take in microseconds, or None."""
+    """One request of a task as the stage gets it. `target_us`: the most CPU time that it should take in microseconds,
+    or None.
+    """
 
     describes: str
     target_us: float | None
@@ -82,7 +84,9 @@ def _classification() -> Case:
 
 def _embedding() -> Case:
     input = TaskInput(sentence_embedding=SentenceEmbeddingInput(text="A text"))
-    return Case("384 dimensions", 100, input, [{"sentence_embedding": _logits(384)}], facts=(("embedding_dimensions", 384),))
+    return Case(
+        "384 dimensions", 100, input, [{"sentence_embedding": _logits(384)}], facts=(("embedding_dimensions", 384),)
+    )
 
 
 def _question_answering() -> Case:
@@ -91,7 +95,9 @@ def _question_answering() -> Case:
     start[question_tokens:-1] = np.arange(tokens - question_tokens - 1) * 5
     start[0] = 0
     end = np.where(start > 0, start + 4, start)
-    input = TaskInput(question_answering=QuestionAnsweringInput(question="Where is it?", context="word " * tokens, top_k=5))
+    input = TaskInput(
+        question_answering=QuestionAnsweringInput(question="Where is it?", context="word " * tokens, top_k=5)
+    )
     outputs: list[Arrays] = [{"start_logits": _logits(tokens), "end_logits": _logits(tokens)}]
     return Case("384 tokens, the best 5", 500, input, outputs, ({"char_start": start, "char_end": end},))
 
@@ -113,7 +119,9 @@ def _fill_mask(vocabulary: int) -> Case:
     input = TaskInput(fill_mask=FillMaskInput(text="A [MASK]."))
     annotation: Arrays = {"place": np.array([2, 8], np.int32), "target_ids": np.array([], np.int32)}
     facts = (("tokens", tuple(f"token-{number}" for number in range(vocabulary))),)
-    return Case(f"one mask, the best 5 of {vocabulary:,}", None, input, [{"logits": _logits(vocabulary)}], (annotation,), facts)
+    return Case(
+        f"one mask, the best 5 of {vocabulary:,}", None, input, [{"logits": _logits(vocabulary)}], (annotation,), facts
+    )
 
 
 def _features() -> Case:
@@ -134,7 +142,9 @@ def _ranking() -> Case:
 
 
 def _zero_shot() -> Case:
-    input = TaskInput(zero_shot_classification=ZeroShotClassificationInput(text="A text", candidate_labels=["a label"] * 5))
+    input = TaskInput(
+        zero_shot_classification=ZeroShotClassificationInput(text="A text", candidate_labels=["a label"] * 5)
+    )
     return Case("5 labels", 100, input, [{"logits": _logits(3)} for _ in range(5)], facts=(("entailment_id", 2),))
 
 

@@ -45,8 +45,10 @@ def _page(run: Run, found: Measurements, targets: Sequence[Target]) -> Iterator[
     yield f"Written by `{run.command}` (`make bench`); every round is in [results.json](results.json). Do not edit."
     yield ""
     yield (
-        f"{run.rounds} rounds, in each of which every system had a turn of {run.seconds:g} s: a ratio is of two turns in the same round, "
-        f"so that a machine which drifts does not decide it. Figures are medians over the rounds, then the smallest and the largest. "
+        f"{run.rounds} rounds, in each of which every system had a turn of {run.seconds:g} s: a ratio is of two turns "
+        "in the same round, "
+        "so that a machine which drifts does not decide it. Figures are medians over the rounds, then the smallest "
+        "and the largest. "
         f"Generators ran on the same machine. The run took {run.minutes:.0f} minutes."
     )
     yield ""
@@ -78,7 +80,8 @@ def _overhead(found: Measurements) -> Iterator[str]:
     yield "## What everything but the model costs"
     yield ""
     yield (
-        "A fake model that takes no time, against a `grpc.aio` server that answers with what it gets. One and the same generator sends "
+        "A fake model that takes no time, against a `grpc.aio` server that answers with what it gets. One and the same "
+        "generator sends "
         "the same bytes to all and reads the answers afterwards; *generator* is the share of a CPU that it took."
     )
     yield ""
@@ -89,7 +92,9 @@ def _overhead(found: Measurements) -> Iterator[str]:
             generator = found.spread(section, system, callers, figure("generator_cpu"))
             cells = _loop_cells(found, section, system, callers)
             rows.append((system, str(callers), *cells, _number(generator.median) if generator else "", _spread(ratio)))
-    yield from _table(("", "callers", "requests/s", "p50 ms", "p90 ms", "p99 ms", "errors", "generator", "of echo"), rows)
+    yield from _table(
+        ("", "callers", "requests/s", "p50 ms", "p90 ms", "p99 ms", "errors", "generator", "of echo"), rows
+    )
     yield "Where one caller's request spends its time, as the gateway sees it (p50 in ms, hops and queues included):"
     yield ""
     parts = ("total", "preprocess", "predict", "postprocess")
@@ -104,8 +109,10 @@ def _models(found: Measurements) -> Iterator[str]:
     yield "## MiniLM classification"
     yield ""
     yield (
-        "MiniLM's body with a head of two labels made from a seed, English of 6 to 128 tokens, 33 on average. *Back end alone*: OpenVINO "
-        "in one process with as many streams as CPUs, given tokenized texts sorted by length and cut into the best of several batch "
+        "MiniLM's body with a head of two labels made from a seed, English of 6 to 128 tokens, 33 on average. *Back "
+        "end alone*: OpenVINO "
+        "in one process with as many streams as CPUs, given tokenized texts sorted by length and cut into the best of "
+        "several batch "
         "sizes: the ceiling. *Padding* is the part of the computed tokens that was padding."
     )
     yield ""
@@ -114,7 +121,9 @@ def _models(found: Measurements) -> Iterator[str]:
         ceiling = of_dtype(CEILING, dtype)
         turns = found.of(section, ceiling, 0)
         batch = f"{turns[0].figures['batch_tokens']:.0f} tokens" if turns else ""
-        rows.append((ceiling, "", _spread(found.spread(section, ceiling, 0, throughput)), "", "", "", "", "", batch, ""))
+        rows.append(
+            (ceiling, "", _spread(found.spread(section, ceiling, 0, throughput)), "", "", "", "", "", batch, "")
+        )
         for callers in models.CALLERS:
             for system in (of_dtype(ALL, dtype), of_dtype(FOUR, dtype)):
                 ratio = found.ratio(section, system, ceiling, callers, throughput, reference_callers=0)
@@ -122,7 +131,9 @@ def _models(found: Measurements) -> Iterator[str]:
                 batch_size = found.spread(section, system, callers, figure("batch_size"))
                 cells = _loop_cells(found, section, system, callers)
                 rows.append((system, str(callers), *cells, _spread(padding), _spread(batch_size), _spread(ratio)))
-    yield from _table(("", "callers", "texts/s", "p50 ms", "p90 ms", "p99 ms", "errors", "padding %", "batch", "of ceiling"), rows)
+    yield from _table(
+        ("", "callers", "texts/s", "p50 ms", "p90 ms", "p99 ms", "errors", "padding %", "batch", "of ceiling"), rows
+    )
 
 
 def _peers(found: Measurements) -> Iterator[str]:
@@ -131,11 +142,16 @@ def _peers(found: Measurements) -> Iterator[str]:
     yield "## Beside other systems"
     yield ""
     yield (
-        "The same model on the same texts, in float32 on PyTorch, each server in a virtual environment of its own, as people would start "
-        "it; `transformers` is a pipeline in the caller's process, one text at a time or batched. LitServe, Ray Serve and Triton were "
-        "measured with both ways to use two CPUs; the better one counts, for each figure. Each is called by a client of its own protocol, "
-        "which reads the answer before it sends the next text; ours reads its answers afterwards. A peer's server is stopped (SIGSTOP) "
-        "during our turns, since some take CPU time when idle. The columns to the right are `serve all`'s to the system's in the same "
+        "The same model on the same texts, in float32 on PyTorch, each server in a virtual environment of its own, as "
+        "people would start "
+        "it; `transformers` is a pipeline in the caller's process, one text at a time or batched. LitServe, Ray Serve "
+        "and Triton were "
+        "measured with both ways to use two CPUs; the better one counts, for each figure. Each is called by a client "
+        "of its own protocol, "
+        "which reads the answer before it sends the next text; ours reads its answers afterwards. A peer's server is "
+        "stopped (SIGSTOP) "
+        "during our turns, since some take CPU time when idle. The columns to the right are `serve all`'s to the "
+        "system's in the same "
         "rounds: throughput at the same callers."
     )
     yield ""
@@ -143,7 +159,9 @@ def _peers(found: Measurements) -> Iterator[str]:
     rows = []
     for callers in found.callers(section):
         for system in found.systems(section):
-            ratios = [found.ratio(section, mine, system, callers, throughput) if system not in ours else None for mine in ours]
+            ratios = [
+                found.ratio(section, mine, system, callers, throughput) if system not in ours else None for mine in ours
+            ]
             name = f"**{system}**" if (system, callers) in best else system
             rows.append((name, str(callers), *_loop_cells(found, section, system, callers), *map(_spread, ratios)))
     yield from _table(("", "callers", "texts/s", "p50 ms", "p90 ms", "p99 ms", "errors", *DTYPES), rows)
@@ -154,10 +172,14 @@ def _overload(found: Measurements) -> Iterator[str]:
     yield "## Overload"
     yield ""
     yield (
-        f"An open loop (`neuronpipe load`) at {overload.FACTOR:g} times what a closed loop of {overload.CALLERS} callers got from the "
-        f"same system just before, with a deadline of {overload.DEADLINE_MS:g} ms; float32, turns three times as long as the others. "
-        "*Answered of computed*: answers within their deadline, of the sequences that the executor's log says it computed; *left*: of "
-        "these, how many nobody waited for any more when they were done. *Warnings*: of the generator, of itself, in all rounds; *errors*: "
+        f"An open loop (`neuronpipe load`) at {overload.FACTOR:g} times what a closed loop of {overload.CALLERS} "
+        "callers got from the "
+        f"same system just before, with a deadline of {overload.DEADLINE_MS:g} ms; float32, turns three times as long "
+        "as the others. "
+        "*Answered of computed*: answers within their deadline, of the sequences that the executor's log says it "
+        "computed; *left*: of "
+        "these, how many nobody waited for any more when they were done. *Warnings*: of the generator, of itself, in "
+        "all rounds; *errors*: "
         "in the closed loops."
     )
     yield ""
@@ -169,7 +191,10 @@ def _overload(found: Measurements) -> Iterator[str]:
             *(figure("generator_cpu"), figure("send_lag_p99_ms")),
         )
         turns = found.of(section, system, overload.CALLERS)
-        warnings, errors = sum(int(one.figures["generator_warnings"]) for one in turns), sum(one.errors for one in turns)
+        warnings, errors = (
+            sum(int(one.figures["generator_warnings"]) for one in turns),
+            sum(one.errors for one in turns),
+        )
         cells = (_spread(found.spread(section, system, overload.CALLERS, value)) for value in values)
         rows.append((system, *cells, str(warnings), str(errors)))
     headings = (
@@ -193,8 +218,10 @@ def _telemetry(found: Measurements) -> Iterator[str]:
     yield "## Traces and metrics"
     yield ""
     yield (
-        "Nothing exported (metrics are counted all the same), traces of 1 % and of all requests, to a collector on the same machine that "
-        "only keeps what it gets. *To off*: throughput to that of the same system without traces. *Covered*: the three stages' share of "
+        "Nothing exported (metrics are counted all the same), traces of 1 % and of all requests, to a collector on the "
+        "same machine that "
+        "only keeps what it gets. *To off*: throughput to that of the same system without traces. *Covered*: the three "
+        "stages' share of "
         "the request's span, median and least."
     )
     yield ""
@@ -206,13 +233,37 @@ def _telemetry(found: Measurements) -> Iterator[str]:
         for callers in (telemetry.CALLERS, *telemetry.COVERAGE_CALLERS):
             if found.of(section, system, callers):
                 ratio = found.ratio(section, system, reference, callers, throughput)
-                covered = (found.spread(section, system, callers, figure(name, 100)) for name in ("covered", "covered_least"))
-                rows.append((system, str(callers), *_loop_cells(found, section, system, callers), _spread(ratio), *map(_spread, covered)))
-    headings = ("", "callers", "requests/s", "p50 ms", "p90 ms", "p99 ms", "errors", "to off", "covered %", "least covered %")
+                covered = (
+                    found.spread(section, system, callers, figure(name, 100)) for name in ("covered", "covered_least")
+                )
+                rows.append(
+                    (
+                        system,
+                        str(callers),
+                        *_loop_cells(found, section, system, callers),
+                        _spread(ratio),
+                        *map(_spread, covered),
+                    )
+                )
+    headings = (
+        "",
+        "callers",
+        "requests/s",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "errors",
+        "to off",
+        "covered %",
+        "least covered %",
+    )
     yield from _table(headings, rows)
     lost = [system for system in found.systems(section) if system.startswith(telemetry.LOST)]
     cells = ("requests", "complete_traces", "spans")
-    rows = [(system, *(_spread(found.spread(section, system, telemetry.CALLERS, figure(cell))) for cell in cells)) for system in lost]
+    rows = [
+        (system, *(_spread(found.spread(section, system, telemetry.CALLERS, figure(cell))) for cell in cells))
+        for system in lost
+    ]
     yield from _table(("", "requests", "complete traces", "spans, batches included"), rows)
 
 

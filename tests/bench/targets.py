@@ -46,7 +46,9 @@ def _models(found: Measurements) -> Iterator[Target]:
     for dtype in DTYPES:
         for system, limit in ((ALL, 85.0), (FOUR, 75.0)):
             name = of_dtype(system, dtype)
-            ratio = _percent(found.ratio(section, name, of_dtype(CEILING, dtype), callers, throughput, reference_callers=0))
+            ratio = _percent(
+                found.ratio(section, name, of_dtype(CEILING, dtype), callers, throughput, reference_callers=0)
+            )
             yield Target(f"{name}, {callers} callers: throughput of the back end's alone", limit, True, ratio, " %")
     for dtype in DTYPES:
         for system in (ALL, FOUR):
@@ -61,7 +63,10 @@ def _peers(found: Measurements) -> Iterator[Target]:
         best = best_peer(found, callers, throughput, is_high=True)
         ratio = found.ratio(section, of_dtype(ALL, dtype), best, callers, throughput) if best else None
         yield Target(
-            f"{of_dtype(ALL, dtype)}, {callers} callers: throughput to the best peer's ({best or 'not measured'})", limit, True, ratio
+            f"{of_dtype(ALL, dtype)}, {callers} callers: throughput to the best peer's ({best or 'not measured'})",
+            limit,
+            True,
+            ratio,
         )
     best = best_peer(found, 1, p50, is_high=False)
     for dtype in DTYPES:
@@ -73,13 +78,27 @@ def _telemetry(found: Measurements) -> Iterator[Target]:
     section, callers = telemetry.SECTION, telemetry.CALLERS
     for system in (ALL, FOUR):
         for how, limit in ((telemetry.ONE_PERCENT, 98.0), (telemetry.EVERYTHING, 85.0)):
-            ratio = found.ratio(section, f"{system}, float32, {how}", f"{system}, float32, {telemetry.OFF}", callers, throughput)
-            yield Target(f"{system}, MiniLM, {how} of requests traced: throughput to that without", limit, True, _percent(ratio), " %")
+            ratio = found.ratio(
+                section, f"{system}, float32, {how}", f"{system}, float32, {telemetry.OFF}", callers, throughput
+            )
+            yield Target(
+                f"{system}, MiniLM, {how} of requests traced: throughput to that without",
+                limit,
+                True,
+                _percent(ratio),
+                " %",
+            )
         for callers_covered in telemetry.COVERAGE_CALLERS:
             for kind in telemetry.KINDS:
                 name = f"{system}, {kind}, {telemetry.EVERYTHING}"
                 covered = found.spread(section, name, callers_covered, figure("covered", 100))
-                yield Target(f"{system}, {kind}, {callers_covered} callers: stages, of a request's span", 95.0, True, covered, " %")
+                yield Target(
+                    f"{system}, {kind}, {callers_covered} callers: stages, of a request's span",
+                    95.0,
+                    True,
+                    covered,
+                    " %",
+                )
         complete = found.spread(section, f"{telemetry.LOST}, {system}", callers, figure("complete_traces"))
         yield Target(f"{system}: complete traces of 10,000 requests", 10_000, True, complete)
 

@@ -33,7 +33,9 @@ _SERVING = {ALL: serving_all, FOUR: serving_four}
 
 
 def measure_telemetry(texts: Sequence[str], rounds: int, seconds: float) -> Iterator[Measurement]:
-    """Without a collector, with 1 % of the requests, with all; the systems of a kind take turns. In the end, spans are counted."""
+    """Without a collector, with 1 % of the requests, with all; the systems of a kind take turns. In the end, spans are
+    counted.
+    """
     requests = [make_request(text) for text in texts]
     with running_sink() as sink, ClosedLoop.started(requests) as loop:
         for kind in KINDS:
@@ -41,16 +43,22 @@ def measure_telemetry(texts: Sequence[str], rounds: int, seconds: float) -> Iter
                 repository = find_repository(kind)
                 systems = []
                 for shape, how in itertools.product((ALL, FOUR), (OFF, ONE_PERCENT, EVERYTHING)):
-                    serving = _SERVING[shape](repository, _name(shape, kind, how), environment=_variables(how, sink.endpoint))
+                    serving = _SERVING[shape](
+                        repository, _name(shape, kind, how), environment=_variables(how, sink.endpoint)
+                    )
                     systems.append((how, stack.enter_context(serving)))
                 for round in range(rounds):
                     for how, system in systems:
                         for callers in (CALLERS, *(COVERAGE_CALLERS if how == EVERYTHING else ())):
                             found = loop.measure(system, callers, seconds)
-                            yield Measurement(section=SECTION, system=system.name, callers=callers, round=round, **vars(found))
+                            yield Measurement(
+                                section=SECTION, system=system.name, callers=callers, round=round, **vars(found)
+                            )
         for shape in (ALL, FOUR):
             sink.clear()
-            with _SERVING[shape](find_repository("fake"), LOST, environment=_variables(EVERYTHING, sink.endpoint)) as lossless:
+            with _SERVING[shape](
+                find_repository("fake"), LOST, environment=_variables(EVERYTHING, sink.endpoint)
+            ) as lossless:
                 began_s = time.monotonic()
                 asyncio.run(_ask(lossless, requests))
                 took_s = time.monotonic() - began_s
@@ -73,7 +81,11 @@ def _variables(how: str, endpoint: str) -> Mapping[str, str]:
     if how == OFF:
         return {}
     ratio = "0.01" if how == ONE_PERCENT else "1"
-    return {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": endpoint, "OTEL_TRACES_SAMPLER_ARG": ratio, "OTEL_METRICS_EXPORTER": "none"}
+    return {
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": endpoint,
+        "OTEL_TRACES_SAMPLER_ARG": ratio,
+        "OTEL_METRICS_EXPORTER": "none",
+    }
 
 
 async def _ask(system: System, requests: Sequence[bytes]) -> None:
@@ -106,7 +118,9 @@ def _complete_traces(sink: "Sink", spans_of_a_request: int) -> tuple[int, int]:
 
 
 class Sink:
-    """A collector in a process of its own that keeps what it gets unread: one that reads would take the machine from the servers."""
+    """A collector in a process of its own that keeps what it gets unread: one that reads would take the machine from
+    the servers.
+    """
 
     def __init__(self, endpoint: str, pipe: "Connection[str, list[bytes]]") -> None:
         self.endpoint = endpoint

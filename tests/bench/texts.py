@@ -26,11 +26,16 @@ _BLOCK = 32
 def make_texts(count: int) -> list[str]:
     """`count` texts of 6 to 128 tokens, mean about 33, the same ones in every run; they repeat after some 2,000.
 
-    Long and short are dealt evenly over the run, at random only within each 32 texts, so that a system which gets through a part of
-    them has the same work as one that gets through all.
+    Long and short are dealt evenly over the run, at random only within each 32 texts, so that a system which gets
+    through a part of them has the same work as one that gets through all.
     """
     paragraphs = list(_paragraphs())
-    sentences = [sentence for paragraph in paragraphs for sentence in _SENTENCE_END.split(paragraph) if len(sentence) > _MIN_CHARACTERS]
+    sentences = [
+        sentence
+        for paragraph in paragraphs
+        for sentence in _SENTENCE_END.split(paragraph)
+        if len(sentence) > _MIN_CHARACTERS
+    ]
     # Half of the paragraphs lift the mean from a sentence's 29 tokens to what short user texts have.
     chooser = random.Random(_SEED)
     candidates = sorted({*sentences, *chooser.sample(paragraphs, len(paragraphs) // 2)})
@@ -56,7 +61,9 @@ def _dealt(by_length: Sequence[str], chooser: random.Random) -> list[str]:
 def _paragraphs() -> list[str]:
     """Paragraphs of prose: no headings, no code, no grammar."""
     help_texts: dict[str, str] = pydoc_data.topics.topics
-    blocks = [" ".join(block.split()) for topic in sorted(help_texts) for block in re.split(r"\n\s*\n", help_texts[topic])]
+    blocks = [
+        " ".join(block.split()) for topic in sorted(help_texts) for block in re.split(r"\n\s*\n", help_texts[topic])
+    ]
     return [block for block in blocks if re.fullmatch(r"[A-Z].*[.:]", block) and _is_prose(block)]
 
 

@@ -1,6 +1,8 @@
-"""Makes golden/question_answering.json: what the question-answering pipeline of transformers 4 answers with the model `answerer`.
+"""Makes golden/question_answering.json: what the question-answering pipeline of transformers 4 answers with the model
+`answerer`.
 
-transformers 5 has no such pipeline any more, so the reference runs in an environment of its own, and its answers are kept.
+transformers 5 has no such pipeline any more, so the reference runs in an environment of its own, and its answers are
+kept.
 
 Run: .venv-transformers4/bin/python -m tests.contract.golden_question_answering
 """
@@ -25,8 +27,8 @@ from tests.models import answerer
 
 GOLDEN_FILE = Path(__file__).parent / "golden" / "question_answering.json"
 
-# Answers of scores nearer than this may change places between two correct implementations, which round differently; and so may the
-# last answer and the first that is left out. No case has such a pair.
+# Answers of scores nearer than this may change places between two correct implementations, which round differently; and
+# so may the last answer and the first that is left out. No case has such a pair.
 SMALLEST_GAP = 2e-3
 
 _SENTENCE = "The harbour master counted forty-seven boats before the storm, and sixteen after it. "
@@ -35,13 +37,15 @@ _CONTEXTS = {
     "one token": "a",
     "one sentence": "The ferry leaves Stockholm at half past nine and arrives in Mariehamn in the afternoon.",
     "paragraph": (
-        "Ada Lovelace was born in London in 1815. She wrote the first program for Charles Babbage's analytical engine, which was "
+        "Ada Lovelace was born in London in 1815. She wrote the first program for Charles Babbage's analytical "
+        "engine, which was "
         "never built; her notes, printed in 1843, explain how it would compute Bernoulli numbers."
     ),
     "whitespace": "  \t The key\u00a0is   under\n\n\nthe mat ,   beside\r\nthe door .  \n",
     "emoji": "The 👩‍👩‍👧‍👦 family took the 🚂 to 🏔️ and sent 👍🏽 to everyone; then 🇮🇸🇳🇴 won 3️⃣ medals 🥇🥇.",
     "combining characters": (
-        "Le cafe\u0301 de la Re\u0301publique fut construit a\u0300 Orle\u0301ans; Z\u0351\u036b\u0343a\u034clgo lived n\u0303ext door."
+        "Le cafe\u0301 de la Re\u0301publique fut construit a\u0300 Orle\u0301ans; Z\u0351\u036b\u0343a\u034clgo lived "
+        "n\u0303ext door."
     ),
     "accents": "Der Bürgermeister von Tübingen heißt Özgür Çelik, sein Vorgänger war Łukasz Żółtowski aus Kraków.",
     "chinese": "北京是中华人民共和国的首都。上海是最大的城市，人口超过两千四百万。",
@@ -51,11 +55,16 @@ _CONTEXTS = {
     "arabic": "القاهرة هي عاصمة مصر، والإسكندرية ميناؤها الأكبر على البحر المتوسط.",
     "devanagari": "दिल्ली भारत की राजधानी है, और मुंबई उसका सबसे बड़ा शहर है।",
     "outside the vocabulary": "𐎠𐎡𐎢 𐎣𐎤𐎥 ꙮꙮ 𓀀𓀁𓀂 ᚠᚢᚦᚨᚱᚲ",
-    "literal special tokens": "The first token is [CLS] and the parts end with [SEP] as in [CLS] one [SEP] two [SEP]; padding is [PAD].",
-    "literal unknown and mask": "Models of this kind replace a word by [MASK] and a strange one by [UNK] before they read it.",
-    "long words": "The file " + "x" * 120 + " and antidisestablishmentarianism/floccinaucinihilipilification_v2.tar.gz are gone.",
+    "literal special tokens": "The first token is [CLS] and the parts end with [SEP] as in [CLS] one [SEP] two [SEP]; "
+    "padding is [PAD].",
+    "literal unknown and mask": "Models of this kind replace a word by [MASK] and a strange one by [UNK] before "
+    "they read it.",
+    "long words": "The file "
+    + "x" * 120
+    + " and antidisestablishmentarianism/floccinaucinihilipilification_v2.tar.gz are gone.",
     "code": "for (i = 0; i < n; ++i) { total += prices[i] * (1.0 - discount); }  /* O(n) */",
-    "capitals": "PARIS is not Paris, and paris is neither; Paris, PARIS and paris are three towns in Texas, Ontario and Idaho.",
+    "capitals": "PARIS is not Paris, and paris is neither; Paris, PARIS and paris are three towns in Texas, "
+    "Ontario and Idaho.",
     "repeated sentence": _SENTENCE * 60,
     "repeated in capitals": (_SENTENCE + _SENTENCE.upper()) * 25,
 }
@@ -72,9 +81,12 @@ _QUESTIONS = (
     "What happens to an object when nothing refers to it any more?",
     "¿Qué número – 数字 – 🤔?",
     "What does [SEP] mean?",
-    "In which of the many places that were named before, and by whom, and for what reason, was the thing that this rather long "
-    "question asks for, which nobody has seen since the summer of the year in which the old bridge over the river fell down, and "
-    "which some say was never there at all, last seen, heard of, or written about by somebody who can be believed without doubt?",
+    "In which of the many places that were named before, and by whom, and for what reason, was the thing that this "
+    "rather long "
+    "question asks for, which nobody has seen since the summer of the year in which the old bridge over the river "
+    "fell down, and "
+    "which some say was never there at all, last seen, heard of, or written about by somebody who can be believed "
+    "without doubt?",
 )
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -120,7 +132,9 @@ def _words(topic: str, first: int, count: int) -> str:
 
 
 def splitting(tokenizer: Any) -> Any:
-    """The tokenizer, changed so that special tokens in a text are text, as they are here. transformers 4 has no other way for pipelines."""
+    """The tokenizer, changed so that special tokens in a text are text, as they are here. transformers 4 has no other
+    way for pipelines.
+    """
 
     class Splitting(type(tokenizer)):  # type: ignore[misc]
         def _batch_encode_plus(self, *args: Any, **options: Any) -> Any:
@@ -140,9 +154,12 @@ def weights_digest(folder: Path) -> str:
 
 
 def _has_gaps(pipeline: Any, question: str, context: str, options: dict[str, Any]) -> bool:
-    """Whether the first top_k answers, and the one after them, are so far apart that rounding cannot change their order."""
+    """Whether the first top_k answers, and the one after them, are so far apart that rounding cannot change their
+    order.
+    """
     top_k = options.get("top_k", 1)
-    # One answer more also means two candidates more a window, which is little enough to leave the scores of the first as they are.
+    # One answer more also means two candidates more a window, which is little enough to leave the scores of the first
+    # as they are.
     scores = [answer["score"] for answer in _answers(pipeline, question, context, {**options, "top_k": top_k + 1})]
     return all(below <= above * (1 - SMALLEST_GAP) for above, below in itertools.pairwise(scores) if above > 0)
 
@@ -158,7 +175,9 @@ def main() -> None:
         folder = answerer(Path(temporary))
         digest = weights_digest(folder)
         pipeline = transformers.pipeline(
-            "question-answering", model=str(folder), tokenizer=splitting(transformers.AutoTokenizer.from_pretrained(folder))
+            "question-answering",
+            model=str(folder),
+            tokenizer=splitting(transformers.AutoTokenizer.from_pretrained(folder)),
         )
         recorded, skipped = [], 0
         for name, question, options in cases():
@@ -172,7 +191,8 @@ def main() -> None:
             recorded.append({"context": name, "question": question, "options": options, "answers": answers})
     content = {
         "made_by": "python -m tests.contract.golden_question_answering",
-        "reference": 'transformers.pipeline("question-answering") with the model `answerer` of tests/models.py, special tokens split',
+        "reference": 'transformers.pipeline("question-answering") with the model `answerer` of tests/models.py, '
+        "special tokens split",
         "versions": {
             "transformers": transformers.__version__,
             "tokenizers": tokenizers.__version__,
@@ -188,7 +208,10 @@ def main() -> None:
     written = ",\n".join("  " + json.dumps(case, ensure_ascii=False) for case in recorded)
     GOLDEN_FILE.parent.mkdir(exist_ok=True)
     GOLDEN_FILE.write_text(f"{lines}[\n{written}\n ]\n}}\n", encoding="utf-8")
-    print(f"{GOLDEN_FILE}: {len(recorded)} cases; {skipped} left out, whose answers are too close together to have an order")
+    print(
+        f"{GOLDEN_FILE}: {len(recorded)} cases; {skipped} left out, whose answers are too close together to "
+        "have an order"
+    )
 
 
 if __name__ == "__main__":

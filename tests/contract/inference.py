@@ -8,18 +8,17 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.bundles.repository import read_bundle
 from neuronpipe.core.calls import Call
-from neuronpipe.gateway.settings import PipelineSettings
-from neuronpipe.local.server import local_stages
-from neuronpipe.neuron_executor.settings import EngineSettings
-from neuronpipe.tokenizer.settings import TokenCacheSettings
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.local.settings import AllSettings
+from neuronpipe.local.stages import running_stages
 from tests.door import door_of
 
 
 async def infer_all(bundle_folder: Path, inputs: Sequence[TaskInput]) -> list[TaskResult]:
     """The results of one model for all inputs, which run side by side, so that batches of many lengths form."""
     bundle = read_bundle(bundle_folder)
-    settings = PipelineSettings(max_requests_in_flight=len(inputs))
-    async with local_stages([bundle], EngineSettings(), TokenCacheSettings()) as stages:
+    settings = AllSettings(repository=bundle_folder, max_requests_in_flight=len(inputs))
+    async with running_stages([bundle], settings, Telemetry(), lambda stage, is_reached: None) as stages:
         door = door_of([bundle.spec], stages, settings)
         requests = [InferRequest(model=bundle.spec.name, input=input) for input in inputs]
         responses = await asyncio.gather(*(door.infer(request, Call()) for request in requests))

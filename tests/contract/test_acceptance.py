@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
-_COLUMNS = "| Model | Back end | dtype | Shape | Cores | In flight | Throughput /s | p50 ms | p95 ms | p99 ms | Cost per 1M |"
+_COLUMNS = (
+    "| Model | Back end | dtype | Shape | Cores | In flight | Throughput /s | p50 ms | p95 ms | p99 ms | Cost per 1M |"
+)
 
 
 def _run(*arguments: object, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "neuronpipe", "accept", *map(str, arguments), "--task", "text-classification"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})})
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})}
+    )
 
 
 def _accept(
@@ -40,7 +44,9 @@ def test_a_back_end_is_measured_at_every_shape(
     for figures in model["figures"]:
         assert 0 < figures["p50_ms"] <= figures["p95_ms"] <= figures["p99_ms"]
         # The price of an hour by the sequences of an hour, times a million.
-        assert figures["cost_per_million"] == pytest.approx(0.7582e6 / 3600 / figures["throughput_per_s"], rel=1e-2, abs=1e-4)
+        assert figures["cost_per_million"] == pytest.approx(
+            0.7582e6 / 3600 / figures["throughput_per_s"], rel=1e-2, abs=1e-4
+        )
     # The loaded back end itself with PyTorch float32, on all cores of it.
     assert model["parity"]["cores"] == model["cores"]
     assert model["parity"]["texts"] > 100
@@ -56,14 +62,25 @@ def machine(neuron_double: Mapping[str, str], tmp_path: Path) -> dict[str, str]:
     """The environment of a machine with one device of two cores."""
     folder = tmp_path / "neuron"
     folder.mkdir()
-    return {**neuron_double, "NEURON_DOUBLE_FOLDER": str(folder), "NEURON_DOUBLE_LOG": str(tmp_path / "log"), "HOME": str(tmp_path)}
+    return {
+        **neuron_double,
+        "NEURON_DOUBLE_FOLDER": str(folder),
+        "NEURON_DOUBLE_LOG": str(tmp_path / "log"),
+        "HOME": str(tmp_path),
+    }
 
 
 def test_on_neuron_every_model_has_all_cores_and_what_the_sdk_says_is_captured(
     machine: dict[str, str], sources: dict[str, Path], tmp_path: Path
 ) -> None:
     models, text = _accept(
-        [sources["classifier"], sources["multi-label"]], tmp_path / "report", "--backend", "neuronx", "--cores", "0-1", environment=machine
+        [sources["classifier"], sources["multi-label"]],
+        tmp_path / "report",
+        "--backend",
+        "neuronx",
+        "--cores",
+        "0-1",
+        environment=machine,
     )
     for model in models:
         assert [(figures["shape"], figures["in_flight"]) for figures in model["figures"]] == [
@@ -76,17 +93,21 @@ def test_on_neuron_every_model_has_all_cores_and_what_the_sdk_says_is_captured(
         assert (model["cores"], model["parity"]["cores"]) == (2, 2)
         assert model["parity"]["largest_difference"] < 5e-5
         refusals = model["refusals"]
-        assert "Incorrect tensor shape at input #0: received 1 15, expected 1 16" in " ".join(refusals["another shape"].split())
+        assert "Incorrect tensor shape at input #0: received 1 15, expected 1 16" in " ".join(
+            refusals["another shape"].split()
+        )
         assert "status=1006" in refusals["a token id beyond the vocabulary"]
         assert set(refusals) >= {"a shape that was not compiled, of us", "another dtype", "an input too few"}
         assert not any("NOT REFUSED" in error for error in refusals.values())
     assert "**This report was made on the contract double of the Neuron SDK: its times say nothing of Neuron.**" in text
     assert "| classifier | neuronx, the double | float32 | 1x16 | 2 | 1 |" in text
     assert (
-        "- refused, another shape: `RuntimeError: RuntimeError: Incorrect tensor shape at input #0: received 1 15, expected 1 16`" in text
+        "- refused, another shape: `RuntimeError: RuntimeError: Incorrect tensor shape at input #0: received 1 15, "
+        "expected 1 16`" in text
     )
     assert "$" not in text  # what a double takes costs nothing on Neuron
-    # Everything was compiled before anything was measured, and each model's process ended before the next one took its cores.
+    # Everything was compiled before anything was measured, and each model's process ended before the next one took its
+    # cores.
     events = [line.split(" ")[:2] for line in Path(machine["NEURON_DOUBLE_LOG"]).read_text().splitlines()]
     kinds = [event for _, event in events]
     assert kinds.index("load") > len(kinds) - 1 - kinds[::-1].index("compile")
@@ -99,7 +120,13 @@ def test_a_model_that_fails_is_in_the_report_and_the_next_one_is_measured(
     # After this many executions the process that measures is killed, as the first bad input may kill a runtime.
     machine["NEURON_DOUBLE_KILL_AFTER"] = "60"
     (missing, killed), text = _accept(
-        [tmp_path / "nothing", sources["classifier"]], tmp_path / "report", "--backend", "neuronx", "--cores", "1", environment=machine
+        [tmp_path / "nothing", sources["classifier"]],
+        tmp_path / "report",
+        "--backend",
+        "neuronx",
+        "--cores",
+        "1",
+        environment=machine,
     )
     assert missing["errors"]["compile"].endswith("nothing: no such folder")
     assert killed["errors"]["measure"].startswith("the process ended with signal SIGKILL")
@@ -108,16 +135,22 @@ def test_a_model_that_fails_is_in_the_report_and_the_next_one_is_measured(
     assert "**failed**, compile: `" in text
 
 
-def test_a_core_that_is_lost_is_in_the_report(machine: dict[str, str], sources: dict[str, Path], tmp_path: Path) -> None:
+def test_a_core_that_is_lost_is_in_the_report(
+    machine: dict[str, str], sources: dict[str, Path], tmp_path: Path
+) -> None:
     (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
-    (model,), _ = _accept([sources["classifier"]], tmp_path / "report", "--backend", "neuronx", "--cores", "1", environment=machine)
+    (model,), _ = _accept(
+        [sources["classifier"]], tmp_path / "report", "--backend", "neuronx", "--cores", "1", environment=machine
+    )
     assert "CoreLost: core 0 was lost" in model["errors"]["compare"]
     assert "CoreLost" in model["errors"]["4x16, 2 in flight"]
     assert "parity" not in model
 
 
 def test_what_cannot_be_compiled_is_in_the_report(sources: dict[str, Path], tmp_path: Path) -> None:
-    (model,), text = _accept([sources["classifier"]], tmp_path / "report", "--backend", "openvino", "--dtype", "float16")
+    (model,), text = _accept(
+        [sources["classifier"]], tmp_path / "report", "--backend", "openvino", "--dtype", "float16"
+    )
     assert model["errors"]["compile"].startswith("dtype 'float16' is not known for openvino")
     assert "- **failed**, compile: `dtype 'float16'" in text
 
@@ -130,13 +163,19 @@ def test_what_cannot_be_compiled_is_in_the_report(sources: dict[str, Path], tmp_
         (("--seconds", "nan"), {}, "--seconds nan: must be more than 0"),
         (("--price-per-hour", "-1"), {}, "--price-per-hour -1.0: must be 0 or more"),
         (("--bucket", "8"), {}, "--bucket '8': must be BATCHxTOKENS"),
-        (("--cores", "2"), {"NEURON_RT_VISIBLE_CORES": "0"}, "cores 2: contradicts NEURON_RT_VISIBLE_CORES=0 in the environment"),
+        (
+            ("--cores", "2"),
+            {"NEURON_RT_VISIBLE_CORES": "0"},
+            "cores 2: contradicts NEURON_RT_VISIBLE_CORES=0 in the environment",
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
     options: tuple[str, ...], environment: dict[str, str], message: str, sources: dict[str, Path], tmp_path: Path
 ) -> None:
-    run = _run(sources["classifier"], "--backend", "openvino", "--out", tmp_path / "report", *options, environment=environment)
+    run = _run(
+        sources["classifier"], "--backend", "openvino", "--out", tmp_path / "report", *options, environment=environment
+    )
     assert run.returncode == 2
     assert message in run.stderr
     assert "Traceback" not in run.stderr

@@ -1,4 +1,6 @@
-"""`--merge-adapter`: an adapter of peft compiled as one model with its base, which answers as transformers' merged model does."""
+"""`--merge-adapter`: an adapter of peft compiled as one model with its base, which answers as transformers' merged
+model does.
+"""
 
 import dataclasses
 import json
@@ -90,7 +92,9 @@ async def test_merged_classifier_answers_as_transformers_with_the_adapter_does(
     assert bundle.manifest.source.base == str(base.resolve())
 
 
-def test_labels_of_the_adapters_own_configuration_are_kept(classifier_adapter: tuple[Path, Any], tmp_path: Path) -> None:
+def test_labels_of_the_adapters_own_configuration_are_kept(
+    classifier_adapter: tuple[Path, Any], tmp_path: Path
+) -> None:
     folder = shutil.copytree(classifier_adapter[0], tmp_path / "adapter")
     labels = {0: "good", 1: "bad", 2: "mixed"}
     config = bert_config(id2label=labels, label2id={label: index for index, label in labels.items()})
@@ -101,10 +105,14 @@ def test_labels_of_the_adapters_own_configuration_are_kept(classifier_adapter: t
 async def test_merged_embedding_model_keeps_the_pooling_of_its_base(tmp_path: Path) -> None:
     model = transformers.BertModel(bert_config())
     base = save(model, tmp_path / "base")
-    (base / "modules.json").write_text(json.dumps([{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "1_Pooling"}]))
+    (base / "modules.json").write_text(
+        json.dumps([{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "1_Pooling"}])
+    )
     (base / "1_Pooling").mkdir()
     (base / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode": "cls"}))
-    adapted = _adapter(transformers.BertModel.from_pretrained(base), tmp_path / "adapter", task_type="FEATURE_EXTRACTION")
+    adapted = _adapter(
+        transformers.BertModel.from_pretrained(base), tmp_path / "adapter", task_type="FEATURE_EXTRACTION"
+    )
     bundle = _merged(tmp_path / "adapter", tmp_path / "repository")
     with torch.inference_mode():
         expected = adapted(**_encoded()).last_hidden_state[:, 0].numpy()
@@ -115,11 +123,20 @@ def test_base_model_option_goes_before_what_the_adapter_names(
     classifier_adapter: tuple[Path, Any], base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = _with_settings(classifier_adapter[0], tmp_path, base_model_name_or_path="/no/such/base")
-    arguments = ["compile", str(folder), "--merge-adapter", "--repository", str(tmp_path / "repository"), "--backend", "torch"]
+    arguments = [
+        "compile",
+        str(folder),
+        "--merge-adapter",
+        "--repository",
+        str(tmp_path / "repository"),
+        "--backend",
+        "torch",
+    ]
     with pytest.raises(SystemExit):
         cli.main(arguments)
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"neuronpipe: the base model of {folder}: /no/such/base: no such folder; adapter_config.json names it, --base-model names another "
+        f"neuronpipe: the base model of {folder}: /no/such/base: no such folder; adapter_config.json names it, "
+        "--base-model names another "
         "place"
     )
     cli.main([*arguments, "--base-model", str(base)])
@@ -138,7 +155,11 @@ def _with_settings(adapter: Path, tmp_path: Path, **settings: Any) -> Path:
 @pytest.mark.parametrize(
     ("settings", "changes", "sentence"),
     [
-        ({"task_type": "CAUSAL_LM"}, {}, "the adapter is for CAUSAL_LM, a model that writes text; models of an encoder only are served"),
+        (
+            {"task_type": "CAUSAL_LM"},
+            {},
+            "the adapter is for CAUSAL_LM, a model that writes text; models of an encoder only are served",
+        ),
         ({"base_model_name_or_path": None}, {}, "adapter_config.json names no base model; name it with --base-model"),
         ({"target_modules": ["none_such"]}, {}, "does not fit its base model"),
         ({"target_modules": ["query"]}, {}, "does not fit its base model"),
@@ -147,12 +168,20 @@ def _with_settings(adapter: Path, tmp_path: Path, **settings: Any) -> Path:
             {"task": "token_classification"},
             "the model was not trained for this task; it is a BertForSequenceClassification, not a Bert",
         ),
-        ({"task_type": None, "auto_mapping": {"base_model_class": "NoSuchModel"}}, {}, "is for a model NoSuchModel, which transformers"),
+        (
+            {"task_type": None, "auto_mapping": {"base_model_class": "NoSuchModel"}},
+            {},
+            "is for a model NoSuchModel, which transformers",
+        ),
     ],
     ids=["decoder", "no base", "modules that are not there", "weights that are not used", "task", "class"],
 )
 def test_adapter_that_cannot_be_merged_is_refused_with_the_reason(
-    settings: dict[str, Any], changes: dict[str, Any], sentence: str, classifier_adapter: tuple[Path, Any], tmp_path: Path
+    settings: dict[str, Any],
+    changes: dict[str, Any],
+    sentence: str,
+    classifier_adapter: tuple[Path, Any],
+    tmp_path: Path,
 ) -> None:
     folder = _with_settings(classifier_adapter[0], tmp_path, **settings)
     with pytest.raises(SetupError, match=sentence):
@@ -177,19 +206,27 @@ def test_head_that_neither_has_is_refused_like_any_that_was_not_trained(base: Pa
 
 def test_prompts_that_were_trained_cannot_be_merged(base: Path, tmp_path: Path) -> None:
     model = transformers.BertForSequenceClassification.from_pretrained(base, num_labels=2)
-    peft.get_peft_model(model, peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4)).save_pretrained(tmp_path / "adapter")
+    peft.get_peft_model(model, peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4)).save_pretrained(
+        tmp_path / "adapter"
+    )
     with pytest.raises(SetupError, match="an adapter of the kind PROMPT_TUNING cannot be merged; LoRA can"):
         _merged(tmp_path / "adapter", tmp_path / "repository")
 
 
-def test_without_peft_the_extra_is_named(classifier_adapter: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_peft_the_extra_is_named(
+    classifier_adapter: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(SetupError, match=r"--merge-adapter needs the package peft, .*: pip install 'neuronpipe\[compile-adapters\]'"):
+    with pytest.raises(
+        SetupError, match=r"--merge-adapter needs the package peft, .*: pip install 'neuronpipe\[compile-adapters\]'"
+    ):
         _merged(classifier_adapter[0], tmp_path)
 
 
 def test_options_for_adapters_are_refused_where_there_is_none(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match=r"base: no adapter: it has no adapter_config\.json; leave out --merge-adapter"):
+    with pytest.raises(
+        SetupError, match=r"base: no adapter: it has no adapter_config\.json; leave out --merge-adapter"
+    ):
         _merged(base, tmp_path)
     with pytest.raises(SetupError, match="--base-model is for --merge-adapter"):
         _merged(base, tmp_path, merge_adapter=False, base_model="another")

@@ -22,14 +22,21 @@ def _check(tmp_path: Path, alert: str, series: dict[str, str], expected: list[di
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": [],
-        "alert_rule_test": [{"alertname": alert, "eval_time": "10m", "exp_alerts": [{"exp_labels": labels} for labels in expected]}],
+        "alert_rule_test": [
+            {"alertname": alert, "eval_time": "10m", "exp_alerts": [{"exp_labels": labels} for labels in expected]}
+        ],
     }
     # Annotations are compared, too, where an alert is expected.
-    [rule] = [rule for group in yaml.safe_load(_RULES.read_text())["groups"] for rule in group["rules"] if rule["alert"] == alert]
+    [rule] = [
+        rule
+        for group in yaml.safe_load(_RULES.read_text())["groups"]
+        for rule in group["rules"]
+        if rule["alert"] == alert
+    ]
     for one, labels in zip(case["alert_rule_test"][0]["exp_alerts"], expected, strict=True):
-        texts = {
-            name: text.replace("{{ $labels.neuronpipe_cache }}", labels["neuronpipe_cache"]) for name, text in rule["annotations"].items()
-        }
+        texts: dict[str, str] = dict(rule["annotations"])
+        for label, value in labels.items():
+            texts = {name: text.replace(f"{{{{ $labels.{label} }}}}", value) for name, text in texts.items()}
         one["exp_annotations"] = texts
     file = tmp_path / "test.yaml"
     file.write_text(yaml.safe_dump({"rule_files": [str(_RULES)], "evaluation_interval": "1m", "tests": [case]}))
@@ -55,7 +62,10 @@ def test_a_replica_that_was_never_asked_anything_has_no_counter_and_does_not_fir
 
 @pytest.mark.parametrize(
     ("where", "cache", "counter"),
-    [(_TOKENIZER, "tokens", "neuronpipe_item_duration_seconds_count"), (_GATEWAY, "results", "neuronpipe_request_duration_seconds_count")],
+    [
+        (_TOKENIZER, "tokens", "neuronpipe_item_duration_seconds_count"),
+        (_GATEWAY, "results", "neuronpipe_request_duration_seconds_count"),
+    ],
 )
 def test_redis_that_is_away_while_requests_come_fires(tmp_path: Path, where: str, cache: str, counter: str) -> None:
     series = {
@@ -64,3 +74,20 @@ def test_redis_that_is_away_while_requests_come_fires(tmp_path: Path, where: str
     }
     labels = {"severity": "info", "job": where.split('"')[1], "neuronpipe_cache": cache}
     _check(tmp_path, "NeuronpipeRedisAway", series, [labels])
+
+
+@pytest.mark.parametrize(("days", "fires"), [(6, True), (8, False)])
+def test_a_certificate_that_ends_within_a_week_fires(tmp_path: Path, days: int, fires: bool) -> None:
+    where = f'{_GATEWAY}, neuronpipe_tls_side="server"'
+    series = {f"neuronpipe_tls_certificate_expiry_seconds{{{where}}}": f"{days * 86_400}x10"}
+    labels = {"severity": "warning", "job": "gateway", "instance": "g:9464", "neuronpipe_tls_side": "server"}
+    _check(tmp_path, "NeuronpipeCertificateExpires", series, [labels] if fires else [])
+
+
+@pytest.mark.parametrize(("values", "fires"), [("1x10", True), ("0x8 1x2", False)])
+def test_changed_tls_files_that_stay_unusable_fire(tmp_path: Path, values: str, fires: bool) -> None:
+    """For a moment they may be half-written."""
+    where = f'{_GATEWAY}, neuronpipe_tls_side="client"'
+    labels = {"severity": "warning", "job": "gateway", "instance": "g:9464", "neuronpipe_tls_side": "client"}
+    series = {f"neuronpipe_tls_files_rejected{{{where}}}": values}
+    _check(tmp_path, "NeuronpipeCertificateRejected", series, [labels] if fires else [])

@@ -1,4 +1,5 @@
-"""Every architecture, in a small configuration, keeps the contract of a back end on every back end; docs/models.md says so, too.
+"""Every architecture, in a small configuration, keeps the contract of a back end on every back end; docs/models.md says
+so, too.
 
 What cannot run here is skipped with the reason: pytest's summary lists them.
 """
@@ -106,7 +107,9 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     artifact = bundle.artifact(name)
     files = bundle.artifact_files(artifact)
     cores = min(_CORES, torch.cuda.device_count()) if place == "torch on a GPU" else _CORES
-    load = BackendRequest(bundle.spec, files, artifact.properties, cores, _CORES, buckets=artifact.buckets, versions=artifact.versions)
+    load = BackendRequest(
+        bundle.spec, files, artifact.properties, cores, _CORES, buckets=artifact.buckets, versions=artifact.versions
+    )
     with pytest.MonkeyPatch.context() as patch:
         if place == "torch":
             patch.setattr(torch.cuda, "is_available", lambda: False)
@@ -163,7 +166,9 @@ async def test_cores_that_run_at_once_do_not_disturb_each_other(loaded: _Loaded)
 def test_longformer_is_refused_with_the_reason(backend: str, tmp_path: Path) -> None:
     source = make_source(tmp_path / "source", "Longformer", "text_classification")
     request = CompileRequest(str(source), "text_classification", tmp_path / "repository", "model", backend=backend)
-    with pytest.raises(SetupError, match="Longformer cuts texts into windows by their length in Python, which no graph for all lengths"):
+    with pytest.raises(
+        SetupError, match="Longformer cuts texts into windows by their length in Python, which no graph for all lengths"
+    ):
         compile_bundle(request, lambda line: None)
 
 

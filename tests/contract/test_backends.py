@@ -27,14 +27,15 @@ _CORES = 2
 # back end → by how much a row's outputs may differ with the shape of its batch, of the largest output.
 _TOLERANCES = {
     "fake": 0.0,
-    # Other shapes take other kernels, which add up float32 in another order: two layers of sums of 32 to 384 products of a relative
-    # error of 6e-8 each, in the worst case all to one side.
+    # Other shapes take other kernels, which add up float32 in another order: two layers of sums of 32 to 384 products
+    # of a relative error of 6e-8 each, in the worst case all to one side.
     "openvino": 1e-5,
     "torch": 1e-5,
     "neuronx": 1e-5,  # the double computes with PyTorch
 }
 _SEED = 20261121
-# A model of each task for the double of Neuron, where each takes ten seconds to compile; the fourth would be a second classifier.
+# A model of each task for the double of Neuron, where each takes ten seconds to compile; the fourth would be a second
+# classifier.
 _PAIRS = [(backend, model) for backend in BACKENDS for model in (NEURONX_MODELS if backend == "neuronx" else MODELS)]
 
 
@@ -117,13 +118,18 @@ def test_a_back_end_has_as_many_cores_as_asked_for(loaded: _Loaded) -> None:
 async def test_outputs_have_the_names_shapes_and_dtype_of_the_spec(loaded: _Loaded) -> None:
     padded = loaded.backend.round_tokens(9)
     outputs = await compute(loaded.backend, 0, loaded.pad(loaded.sequence(9), loaded.sequence(4), padded_tokens=padded))
-    expected = {output.name: (2, *(padded if axis == "tokens" else axis for axis in output.axes)) for output in loaded.spec.outputs}
+    expected = {
+        output.name: (2, *(padded if axis == "tokens" else axis for axis in output.axes))
+        for output in loaded.spec.outputs
+    }
     assert {name: array.shape for name, array in outputs.items()} == expected
     assert {str(array.dtype) for array in outputs.values()} == {"float32"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_back_ends_that_end_in_the_order_of_their_start_leave_signals_alone(request: pytest.FixtureRequest, backend: str) -> None:
+def test_back_ends_that_end_in_the_order_of_their_start_leave_signals_alone(
+    request: pytest.FixtureRequest, backend: str
+) -> None:
     received: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
     try:
@@ -192,7 +198,9 @@ async def test_every_core_gives_the_same_outputs(loaded: _Loaded) -> None:
 
 
 async def test_outputs_are_not_overwritten_by_the_next_batch_of_the_core(loaded: _Loaded) -> None:
-    outputs = await compute(loaded.backend, 0, loaded.pad(loaded.sequence(8, 1), padded_tokens=loaded.backend.round_tokens(8)))
+    outputs = await compute(
+        loaded.backend, 0, loaded.pad(loaded.sequence(8, 1), padded_tokens=loaded.backend.round_tokens(8))
+    )
     kept = {name: array.copy() for name, array in outputs.items()}
     await loaded.run(loaded.sequence(8, 2))
     for name, array in outputs.items():
@@ -219,12 +227,15 @@ async def test_cores_that_run_at_once_do_not_disturb_each_other(loaded: _Loaded)
 async def test_a_batch_that_runs_does_not_hold_up_the_event_loop(loaded: _Loaded) -> None:
     if loaded.name == "fake":
         pytest.skip("the fake's batches take no time")
-    running = asyncio.create_task(loaded.run(*(loaded.sequence(loaded.spec.max_tokens, number) for number in range(16))))
+    running = asyncio.create_task(
+        loaded.run(*(loaded.sequence(loaded.spec.max_tokens, number) for number in range(16)))
+    )
     turns = 0
     while not running.done():
         await asyncio.sleep(0)
         turns += 1
-    # A turn takes microseconds, the batch milliseconds. One that blocked the loop would leave two or three turns, around the batch.
+    # A turn takes microseconds, the batch milliseconds. One that blocked the loop would leave two or three turns,
+    # around the batch.
     assert turns > 10
     await running
 
@@ -265,7 +276,8 @@ async def test_what_making_a_batch_or_taking_it_apart_raises_is_raised_as_it_is(
 
 
 async def test_a_batch_that_cannot_be_computed_raises_and_leaves_the_core_as_it_was(loaded: _Loaded) -> None:
-    # Rows of eight ids and of nine in the mask. (Not too many positions: OpenVINO reads beyond its tables then, and crashes later.)
+    # Rows of eight ids and of nine in the mask. (Not too many positions: OpenVINO reads beyond its tables then, and
+    # crashes later.)
     broken = {name: np.ones((2, 9 if name == "attention_mask" else 8), np.int64) for name in loaded.spec.inputs}
     (expected,) = await loaded.run(loaded.sequence(20))
     with pytest.raises(BackendError):
@@ -275,9 +287,13 @@ async def test_a_batch_that_cannot_be_computed_raises_and_leaves_the_core_as_it_
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-async def test_closing_waits_for_batches_that_nobody_waits_for_any_more(request: pytest.FixtureRequest, name: str) -> None:
+async def test_closing_waits_for_batches_that_nobody_waits_for_any_more(
+    request: pytest.FixtureRequest, name: str
+) -> None:
     with _loading(request, name, "classifier") as loaded:
-        running = asyncio.create_task(loaded.run(*(loaded.sequence(loaded.spec.max_tokens, number) for number in range(16))))
+        running = asyncio.create_task(
+            loaded.run(*(loaded.sequence(loaded.spec.max_tokens, number) for number in range(16)))
+        )
         await asyncio.sleep(0)  # it has begun
         running.cancel()
         await asyncio.wait([running])

@@ -40,7 +40,8 @@ from neuronpipe.runtimes.openvino import has_bfloat16, openvino
 from neuronpipe.tokenizer.text import JsonTokenizer
 from tests.models import bert_config, save
 
-# Largest absolute difference to PyTorch of outputs up to 15; measured 1e-5, the rest is for other CPUs (see test_parity.py).
+# Largest absolute difference to PyTorch of outputs up to 15; measured 1e-5, the rest is for other CPUs (see
+# test_parity.py).
 _SMALL_DIFFERENCE = 5e-5
 
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -123,7 +124,9 @@ def _deberta_3(folder: Path) -> Any:
 
 def _write_sentencepiece(path: Path, **options: Any) -> None:
     trained = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(_LINES), model_writer=trained, vocab_size=600, minloglevel=2, **options)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(_LINES), model_writer=trained, vocab_size=600, minloglevel=2, **options
+    )
     path.write_bytes(trained.getvalue())
 
 
@@ -155,7 +158,9 @@ def test_special_tokens_in_texts_are_text_as_transformers_splits_them(
     assert tokenizer.encode(text).token_ids.tolist() == reference(text, split_special_tokens=True)["input_ids"]
 
 
-def test_special_tokens_in_texts_are_text_as_sentencepiece_sees_them(compiled: Callable[..., Bundle], tmp_path: Path) -> None:
+def test_special_tokens_in_texts_are_text_as_sentencepiece_sees_them(
+    compiled: Callable[..., Bundle], tmp_path: Path
+) -> None:
     # Here transformers is wrong: its Unigram model finds its control tokens in texts, also with split_special_tokens.
     _xlm_roberta(tmp_path)
     reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sentencepiece.bpe.model"))
@@ -229,8 +234,12 @@ def test_manifest_holds_the_digest_of_the_weights(compiled: Callable[..., Bundle
     assert source.location == str(sources["classifier"])
 
 
-def test_artefact_beyond_the_allowed_divergence_leaves_nothing_behind(compiled: Callable[..., Bundle], tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match=r"differs from PyTorch float32 by .* the limit is 1.00e-12 \(--max-divergence\)"):
+def test_artefact_beyond_the_allowed_divergence_leaves_nothing_behind(
+    compiled: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    with pytest.raises(
+        SetupError, match=r"differs from PyTorch float32 by .* the limit is 1.00e-12 \(--max-divergence\)"
+    ):
         compiled(backend="openvino", max_divergence=1e-12)
     assert list((tmp_path / "repository").rglob("*")) == []
 
@@ -254,7 +263,9 @@ class _BrokenCompiler:
         raise self._error
 
 
-@pytest.mark.parametrize("error", [SetupError("no"), RuntimeError("no"), KeyboardInterrupt()], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "error", [SetupError("no"), RuntimeError("no"), KeyboardInterrupt()], ids=lambda error: type(error).__name__
+)
 def test_failing_conversion_leaves_the_repository_as_it_was(
     error: BaseException, compiled: Callable[..., Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +281,19 @@ def test_failing_conversion_leaves_the_repository_as_it_was(
 
 
 def _run_compile(source: Path, repository: Path, *arguments: str) -> None:
-    cli.main(["compile", str(source), "--task", "text-classification", "--repository", str(repository), "--backend", "fake", *arguments])
+    cli.main(
+        [
+            "compile",
+            str(source),
+            "--task",
+            "text-classification",
+            "--repository",
+            str(repository),
+            "--backend",
+            "fake",
+            *arguments,
+        ]
+    )
 
 
 @pytest.mark.parametrize(("arguments", "name"), [((), "classifier"), (("--name", "mine"), "mine")], ids=str)
@@ -346,10 +369,16 @@ def test_version_that_exists_is_not_overwritten(compiled: Callable[..., Bundle],
         ({"buckets": BucketRequest(("auto",))}, "--buckets auto needs the lengths of real inputs: --lengths FILE"),
         ({"buckets": BucketRequest(("4x2", "8x1"))}, "--bucket 4x2: the longest takes 2 tokens, the least is 3"),
         ({"buckets": BucketRequest(("8x128",), Path("x"))}, "--lengths: for --buckets auto only"),
-        ({"buckets": BucketRequest((), Path("x"), 4, (1,))}, "--lengths, --max-lengths, --batches: for --buckets auto only"),
+        (
+            {"buckets": BucketRequest((), Path("x"), 4, (1,))},
+            "--lengths, --max-lengths, --batches: for --buckets auto only",
+        ),
         ({"backend": "openvino", "buckets": BucketRequest((), Path("x"))}, "--lengths: for --buckets auto only"),
         ({"neuronx": NeuronxOptions(optlevel=3)}, "--optlevel, .* are for --backend neuronx"),
-        ({"buckets": BucketRequest(("8x128",)), "backend": "openvino"}, "openvino computes any shape; leave out --bucket"),
+        (
+            {"buckets": BucketRequest(("8x128",)), "backend": "openvino"},
+            "openvino computes any shape; leave out --bucket",
+        ),
         ({"dtype": "float8"}, "dtype 'float8' is not known for fake; there are: float32"),
         ({"name": "../up"}, "name '../up' cannot be a folder's name"),
         ({"name": ""}, "choose one with --name"),
@@ -362,7 +391,9 @@ def test_version_that_exists_is_not_overwritten(compiled: Callable[..., Bundle],
     ],
     ids=str,
 )
-def test_request_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str, compiled: Callable[..., Bundle]) -> None:
+def test_request_that_makes_no_sense_is_refused(
+    changes: dict[str, Any], message: str, compiled: Callable[..., Bundle]
+) -> None:
     with pytest.raises(SetupError, match=message):
         compiled(**changes)
 
@@ -390,16 +421,30 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "spe
     [
         pytest.param(_without("config.json"), "text_classification", "no model: it has no config.json", id="no config"),
         pytest.param(_with("config.json", b"{"), "text_classification", "cannot be read as JSON", id="broken config"),
-        pytest.param(_with("config.json", b'{"model_type": "x"}'), "text_classification", "does not know", id="unknown architecture"),
+        pytest.param(
+            _with("config.json", b'{"model_type": "x"}'),
+            "text_classification",
+            "does not know",
+            id="unknown architecture",
+        ),
         pytest.param(_without("model.safetensors"), "text_classification", "cannot load it", id="no weights"),
         pytest.param(_with("model.safetensors", b"\1\2"), "text_classification", "cannot load it", id="broken weights"),
         pytest.param(_without(*_TOKENIZER_FILES), "text_classification", "its tokenizer", id="no tokenizer"),
-        pytest.param(_with("tokenizer.json", b"{"), "text_classification", "cannot load its tokenizer", id="broken tokenizer"),
-        pytest.param(_without(), "question_answering", "weights lack qa_outputs.bias, qa_outputs.weight", id="other head"),
+        pytest.param(
+            _with("tokenizer.json", b"{"), "text_classification", "cannot load its tokenizer", id="broken tokenizer"
+        ),
+        pytest.param(
+            _without(), "question_answering", "weights lack qa_outputs.bias, qa_outputs.weight", id="other head"
+        ),
     ],
 )
 def test_folder_that_holds_no_whole_model_is_refused(
-    change: Callable[[Path], None], task: str, message: str, compiled: Callable[..., Bundle], sources: dict[str, Path], tmp_path: Path
+    change: Callable[[Path], None],
+    task: str,
+    message: str,
+    compiled: Callable[..., Bundle],
+    sources: dict[str, Path],
+    tmp_path: Path,
 ) -> None:
     source = shutil.copytree(sources["classifier"], tmp_path / "source")
     change(source)
@@ -415,11 +460,27 @@ _DENSE = {"in_features": 384, "out_features": 8, "activation_function": "torch.n
 @pytest.mark.parametrize(
     ("modules", "files", "message"),
     [
-        (["Transformer", "Pooling", "LSTM"], _POOLING, "a module LSTM, supported are Transformer, Pooling, Dense and Normalize"),
+        (
+            ["Transformer", "Pooling", "LSTM"],
+            _POOLING,
+            "a module LSTM, supported are Transformer, Pooling, Dense and Normalize",
+        ),
         (["Transformer"], {}, "no Pooling module"),
-        (["Transformer", "Pooling"], {"1_Pooling/config.json": {"pooling_mode": "lasttoken"}}, "pooling lasttoken; supported are cls"),
-        (["Transformer", "Pooling"], {"1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False}}, "include_prompt"),
-        (["Transformer", "Pooling", "Dense"], _POOLING | {"2_Dense/config.json": {**_DENSE, "use_residual": True}}, "residual"),
+        (
+            ["Transformer", "Pooling"],
+            {"1_Pooling/config.json": {"pooling_mode": "lasttoken"}},
+            "pooling lasttoken; supported are cls",
+        ),
+        (
+            ["Transformer", "Pooling"],
+            {"1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False}},
+            "include_prompt",
+        ),
+        (
+            ["Transformer", "Pooling", "Dense"],
+            _POOLING | {"2_Dense/config.json": {**_DENSE, "use_residual": True}},
+            "residual",
+        ),
         (
             ["Transformer", "Pooling", "Dense"],
             _POOLING | {"2_Dense/config.json": {**_DENSE, "module_input_name": "token_embeddings"}},
@@ -430,9 +491,21 @@ _DENSE = {"in_features": 384, "out_features": 8, "activation_function": "torch.n
             _POOLING | {"2_Dense/config.json": {**_DENSE, "activation_function": "torch.nn.modules.activation.GELU"}},
             "activation torch.nn.modules.activation.GELU",
         ),
-        (["Transformer", "Pooling", "Dense"], _POOLING | {"2_Dense/config.json": _DENSE}, "weights of its Dense module cannot be read"),
-        (["Transformer", "Pooling", "Normalize", "Dense"], _POOLING | {"3_Dense/config.json": _DENSE}, "a Dense module behind Normalize"),
-        (["Transformer", "Pooling"], _POOLING | {"sentence_bert_config.json": {"do_lower_case": True}}, "do_lower_case"),
+        (
+            ["Transformer", "Pooling", "Dense"],
+            _POOLING | {"2_Dense/config.json": _DENSE},
+            "weights of its Dense module cannot be read",
+        ),
+        (
+            ["Transformer", "Pooling", "Normalize", "Dense"],
+            _POOLING | {"3_Dense/config.json": _DENSE},
+            "a Dense module behind Normalize",
+        ),
+        (
+            ["Transformer", "Pooling"],
+            _POOLING | {"sentence_bert_config.json": {"do_lower_case": True}},
+            "do_lower_case",
+        ),
         (
             ["Transformer", "Pooling"],
             _POOLING | {"config_sentence_transformers.json": {"prompts": {}, "default_prompt_name": "query"}},
@@ -451,7 +524,10 @@ def test_embedding_model_that_would_be_computed_wrong_is_refused(
     for name in kept:
         shutil.copy(find_minilm() / name, source)
     paths = ["" if kind == "Transformer" else f"{index}_{kind}" for index, kind in enumerate(modules)]
-    listed = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in zip(modules, paths, strict=True)]
+    listed = [
+        {"type": f"sentence_transformers.models.{kind}", "path": path}
+        for kind, path in zip(modules, paths, strict=True)
+    ]
     for name, content in {**files, "modules.json": listed}.items():
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).write_text(json.dumps(content))
@@ -492,7 +568,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("GatedRepo", "owner/GatedRepo: the Hub gives it to accounts with access only; log in"),
     ],
 )
-def test_refusal_of_the_hub_is_told_in_words_that_say_what_to_do(name: str, message: str, compiled: Callable[..., Bundle]) -> None:
+def test_refusal_of_the_hub_is_told_in_words_that_say_what_to_do(
+    name: str, message: str, compiled: Callable[..., Bundle]
+) -> None:
     with pytest.raises(SetupError, match=message):
         compiled(source=f"owner/{name}", revision="v9")
 
@@ -505,7 +583,8 @@ def test_hub_that_cannot_be_reached_is_told_with_the_folder_that_is_missing(
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(
         SetupError,
-        match=f"{source}: no local folder, and the Hub cannot be reached .*; where it can, run: hf download {source} --local-dir DIR",
+        match=f"{source}: no local folder, and the Hub cannot be reached .*; where it can, run: hf download {source} "
+        "--local-dir DIR",
     ):
         compiled(source=source)
 
@@ -525,4 +604,6 @@ def _accuracy(bundle: Bundle) -> Accuracy:
 
 
 def _content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): b"" if path.is_dir() else path.read_bytes() for path in sorted(folder.rglob("*"))}
+    return {
+        str(path.relative_to(folder)): b"" if path.is_dir() else path.read_bytes() for path in sorted(folder.rglob("*"))
+    }

@@ -31,7 +31,11 @@ def log(neuron_double: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("NEURON_DOUBLE_LOG", str(path))
     monkeypatch.setenv("NEURON_DOUBLE_DEVICES", "0")
     monkeypatch.setenv("NEURON_DOUBLE_FOLDER", str(tmp_path / "neuron"))
-    return lambda: [line.split("shape=")[1] for line in path.read_text().splitlines() if " compile " in line] if path.exists() else []
+    return lambda: (
+        [line.split("shape=")[1] for line in path.read_text().splitlines() if " compile " in line]
+        if path.exists()
+        else []
+    )
 
 
 @pytest.fixture
@@ -92,7 +96,9 @@ def test_a_compilation_that_was_interrupted_goes_on_where_it_ended(
     compiled: Callable[..., Bundle], log: Callable[[], list[str]], tmp_path: Path
 ) -> None:
     fault = _fail(tmp_path, "4x32", "kill")
-    with pytest.raises(SetupError, match=r"^bucket 4x32: the Neuron compiler was killed, as it is where memory runs out"):
+    with pytest.raises(
+        SetupError, match=r"^bucket 4x32: the Neuron compiler was killed, as it is where memory runs out"
+    ):
         compiled("1x8", "4x32")
     assert not list((tmp_path / "repository").glob("model/*"))
     fault.unlink()
@@ -102,7 +108,11 @@ def test_a_compilation_that_was_interrupted_goes_on_where_it_ended(
 
 @pytest.mark.parametrize(
     ("failure", "message"),
-    [("-9", "was killed, as it is where memory runs out"), ("unsupported", "failed: .*aten::nonzero is not supported"), ("-11", "-11")],
+    [
+        ("-9", "was killed, as it is where memory runs out"),
+        ("unsupported", "failed: .*aten::nonzero is not supported"),
+        ("-11", "-11"),
+    ],
 )
 def test_a_bucket_that_cannot_be_compiled_is_named_with_the_reason(
     failure: str, message: str, compiled: Callable[..., Bundle], tmp_path: Path
@@ -140,15 +150,28 @@ def test_a_compiler_that_hangs_ends_with_the_command(
 ) -> None:
     _fail(tmp_path, "1x8", "hang")
     options = ("--backend", "neuronx", "--bucket", "1x8", "--compile-cache", str(tmp_path / "cache"))
-    command = [sys.executable, "-m", "neuronpipe", "compile", str(sources["classifier"]), "--task", "text-classification", *options]
-    with subprocess.Popen([*command, "--repository", str(tmp_path / "repository")], stderr=subprocess.DEVNULL) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "neuronpipe",
+        "compile",
+        str(sources["classifier"]),
+        "--task",
+        "text-classification",
+        *options,
+    ]
+    with subprocess.Popen(
+        [*command, "--repository", str(tmp_path / "repository")], stderr=subprocess.DEVNULL
+    ) as process:
         compiler = _hung(tmp_path / "log")
         process.send_signal(number)
         assert process.wait(60) == code
     _wait_until_gone(compiler)
 
 
-def test_a_compiler_that_hangs_does_not_hold_up_the_failure_of_another(compiled: Callable[..., Bundle], tmp_path: Path) -> None:
+def test_a_compiler_that_hangs_does_not_hold_up_the_failure_of_another(
+    compiled: Callable[..., Bundle], tmp_path: Path
+) -> None:
     _fail(tmp_path, "1x8", "hang")
     _fail(tmp_path, "4x32", "-11")
     with pytest.raises(SetupError, match=r"^bucket 4x32: .*-11"):
@@ -187,7 +210,9 @@ def test_on_a_device_that_another_process_owns_nothing_that_was_compiled_is_lost
         for core in (0, 1):
             lock = stack.enter_context((device / f"core-{core}.lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(SetupError, match=r"cannot be run on this machine's Neuron device: .*not available.*was compiled is kept"):
+        with pytest.raises(
+            SetupError, match=r"cannot be run on this machine's Neuron device: .*not available.*was compiled is kept"
+        ):
             compiled("1x8")
     compiled("1x8")
     assert log() == ["1x8"]
@@ -220,7 +245,9 @@ def test_less_than_one_worker_is_refused(compiled: Callable[..., Bundle]) -> Non
 
 
 def test_neuronx_without_buckets_is_refused_with_what_to_name(compiled: Callable[..., Bundle]) -> None:
-    with pytest.raises(SetupError, match="neuronx computes the shapes only that it was compiled for; name them with --bucket"):
+    with pytest.raises(
+        SetupError, match="neuronx computes the shapes only that it was compiled for; name them with --bucket"
+    ):
         compiled()
 
 

@@ -38,7 +38,9 @@ def commands(tmp_path: Path) -> Mapping[str, str]:
 
 
 def _run(environment: Mapping[str, str], *command: str, input: str = "") -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command, cwd=_ROOT, env=environment, input=input, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        command, cwd=_ROOT, env=environment, input=input, capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 def _up(commands: Mapping[str, str], compile_code: int) -> "subprocess.CompletedProcess[str]":
@@ -83,7 +85,10 @@ def test_the_table_of_image_sizes_is_written_by_its_command(commands: Mapping[st
     assert rows == ["| `gateway` | 251 MB | 151 MB |", "| `compile` | 1,700 MB | 1,600 MB |"]
     assert "on a base of 100 MB.\n<!-- /sizes -->" in page.read_text()
     # Outside of the marks the page is as it was.
-    assert page.read_text().partition("<!-- sizes")[0] == (_ROOT / "docs" / "containers.md").read_text().partition("<!-- sizes")[0]
+    assert (
+        page.read_text().partition("<!-- sizes")[0]
+        == (_ROOT / "docs" / "containers.md").read_text().partition("<!-- sizes")[0]
+    )
 
 
 def test_a_page_without_a_place_for_the_table_is_left_alone(commands: Mapping[str, str], tmp_path: Path) -> None:
@@ -93,3 +98,16 @@ def test_a_page_without_a_place_for_the_table_is_left_alone(commands: Mapping[st
     result = _run(environment, "python3", str(_DOCKER / "sizes.py"), str(tmp_path / "page.md"))
     assert result.returncode == 1
     assert "has no place for the table" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "address"), [({}, "0.0.0.0:8080"), ({"SAGEMAKER_BIND_TO_PORT": "8123"}, "0.0.0.0:8123")]
+)
+def test_serve_is_all_of_it_on_the_port_that_sagemaker_calls(
+    tmp_path: Path, given: Mapping[str, str], address: str
+) -> None:
+    program = tmp_path / "neuronpipe"
+    program.write_text('#!/bin/sh\necho "$NEURONPIPE_ALL_HTTP_LISTEN $*"\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", **given}
+    assert _run(environment, "docker/serve", "--cores", "2").stdout == f"{address} serve all --cores 2\n"

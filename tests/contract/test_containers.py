@@ -12,13 +12,15 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from cryptography import x509
 
 from neuronpipe import __version__
 from neuronpipe.core.settings import variable_name
-from neuronpipe.gateway.settings import GatewaySettings
+from neuronpipe.local.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.neuron_executor.settings import NeuronExecutorSettings
 from neuronpipe.postprocessor.settings import PostprocessorSettings
 from neuronpipe.process.settings import ServerSettings
+from neuronpipe.tls.files import TlsFiles, watched_tls
 from neuronpipe.tokenizer.settings import TokenizerSettings
 
 _ROOT = Path(__file__).parents[2]
@@ -31,10 +33,14 @@ _LAYERS: dict[str, tuple[str, ...]] = {
     "gpu": ("gpu",),
     "neuron": ("neuron",),
     "neuron, observability": ("neuron", "observability"),
+    "tls": ("tls",),
+    "tls, observability": ("observability", "tls", "tls-observability"),
 }
+# They end before the services start.
+_STEPS = {"compile", "certificates"}
 # service → its settings
 _SERVICES: dict[str, type[ServerSettings]] = {
-    "gateway": GatewaySettings,
+    "gateway": PipelineProcessSettings,
     "tokenizer": TokenizerSettings,
     "neuron-executor": NeuronExecutorSettings,
     "postprocessor": PostprocessorSettings,
@@ -50,9 +56,14 @@ def _defaults() -> dict[str, str]:
 
 def _compose_command() -> list[str]:
     """Compose v2, or Debian's 1.29; `make setup` installs one where there is none."""
-    if shutil.which("docker") and not subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode:
+    if (
+        shutil.which("docker")
+        and not subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode
+    ):
         return ["docker", "compose"]
-    assert shutil.which("docker-compose"), "there is neither docker compose nor docker-compose; `make setup` installs one"
+    assert shutil.which("docker-compose"), (
+        "there is neither docker compose nor docker-compose; `make setup` installs one"
+    )
     return ["docker-compose"]
 
 
@@ -95,7 +106,7 @@ def test_every_container_runs_without_rights_and_within_limits(merged: dict[str,
         assert service["mem_limit"], name
         assert service["pids_limit"], name
         assert not {"privileged", "cap_add", "network_mode", "pid", "ipc"} & service.keys(), name
-        if name == "compile":
+        if name in _STEPS:
             assert service["restart"] == "no"
         else:
             assert float(service["cpus"]) > 0, name
@@ -116,7 +127,9 @@ def test_nothing_stands_in_the_way_of_more_containers_on_other_machines(merged: 
     for name, service in merged["services"].items():
         assert not {"container_name", "hostname", "links", "scale"} & service.keys(), name
         assert "replicas" not in service.get("deploy", {}), name
-        sources = [mount["source"] if isinstance(mount, dict) else mount.split(":")[0] for mount in service.get("volumes", [])]
+        sources = [
+            mount["source"] if isinstance(mount, dict) else mount.split(":")[0] for mount in service.get("volumes", [])
+        ]
         assert set(sources) <= merged["volumes"].keys(), name
 
 
@@ -133,9 +146,9 @@ def test_services_start_after_what_they_need_is_healthy(merged: dict[str, Any]) 
         for name, service in merged["services"].items()
         if isinstance(service.get("depends_on"), dict) and name in _SERVICES
     }
-    compiled = {"compile": "service_completed_successfully"}
+    steps = dict.fromkeys(_STEPS & merged["services"].keys(), "service_completed_successfully")
     stages = {name: "service_healthy" for name in _SERVICES if name != "gateway"}
-    assert conditions == {"gateway": compiled | stages, **dict.fromkeys(stages, compiled)}
+    assert conditions == {"gateway": steps | stages, **dict.fromkeys(stages, steps)}
 
 
 @pytest.mark.parametrize("service", _SERVICES)
@@ -161,6 +174,19 @@ def test_an_image_runs_as_nobody_and_is_asked_for_its_health_by_grpc(target: str
     assert health[-3:] == ["health", "--target", f"127.0.0.1:{port}"]
     assert json.loads(re.findall(r"^CMD (.*)$", stage, re.MULTILINE)[-1]) == ["serve", name]
     assert f"EXPOSE {port}" in stage
+
+
+def test_sagemaker_finds_what_its_contract_says() -> None:
+    stage = _stages()["sagemaker"]
+    assert "USER" not in stage  # root
+    # What it runs is the word alone: a program on the path, which is not read as an argument of another.
+    assert re.findall("^(?:ENTRYPOINT|CMD) (.*)$", stage, re.MULTILINE) == ["[]", '["serve"]']
+    assert "COPY docker/serve /usr/local/bin/serve\n" in stage
+    assert "EXPOSE 8080" in stage
+    assert "com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true" in stage
+    assert f"{variable_name(AllSettings, 'repository')}=/opt/ml/model\n" in stage
+    health = json.loads(re.findall(r"HEALTHCHECK [^\[]*CMD (\[.*\])", stage)[0])
+    assert health[-1] == AllSettings.model_fields["listen"].default
 
 
 def test_only_the_compile_step_gets_the_hubs_token_and_may_be_told_to_work_offline() -> None:
@@ -196,15 +222,18 @@ def test_nothing_is_installed_that_is_not_pinned_with_its_hash() -> None:
                 assert version == pinned[name], f"{lock.name}: {name}"
 
 
-@pytest.mark.parametrize("lock", ["server", "gateway", "tokenizer", "neuron-executor"])
+@pytest.mark.parametrize("lock", ["server", "gateway", "tokenizer", "neuron-executor", "sagemaker"])
 def test_no_service_is_locked_with_what_only_compiling_needs(lock: str) -> None:
     names = set(re.findall(r"^([\w.-]+)==", (_DOCKER / "requirements" / f"{lock}.txt").read_text(), re.MULTILINE))
     assert names & {"torch", "transformers", "nncf", "scipy", "scikit-learn", "safetensors"} == set()
 
 
-def test_prometheus_looks_at_every_service_where_it_listens() -> None:
-    scraping = yaml.safe_load((_DOCKER / "observability" / "prometheus.yaml").read_text())["scrape_configs"]
-    looked_at = {job["job_name"]: [(where["names"], where["port"]) for where in job["dns_sd_configs"]] for job in scraping}
+@pytest.mark.parametrize("file", ["prometheus.yaml", "prometheus.tls.yaml"])
+def test_prometheus_looks_at_every_service_where_it_listens(file: str) -> None:
+    scraping = yaml.safe_load((_DOCKER / "observability" / file).read_text())["scrape_configs"]
+    looked_at = {
+        job["job_name"]: [(where["names"], where["port"]) for where in job["dns_sd_configs"]] for job in scraping
+    }
     services = _merged(("observability",))["services"]
     for name, kind in _SERVICES.items():
         listen = services[name]["environment"][variable_name(kind, "metrics_listen")]
@@ -213,18 +242,94 @@ def test_prometheus_looks_at_every_service_where_it_listens() -> None:
 
 
 def test_traces_go_to_a_port_on_which_jaeger_listens() -> None:
-    receiver = yaml.safe_load((_DOCKER / "observability" / "jaeger.yaml").read_text())["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"]
+    receiver = yaml.safe_load((_DOCKER / "observability" / "jaeger.yaml").read_text())["receivers"]["otlp"][
+        "protocols"
+    ]["grpc"]["endpoint"]
     services = _merged(("observability",))["services"]
     for name in _SERVICES:
-        assert services[name]["environment"]["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] == f"http://jaeger:{receiver.rpartition(':')[2]}"
+        assert (
+            services[name]["environment"]["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"]
+            == f"http://jaeger:{receiver.rpartition(':')[2]}"
+        )
 
 
 def test_grafana_has_the_dashboard_and_the_data_that_it_shows() -> None:
     folder = _DOCKER / "observability" / "grafana"
-    sources = {one["uid"]: one for one in yaml.safe_load((folder / "datasources" / "neuronpipe.yaml").read_text())["datasources"]}
+    sources = {
+        one["uid"]: one
+        for one in yaml.safe_load((folder / "datasources" / "neuronpipe.yaml").read_text())["datasources"]
+    }
     assert sources.keys() == {"prometheus", "jaeger"}
-    assert [one["datasourceUid"] for one in sources["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]] == ["jaeger"]
+    assert [one["datasourceUid"] for one in sources["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]] == [
+        "jaeger"
+    ]
     [provider] = yaml.safe_load((folder / "dashboards" / "neuronpipe.yaml").read_text())["providers"]
-    home = _merged(("observability",))["services"]["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    home = _merged(("observability",))["services"]["grafana"]["environment"][
+        "GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"
+    ]
     assert Path(home).parent == Path(provider["options"]["path"])
     assert f"COPY docs/grafana.json {home}\n" in _stages()["grafana"]
+
+
+@pytest.mark.parametrize("service", _SERVICES)
+def test_with_tls_a_service_shows_its_certificate_and_asks_for_the_callers(service: str) -> None:
+    merged = _merged(("observability", "tls", "tls-observability"))["services"]
+    environment, kind = merged[service]["environment"], _SERVICES[service]
+    files = {name: environment[variable_name(kind, name)] for name in ("tls_certificate", "tls_key", "tls_client_ca")}
+    assert files == {"tls_certificate": "/tls/tls.crt", "tls_key": "/tls/tls.key", "tls_client_ca": "/tls/ca.crt"}
+    if service == "gateway":
+        assert environment[variable_name(kind, "tls_ca")] == "/tls/ca.crt"
+    else:
+        assert environment[variable_name(kind, "allowed_peers")] == "gateway"
+    if "redis_url" in kind.model_fields:
+        assert environment[variable_name(kind, "redis_url")].startswith("rediss://")
+    assert environment["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] == "https://jaeger:4317"
+    [port] = re.findall(r"LISTEN=0\.0\.0\.0:(\d+)", _stages()[service])
+    assert f"127.0.0.1:{port}" in merged[service]["healthcheck"]["test"]
+
+
+def test_nobody_but_its_maker_has_the_authoritys_key_and_everybody_has_their_own_only() -> None:
+    merged = _merged(("observability", "tls", "tls-observability"))["services"]
+    mounted: dict[str, set[str]] = {}
+    for name, service in merged.items():
+        for mount in service.get("volumes", []):
+            source = mount["source"] if isinstance(mount, dict) else mount.split(":")[0]
+            if source.startswith("tls-"):
+                mounted.setdefault(source, set()).add(name)
+    maker = {"certificates"}
+    assert mounted.pop("tls-authority") == mounted.pop("tls-caller") == maker
+    holders = {*_SERVICES, "redis", "jaeger", "prometheus"}
+    assert mounted == {f"tls-{name}": {name} | maker for name in holders}
+    assert merged["certificates"]["command"][1:] == [*_SERVICES, "redis", "jaeger", "prometheus", "caller"]
+    made = re.findall(r"for name in (.*); do", _stages()["certificates"])
+    assert made == [" ".join(["authority", *merged["certificates"]["command"][1:]])]
+
+
+def test_certificates_are_made_once_and_made_anew_by_the_same_authority(tmp_path: Path) -> None:
+    """As clients with strict rules verify them."""
+
+    def make(**variables: str) -> list[str]:
+        command = [str(_DOCKER / "certificates"), str(tmp_path), "gateway", "caller"]
+        result = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **variables})
+        return [Path(line).name for line in result.stdout.splitlines()]
+
+    def content(file: str) -> bytes:
+        return (tmp_path / file).read_bytes()
+
+    assert make() == ["gateway", "caller"]
+    first = content("gateway/tls.crt")
+    assert make() == []
+    assert make(RENEW="1") == ["gateway", "caller"]
+    assert content("gateway/tls.crt") != first
+    assert content("gateway/ca.crt") == content("caller/ca.crt") == content("authority/ca.crt")
+    for name in ("gateway", "caller"):
+        files = TlsFiles(tmp_path / name / "tls.crt", tmp_path / name / "tls.key", tmp_path / name / "ca.crt")
+        for side in ("server", "client"):
+            watched_tls(files, side)
+        assert {path.name for path in (tmp_path / name).iterdir()} == {"tls.crt", "tls.key", "ca.crt"}
+        assert (tmp_path / name / "tls.key").stat().st_mode & 0o077 == 0
+        found = x509.load_pem_x509_certificate(content(f"{name}/tls.crt"))
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert names.get_values_for_type(x509.DNSName) == [name, "localhost"]
+        strict = ["openssl", "verify", "-x509_strict", "-CAfile", str(files.ca), str(files.certificate)]
+        subprocess.run(strict, check=True, capture_output=True)

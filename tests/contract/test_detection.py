@@ -19,7 +19,10 @@ from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.zero_shot_classification import ZeroShotFacts
 from tests.models import bert_config, save
 
-_NLI = {"label2id": {"contradiction": 0, "neutral": 1, "entailment": 2}, "id2label": {0: "contradiction", 1: "neutral", 2: "entailment"}}
+_NLI = {
+    "label2id": {"contradiction": 0, "neutral": 1, "entailment": 2},
+    "id2label": {0: "contradiction", 1: "neutral", 2: "entailment"},
+}
 _ONE = {"id2label": {0: "score"}, "label2id": {"score": 0}}
 
 
@@ -34,7 +37,9 @@ def _folder(folder: Path, *, tag: str = "", tags: str = "", files: dict[str, Any
 
 
 def _modules(*kinds: str) -> list[dict[str, Any]]:
-    return [{"idx": index, "type": f"sentence_transformers.models.{kind}", "path": ""} for index, kind in enumerate(kinds)]
+    return [
+        {"idx": index, "type": f"sentence_transformers.models.{kind}", "path": ""} for index, kind in enumerate(kinds)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +47,11 @@ def _modules(*kinds: str) -> list[dict[str, Any]]:
     [
         ({}, "text_classification", "BertForSequenceClassification"),
         (_NLI, "zero_shot_classification", "BertForSequenceClassification with a label for entailment"),
-        ({**_NLI, "tag": "text-classification"}, "text_classification", "BertForSequenceClassification; README.md: text-classification"),
+        (
+            {**_NLI, "tag": "text-classification"},
+            "text_classification",
+            "BertForSequenceClassification; README.md: text-classification",
+        ),
         ({"tag": "zero-shot-classification"}, "text_classification", "BertForSequenceClassification"),
         (_ONE, "text_classification", "BertForSequenceClassification"),
         ({**_ONE, "tag": "text-ranking"}, "rerank", "BertForSequenceClassification; README.md: text-ranking"),
@@ -54,14 +63,21 @@ def _modules(*kinds: str) -> list[dict[str, Any]]:
         (
             {
                 **_ONE,
-                "files": {"modules.json": _modules("Transformer"), "config_sentence_transformers.json": {"model_type": "CrossEncoder"}},
+                "files": {
+                    "modules.json": _modules("Transformer"),
+                    "config_sentence_transformers.json": {"model_type": "CrossEncoder"},
+                },
             },
             "rerank",
             "BertForSequenceClassification with one label, saved as a cross-encoder",
         ),
         ({"architectures": ["BertForQuestionAnswering"]}, "question_answering", "BertForQuestionAnswering"),
         ({"architectures": ["BertModel"]}, "feature_extraction", "BertModel"),
-        ({"architectures": ["BertModel"], "tag": "sentence-similarity"}, "sentence_embedding", "BertModel; README.md: sentence-similarity"),
+        (
+            {"architectures": ["BertModel"], "tag": "sentence-similarity"},
+            "sentence_embedding",
+            "BertModel; README.md: sentence-similarity",
+        ),
         ({"architectures": ["BertModel"], "tag": "text-generation"}, "feature_extraction", "BertModel"),
         (
             {"architectures": ["BertForMaskedLM"], "tag": "feature-extraction"},
@@ -69,14 +85,20 @@ def _modules(*kinds: str) -> list[dict[str, Any]]:
             "BertForMaskedLM; README.md: feature-extraction",
         ),
         (
-            {"architectures": ["BertModel"], "tag": "feature-extraction", "files": {"modules.json": _modules("Transformer", "Pooling")}},
+            {
+                "architectures": ["BertModel"],
+                "tag": "feature-extraction",
+                "files": {"modules.json": _modules("Transformer", "Pooling")},
+            },
             "sentence_embedding",
             "modules.json",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_models_task_is_found_with_the_reason(described: dict[str, Any], task: str, reason: str, tmp_path: Path) -> None:
+def test_a_models_task_is_found_with_the_reason(
+    described: dict[str, Any], task: str, reason: str, tmp_path: Path
+) -> None:
     found = read_configuration(_folder(tmp_path, **described)).find_task()
     assert (found.task, found.reason) == (task, reason)
 
@@ -84,34 +106,65 @@ def test_a_models_task_is_found_with_the_reason(described: dict[str, Any], task:
 @pytest.mark.parametrize(
     ("described", "message"),
     [
-        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is a decoder, which writes text"),
-        ({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification is a decoder"),
+        (
+            {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
+            "GPT2LMHeadModel is a decoder, which writes text",
+        ),
+        (
+            {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
+            "LlamaForSequenceClassification is a decoder",
+        ),
         ({"architectures": ["BertLMHeadModel"], "is_decoder": True}, "BertLMHeadModel is a decoder"),
-        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration has an encoder and a decoder"),
+        (
+            {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
+            "T5ForConditionalGeneration has an encoder and a decoder",
+        ),
         ({"model_type": "bart", "architectures": ["BartForSequenceClassification"]}, "has an encoder and a decoder"),
         ({"model_type": "our_own"}, r"model type 'our_own', which transformers [\d.]+ does not know$"),
-        ({"model_type": "nomic_own", "auto_map": {"AutoModel": "m.M"}}, "has code of its own .auto_map., which is not run$"),
+        (
+            {"model_type": "nomic_own", "auto_map": {"AutoModel": "m.M"}},
+            "has code of its own .auto_map., which is not run$",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_model_that_no_task_can_serve_is_refused_whatever_the_task(described: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_model_that_no_task_can_serve_is_refused_whatever_the_task(
+    described: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     source = _folder(tmp_path, **described)
     for task in ("", "text_classification"):
         with pytest.raises(SetupError, match=message):
-            compile_bundle(CompileRequest(str(source), task, tmp_path / "repository", "m", backend="fake"), lambda line: None)
+            compile_bundle(
+                CompileRequest(str(source), task, tmp_path / "repository", "m", backend="fake"), lambda line: None
+            )
 
 
 @pytest.mark.parametrize(
     ("described", "message"),
     [
-        ({"architectures": ["BertForNextSentencePrediction"]}, "BertForNextSentencePrediction is no architecture that is known here"),
-        ({"architectures": ["BertForSomethingModel"]}, "BertForSomethingModel is no architecture that is known here"),
-        ({"architectures": None}, "config.json names no architecture, so its task is not known; choose one with --task"),
-        ({"architectures": ["HF_ColBERT"]}, "compares texts token by token .ColBERT., .* --task feature-extraction serves"),
-        ({"architectures": ["BertModel"], "tags": "ColBERT, PyLate"}, "compares texts token by token"),
-        ({"architectures": ["BertForMaskedLM"], "tags": "splade"}, "makes sparse vectors .SPLADE., for which there is no task"),
         (
-            {"architectures": ["BertForMaskedLM"], "files": {"modules.json": _modules("MLMTransformer", "SpladePooling")}},
+            {"architectures": ["BertForNextSentencePrediction"]},
+            "BertForNextSentencePrediction is not a known architecture",
+        ),
+        ({"architectures": ["BertForSomethingModel"]}, "BertForSomethingModel is not a known architecture"),
+        (
+            {"architectures": None},
+            "config.json names no architecture, so its task is not known; choose one with --task",
+        ),
+        (
+            {"architectures": ["HF_ColBERT"]},
+            "compares texts token by token .ColBERT., .* --task feature-extraction serves",
+        ),
+        ({"architectures": ["BertModel"], "tags": "ColBERT, PyLate"}, "compares texts token by token"),
+        (
+            {"architectures": ["BertForMaskedLM"], "tags": "splade"},
+            "makes sparse vectors .SPLADE., for which there is no task",
+        ),
+        (
+            {
+                "architectures": ["BertForMaskedLM"],
+                "files": {"modules.json": _modules("MLMTransformer", "SpladePooling")},
+            },
             "makes sparse vectors",
         ),
         (
@@ -126,7 +179,9 @@ def test_a_model_that_no_task_can_serve_is_refused_whatever_the_task(described: 
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_model_for_which_there_is_no_task_is_refused_by_what_it_is(described: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_model_for_which_there_is_no_task_is_refused_by_what_it_is(
+    described: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(SetupError, match=message):
         read_configuration(_folder(tmp_path, **described)).find_task()
 
@@ -153,7 +208,9 @@ def test_a_model_for_which_there_is_no_task_is_refused_by_what_it_is(described: 
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_classifier_that_cannot_have_the_task_is_refused(config: dict[str, Any], task: str, message: str, tmp_path: Path) -> None:
+def test_a_classifier_that_cannot_have_the_task_is_refused(
+    config: dict[str, Any], task: str, message: str, tmp_path: Path
+) -> None:
     source = save(transformers.BertForSequenceClassification(bert_config(**config)), tmp_path / "source")
     with pytest.raises(SetupError, match=message):
         compile_bundle(CompileRequest(str(source), task, tmp_path, "m", backend="fake"), lambda line: None)
@@ -187,7 +244,8 @@ def test_what_was_found_is_shown_and_stored(tmp_path: Path) -> None:
     source = save(transformers.BertForSequenceClassification(bert_config(**_NLI)), tmp_path / "source")
     bundle = compile_bundle(CompileRequest(str(source), "", tmp_path, "m", backend="fake", dtype=""), lines.append)
     assert (
-        "      task          zero_shot_classification (BertForSequenceClassification with a label for entailment); also answers"
+        "      task          zero_shot_classification (BertForSequenceClassification with a label for entailment); "
+        "also answers"
         " text_classification\n"
         "      labels        3: contradiction, neutral, entailment\n"
         "      scores        softmax\n"
@@ -200,7 +258,9 @@ def test_what_was_found_is_shown_and_stored(tmp_path: Path) -> None:
 
 def test_a_sentence_transformers_model_answers_both_of_its_tasks(tmp_path: Path) -> None:
     lines: list[str] = []
-    bundle = compile_bundle(CompileRequest(str(find_minilm()), "", tmp_path, "m", backend="fake", dtype=""), lines.append)
+    bundle = compile_bundle(
+        CompileRequest(str(find_minilm()), "", tmp_path, "m", backend="fake", dtype=""), lines.append
+    )
     assert bundle.spec.tasks == ("sentence_embedding", "sentence_similarity")
     found = next(line for line in lines if "pooling" in line)
     assert "      pooling       mean\n      longest input 256 tokens\n" in found
@@ -223,8 +283,13 @@ def test_a_cross_encoder_is_read_as_sentence_transformers_reads_it(tmp_path: Pat
 
 def test_a_model_without_a_head_is_not_taken_for_a_classifier(tmp_path: Path) -> None:
     source = save(transformers.BertModel(bert_config()), tmp_path / "source")
-    with pytest.raises(SetupError, match=r"its weights lack classifier\.bias, classifier\.weight: the model was not trained for this task"):
-        compile_bundle(CompileRequest(str(source), "text_classification", tmp_path, "m", backend="fake"), lambda line: None)
+    with pytest.raises(
+        SetupError,
+        match=r"its weights lack classifier\.bias, classifier\.weight: the model was not trained for this task",
+    ):
+        compile_bundle(
+            CompileRequest(str(source), "text_classification", tmp_path, "m", backend="fake"), lambda line: None
+        )
 
 
 def test_a_tokenizer_without_a_fast_form_is_refused(tmp_path: Path) -> None:

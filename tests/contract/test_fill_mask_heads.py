@@ -1,4 +1,5 @@
-"""The head of a masked language model gives for one chosen token what it gives for all of them, in every architecture."""
+"""The head of a masked language model gives for one chosen token what it gives for all of them,
+in every architecture."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +16,33 @@ from neuronpipe.core.errors import SetupError
 from tests.models import save
 from tests.trained_tokenizers import byte_level_bpe, unigram, word_piece
 
-_SIZES = {"vocab_size": 1200, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+_SIZES = {
+    "vocab_size": 1200,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
 _BERT = {**_SIZES, "max_position_embeddings": 64}
 _ROBERTA = {**_SIZES, "max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1}
 _DISTIL = {"vocab_size": 1200, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 64}
-_DEBERTA = {**_BERT, "pad_token_id": 1, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 16}
+_DEBERTA = {
+    **_BERT,
+    "pad_token_id": 1,
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 16,
+}
 _MOBILE = {**_BERT, "embedding_size": 16, "intra_bottleneck_size": 16, "num_feedforward_networks": 1}
-_MODERN = {**_BERT, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2, "local_attention": 16}
+_MODERN = {
+    **_BERT,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "cls_token_id": 0,
+    "sep_token_id": 2,
+    "local_attention": 16,
+}
 
 # architecture → (its tokenizer, its configuration)
 _ARCHITECTURES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
@@ -40,7 +61,9 @@ _ARCHITECTURES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 def _source(folder: Path, architecture: str) -> Path:
     make_tokenizer, config = _ARCHITECTURES[architecture]
-    model = getattr(transformers, f"{architecture}ForMaskedLM")(getattr(transformers, f"{architecture}Config")(**config))
+    model = getattr(transformers, f"{architecture}ForMaskedLM")(
+        getattr(transformers, f"{architecture}Config")(**config)
+    )
     return save(model, folder, make_tokenizer(max_tokens=64))
 
 
@@ -53,7 +76,9 @@ def test_logits_of_one_token_equal_those_among_all(architecture: str, tmp_path: 
     rows, tokens = np.arange(3), np.array([40, 7, 23])
     chosen = np.array([12, 6, 0])
     batch = {
-        "input_ids": torch.from_numpy(np.where(np.arange(40) < tokens[:, np.newaxis], generator.integers(5, 1200, (3, 40)), 1)),
+        "input_ids": torch.from_numpy(
+            np.where(np.arange(40) < tokens[:, np.newaxis], generator.integers(5, 1200, (3, 40)), 1)
+        ),
         "attention_mask": torch.from_numpy((np.arange(40) < tokens[:, np.newaxis]).astype(np.int64)),
     }
     position = torch.zeros((3, 40), dtype=torch.int64)
@@ -75,7 +100,9 @@ def test_a_model_without_a_mask_has_nothing_to_fill(tmp_path: Path) -> None:
         load_module(source, "fill_mask", tokenizer)
 
 
-@pytest.mark.parametrize(("task", "head"), [("fill_mask", "ForTokenClassification"), ("token_classification", "ForMaskedLM")])
+@pytest.mark.parametrize(
+    ("task", "head"), [("fill_mask", "ForTokenClassification"), ("token_classification", "ForMaskedLM")]
+)
 def test_a_model_without_a_head_for_the_task_is_refused(task: str, head: str, tmp_path: Path) -> None:
     config = transformers.BertConfig(**_BERT)
     source = save(getattr(transformers, f"Bert{head}")(config), tmp_path, word_piece(max_tokens=64))

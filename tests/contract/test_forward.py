@@ -1,4 +1,6 @@
-"""protos/neuronpipe/forward: its messages are those of neuronpipe.api.v1 on the wire, with bytes for what is only forwarded."""
+"""protos/neuronpipe/forward: its messages are those of neuronpipe.api.v1 on the wire, with bytes for what is only
+forwarded.
+"""
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
@@ -9,13 +11,17 @@ from neuronpipe.forward.v1 import stages_pb2 as forward_stages
 
 _PAIRS = [
     (name, forwarded, api.message_types_by_name[name])
-    for file, api in ((forward_inference.DESCRIPTOR, inference_pb2.DESCRIPTOR), (forward_stages.DESCRIPTOR, stages_pb2.DESCRIPTOR))
+    for file, api in (
+        (forward_inference.DESCRIPTOR, inference_pb2.DESCRIPTOR),
+        (forward_stages.DESCRIPTOR, stages_pb2.DESCRIPTOR),
+    )
     for name, forwarded in file.message_types_by_name.items()
 ]
 
 
 def _kind(field: FieldDescriptor) -> tuple[object, ...]:
-    """What a field is on the wire: messages are of their own type, or of the one of the same name in the other package."""
+    """What a field is on the wire: messages are of their own type,
+    or of the one of the same name in the other package."""
     message = field.message_type.full_name.replace(".forward.", ".api.") if field.message_type else ""
     enum = field.enum_type.full_name if field.enum_type else ""
     return field.number, field.name, field.is_repeated, field.type, message, enum, bool(field.containing_oneof)

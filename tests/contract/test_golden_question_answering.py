@@ -15,8 +15,9 @@ from tests.contract.inference import infer_all
 
 _GOLDEN: dict[str, Any] = json.loads(GOLDEN_FILE.read_text(encoding="utf-8"))
 
-# The logits of PyTorch and OpenVINO differ by up to 1e-5 (measured; 5e-5 leaves room for other CPUs). Two of them and the two sums of
-# exponentials that they are divided by make a score: its relative error is at most four times that. Far below SMALLEST_GAP.
+# The logits of PyTorch and OpenVINO differ by up to 1e-5 (measured; 5e-5 leaves room for other CPUs). Two of them and
+# the two sums of exponentials that they are divided by make a score: its relative error is at most four times that. Far
+# below SMALLEST_GAP.
 _SCORE_TOLERANCE = 2e-4
 
 
@@ -36,7 +37,9 @@ def test_answers_equal_those_of_transformers(context: str, results: list[Questio
     compared = 0
     for case, result in zip(_GOLDEN["cases"], results, strict=True):
         if case["context"] == context:
-            ours = [{"text": one.text, "start": one.start, "end": one.end, "score": one.score} for one in result.answers]
+            ours = [
+                {"text": one.text, "start": one.start, "end": one.end, "score": one.score} for one in result.answers
+            ]
             assert ours == _expected(case), (case["question"], case["options"])
             compared += 1
     assert compared > 0
@@ -48,7 +51,8 @@ def test_special_tokens_written_in_the_texts_are_text(repository: Path) -> None:
 
     encoded = question_answering.encode(input, JsonTokenizer(bundle.tokenizer_file()), bundle.spec)
 
-    # [CLS] [ cl ##s ] ? [SEP] a [ cl ##s ] . [SEP]: the first stands for "no answer", all but a word of the context for nothing.
+    # [CLS] [ cl ##s ] ? [SEP] a [ cl ##s ] . [SEP]: the first stands for "no answer", all but a word of the context for
+    # nothing.
     assert (encoded.sequences[0]["input_ids"] == 101).tolist() == [True] + [False] * 13
     assert encoded.annotations[0]["char_start"].tolist() == [0, -1, -1, -1, -1, -1, -1, 0, 2, 3, 3, 6, 7, -1]
     assert encoded.annotations[0]["char_end"].tolist() == [0, -1, -1, -1, -1, -1, -1, 1, 3, 6, 6, 7, 8, -1]
@@ -68,4 +72,8 @@ def _input(case: dict[str, Any]) -> QuestionAnsweringInput:
 
 def _expected(case: dict[str, Any]) -> list[dict[str, Any]]:
     """The golden answers without the passages of probability zero that transformers fills a long list with."""
-    return [{**answer, "score": pytest.approx(answer["score"], rel=_SCORE_TOLERANCE)} for answer in case["answers"] if answer["score"] > 0]
+    return [
+        {**answer, "score": pytest.approx(answer["score"], rel=_SCORE_TOLERANCE)}
+        for answer in case["answers"]
+        if answer["score"] > 0
+    ]

@@ -1,4 +1,6 @@
-"""What the pre-process stage and the graph make of an image equals what transformers' image processors make of it, on Pillow."""
+"""What the pre-process stage and the graph make of an image equals what transformers' image processors make of it, on
+Pillow.
+"""
 
 import io
 from collections.abc import Sequence
@@ -33,7 +35,10 @@ _PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "vit, levels as they are": ("ViT", {"size": _SQUARE, "do_rescale": False, "do_normalize": False}),
     "vit, not normalized": ("ViT", {"size": _SQUARE, "do_normalize": False, "rescale_factor": 1 / 127.5}),
     "deit": ("DeiT", _IMAGENET),
-    "deit, crop larger than the image": ("DeiT", {"size": {"height": 33, "width": 300}, "crop_size": {"height": 101, "width": 250}}),
+    "deit, crop larger than the image": (
+        "DeiT",
+        {"size": {"height": 33, "width": 300}, "crop_size": {"height": 101, "width": 250}},
+    ),
     "deit, not resized": ("DeiT", {"do_resize": False, "crop_size": {"height": 51, "width": 50}}),
     "beit": ("Beit", {}),
     "beit, cropped": ("Beit", {"size": {"height": 30, "width": 30}, "do_center_crop": True, "crop_size": _SQUARE}),
@@ -57,7 +62,9 @@ def test_pixels_equal_those_of_transformers(name: str, files: Sequence[tuple[str
     read = load_image_processor(tmp_path)
     assert len(files) > 60
     for description, data in files:
-        expected = np.asarray(reference(images=[load_image(Image.open(io.BytesIO(data)))], return_tensors="np")["pixel_values"])
+        expected = np.asarray(
+            reference(images=[load_image(Image.open(io.BytesIO(data)))], return_tensors="np")["pixel_values"]
+        )
         pixels = read.normalize(torch.from_numpy(read_pixels(data, read.spec))[None]).numpy()
         tolerance = _TOLERANCE * max(1.0, float(np.abs(expected).max()))
         np.testing.assert_allclose(pixels, expected, rtol=0, atol=tolerance, err_msg=description)
@@ -69,7 +76,11 @@ def test_pixels_equal_those_of_transformers(name: str, files: Sequence[tuple[str
         ("ViT", {"size": {"shortest_edge": 32}}, "images of different shapes would have different sizes"),
         ("ViT", {"size": {"longest_edge": 32, "shortest_edge": 16}}, "size has longest_edge, shortest_edge"),
         ("DeiT", {"image_mean": [0.5], "image_std": [0.5]}, "image_mean has 1 numbers, not one for each of 3 channels"),
-        ("DeiT", {"do_resize": False, "do_center_crop": False}, "images of different shapes would have different sizes"),
+        (
+            "DeiT",
+            {"do_resize": False, "do_center_crop": False},
+            "images of different shapes would have different sizes",
+        ),
         ("ViT", {"image_std": [0.5, 0, 0.5]}, "image_std has a zero"),
         ("ConvNext", {"do_center_crop": True, "crop_size": _SQUARE}, "do_center_crop beside crop_pct"),
         ("ViT", {"do_pad": True, "pad_size": _SQUARE}, "has do_pad, which is not supported"),
@@ -78,7 +89,9 @@ def test_pixels_equal_those_of_transformers(name: str, files: Sequence[tuple[str
         ("Levit", {}, "makes pixels that differ by .* from what its options say; not supported"),
     ],
 )
-def test_what_cannot_be_reproduced_is_refused_by_its_name(kind: str, options: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_what_cannot_be_reproduced_is_refused_by_its_name(
+    kind: str, options: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
     image_processor(kind, **options).save_pretrained(tmp_path)
     with pytest.raises(SetupError, match=problem):
         load_image_processor(tmp_path)

@@ -21,13 +21,12 @@ _NEEDS = {
     "neuronpipe.client": _BASE,
     "neuronpipe.load.run": _BASE,
     "neuronpipe.cli.trace": _BASE,
-    "neuronpipe.gateway.server": _SERVER,
+    "neuronpipe.local.server": _SERVER,
     "neuronpipe.tokenizer.server": _SERVER | {"tokenizers", "PIL"},
     "neuronpipe.neuron_executor.server": _SERVER,
     "neuronpipe.neuron_executor.backends.fake": _BASE | _PYDANTIC,
     "neuronpipe.postprocessor.server": _SERVER,
     "neuronpipe.rpc.health_check": _BASE,
-    "neuronpipe.local.server": _SERVER | {"tokenizers", "PIL"},
     "neuronpipe.telemetry.start": _PYDANTIC | _BASE,
     "neuronpipe.telemetry.spans": _BASE | _OTEL,
     "neuronpipe.telemetry.otlp_metrics": _BASE | _OTEL,
@@ -85,7 +84,8 @@ def test_a_part_needs_nothing_but_what_its_extra_installs(module: str) -> None:
 )
 def test_commands_of_callers_run_where_only_the_client_is_installed(command: str) -> None:
     program = (
-        _PROGRAM.format(module="neuronpipe.cli", allowed=_BASE) + f"importlib.import_module('neuronpipe.cli').main({command.split()!r})"
+        _PROGRAM.format(module="neuronpipe.cli", allowed=_BASE)
+        + f"importlib.import_module('neuronpipe.cli').main({command.split()!r})"
     )
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     # Nobody listens there; the exit code of a package that is missing is 2.

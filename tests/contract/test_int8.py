@@ -41,7 +41,9 @@ _NAMES = ("classifier", "answerer", "minilm")
 
 @pytest.fixture(scope="module", autouse=True)
 def _pytests_handlers_keep_their_levels() -> Iterator[None]:
-    """pytest adds its handlers to loggers that do not propagate. NNCF's is one, and the compiler raises the level of all its handlers."""
+    """pytest adds its handlers to loggers that do not propagate. NNCF's is one, and the compiler raises the level of
+    all its handlers.
+    """
     levels = [(handler, handler.level) for handler in logging.root.handlers]
     yield
     for handler, level in levels:
@@ -61,7 +63,9 @@ def int8_repository(sources: dict[str, Path], calibration_file: Path, tmp_path_f
     """An int8 bundle of a model of each task, all within generous limits."""
     folder = tmp_path_factory.mktemp("int8-repository")
     for name in _NAMES:
-        request = CompileRequest(str(sources[name]), MODELS[name][0], folder, name, dtype="int8", calibration=calibration_file)
+        request = CompileRequest(
+            str(sources[name]), MODELS[name][0], folder, name, dtype="int8", calibration=calibration_file
+        )
         compile_bundle(dataclasses.replace(request, max_divergence=100, min_agreement=0.1), lambda line: None)
     return folder
 
@@ -78,7 +82,12 @@ def compiled(tmp_path: Path, calibration_file: Path) -> Callable[..., Bundle]:
 
     def run(**changes: Any) -> Bundle:
         request = CompileRequest(
-            str(source), "sentence_embedding", tmp_path / "repository", "model", dtype="int8", calibration=calibration_file
+            str(source),
+            "sentence_embedding",
+            tmp_path / "repository",
+            "model",
+            dtype="int8",
+            calibration=calibration_file,
         )
         return compile_bundle(dataclasses.replace(request, **changes), lambda line: None)
 
@@ -87,7 +96,10 @@ def compiled(tmp_path: Path, calibration_file: Path) -> Callable[..., Bundle]:
 
 def _load(bundle: Bundle) -> Backend:
     artifact = bundle.artifact("openvino")
-    return load_backend("openvino", BackendRequest(bundle.spec, bundle.artifact_files(artifact), artifact.properties, cores=1, threads=1))
+    return load_backend(
+        "openvino",
+        BackendRequest(bundle.spec, bundle.artifact_files(artifact), artifact.properties, cores=1, threads=1),
+    )
 
 
 def _source_module(bundle: Bundle) -> SourceModule:
@@ -126,7 +138,8 @@ def test_manifest_says_how_the_artefact_was_made(bundle: Bundle, calibration_fil
     assert artifact.accuracy.sample_texts == f"{MIN_TEXTS // 2} other texts of {calibration_file}"
     assert artifact.float_parts == ()
     assert artifact.accuracy.agreement is not None
-    # Weights made of chance leave near ties between a text's positions; positions of chance would agree for one text in a thousand.
+    # Weights made of chance leave near ties between a text's positions; positions of chance would agree for one text in
+    # a thousand.
     assert artifact.accuracy.agreement > 0.6
 
 
@@ -139,12 +152,15 @@ async def test_served_outputs_are_as_close_to_pytorch_as_the_manifest_says(bundl
         outputs = await compute(backend, 0, {name: batch[name] for name in module.inputs})
         for name, array in expected.items():
             off = np.abs(outputs[name] - array)
-            difference = max(difference, float((off[batch["attention_mask"] == 1] if "answering" in module.task else off).max()))
+            difference = max(
+                difference, float((off[batch["attention_mask"] == 1] if "answering" in module.task else off).max())
+            )
     backend.close()
 
     accuracy = bundle.artifact("openvino").accuracy
     assert accuracy is not None
-    # The same numbers in the same batches; one thread may add them up in another order, and a step of a quantizer is then the other one.
+    # The same numbers in the same batches; one thread may add them up in another order, and a step of a quantizer is
+    # then the other one.
     assert difference < 1.05 * accuracy.largest_difference
     # And it is the artefact of 8 bits that was served: float32 is a thousand times closer.
     assert difference > 0.1 * accuracy.largest_difference
@@ -156,7 +172,9 @@ async def test_batch_mates_and_padding_change_a_sequences_outputs_less_than_int8
 
     def sequence(tokens: int) -> Arrays:
         arrays = {"input_ids": generator.integers(0, bundle.spec.vocabulary_size, tokens).astype(np.int32)}
-        return arrays | ({"token_type_ids": np.zeros(tokens, np.int32)} if "token_type_ids" in bundle.spec.inputs else {})
+        return arrays | (
+            {"token_type_ids": np.zeros(tokens, np.int32)} if "token_type_ids" in bundle.spec.inputs else {}
+        )
 
     async def run(*sequences: Arrays) -> list[Arrays]:
         lengths = [len(arrays["input_ids"]) for arrays in sequences]
@@ -170,8 +188,8 @@ async def test_batch_mates_and_padding_change_a_sequences_outputs_less_than_int8
 
     accuracy = bundle.artifact("openvino").accuracy
     assert accuracy is not None
-    # In another shape float32 sums are rounded otherwise (1e-7 of them), and a number at the border of two steps of a quantizer takes the
-    # other one, which the layers behind it pass on.
+    # In another shape float32 sums are rounded otherwise (1e-7 of them), and a number at the border of two steps of a
+    # quantizer takes the other one, which the layers behind it pass on.
     for outputs, expected in zip(together, alone, strict=True):
         for name, array in expected.items():
             np.testing.assert_allclose(outputs[name], array, rtol=0, atol=0.5 * accuracy.largest_difference)
@@ -251,7 +269,10 @@ def test_artefact_beyond_a_limit_leaves_nothing_behind(
         ({"min_agreement": 1.01}, "--min-agreement 1.01: must be"),
         ({"min_agreement": float("nan")}, "--min-agreement nan: must be"),
         ({"calibration": Path("/no/such/file")}, "--calibration /no/such/file: No such file or directory"),
-        ({"calibration": Path(__file__).with_name("__init__.py")}, "0 different texts, one a line; calibration takes at least 64"),
+        (
+            {"calibration": Path(__file__).with_name("__init__.py")},
+            "0 different texts, one a line; calibration takes at least 64",
+        ),
     ],
     ids=str,
 )
@@ -272,7 +293,9 @@ def test_calibration_and_comparison_share_no_text(sources: dict[str, Path]) -> N
         for row in batch["input_ids"]
     )
     for (row,) in (batch["input_ids"] for batch in calibration_batches(module, calibration_texts())):
-        if len(row) > 30:  # shorter ones are words that any text may have, and scripts of which the tokenizer knows nothing
+        if (
+            len(row) > 30
+        ):  # shorter ones are words that any text may have, and scripts of which the tokenizer knows nothing
             assert tokenizer.transformers_tokenizer.decode(row, skip_special_tokens=True) not in compared
 
 
@@ -284,7 +307,10 @@ def test_answering_is_calibrated_and_compared_on_questions_with_their_contexts(s
     (batch,) = calibration_batches(module, ["one two three four five six seven eight nine ten."])
 
     question = "one two three four five six seven eight"
-    assert tokenizer.transformers_tokenizer.decode(batch["input_ids"][0]) == f"[CLS] {question} [SEP] {question} nine ten. [SEP]"
+    assert (
+        tokenizer.transformers_tokenizer.decode(batch["input_ids"][0])
+        == f"[CLS] {question} [SEP] {question} nine ten. [SEP]"
+    )
     assert all(batch["token_type_ids"].max() == 1 for batch in comparison_batches(module))
 
 
@@ -304,7 +330,9 @@ def test_options_of_the_command_reach_the_compiler(
     options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["compile", "/no/such/model", "--task", "text-classification", "--repository", str(tmp_path), *options])
+        cli.main(
+            ["compile", "/no/such/model", "--task", "text-classification", "--repository", str(tmp_path), *options]
+        )
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"neuronpipe: {message}\n"
 

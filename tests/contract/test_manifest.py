@@ -1,6 +1,8 @@
-"""A bundle that an earlier release compiled is read as one of today's: golden manifests of schema version 3, one a task.
+"""A bundle that an earlier release compiled is read as one of today's: golden manifests of schema version 3, one a
+task.
 
-They were written by `neuronpipe compile --backend fake` of the last release with that schema, for the models of tests/models.py.
+They were written by `neuronpipe compile --backend fake` of the last release with that schema, for the models of
+tests/models.py.
 """
 
 import json
@@ -68,9 +70,14 @@ def test_all_else_of_a_manifest_of_version_3_stays_as_it_was(task: str) -> None:
 
 @pytest.mark.parametrize(
     ("version", "absent"),
-    [(1, ("image", "mask_token", "mask_token_id", "also_answers", "rerank_function", "entailment_id")), (2, ("image", "mask_token"))],
+    [
+        (1, ("image", "mask_token", "mask_token_id", "also_answers", "rerank_function", "entailment_id")),
+        (2, ("image", "mask_token")),
+    ],
 )
-def test_a_manifest_of_an_earlier_version_has_fewer_fields(version: int, absent: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_manifest_of_an_earlier_version_has_fewer_fields(
+    version: int, absent: tuple[str, ...], tmp_path: Path
+) -> None:
     content: dict[str, Any] = json.loads((_GOLDEN / "text_classification.json").read_bytes())
     content["schema_version"] = version
     for name in absent:
@@ -106,7 +113,9 @@ def test_a_fact_that_no_task_knows_is_refused(tmp_path: Path) -> None:
         Manifest.read(path)
 
 
-@pytest.mark.parametrize("model", [[], {"task": ["a"]}, {"also_answers": 3}, {"facts": []}, {"facts": {"rerank": 1}}], ids=repr)
+@pytest.mark.parametrize(
+    "model", [[], {"task": ["a"]}, {"also_answers": 3}, {"facts": []}, {"facts": {"rerank": 1}}], ids=repr
+)
 @pytest.mark.parametrize("version", [3, 4])
 def test_a_model_of_another_shape_is_refused(model: Any, version: int, tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"

@@ -1,4 +1,6 @@
-"""The contract double of torch_neuronx keeps what AWS documents of it: what our code may rely on, and what it must not do."""
+"""The contract double of torch_neuronx keeps what AWS documents of it: what our code may rely on, and what it must not
+do.
+"""
 
 import importlib
 import os
@@ -52,13 +54,22 @@ def traced(sdk: Any, model: torch.nn.Module) -> Any:
 
 def _python(program: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
     )
 
 
 def test_public_names_are_the_documented_ones(sdk: Any) -> None:
-    documented = "trace dynamic_batch DataParallel BucketModelConfig bucket_model_trace PartitionerConfig analyze lazy_load async_load"
-    documented += " move_trace_to_device replace_weights set_neuron_cores set_multicore neuron_cores_context multicore_context"
+    documented = (
+        "trace dynamic_batch DataParallel BucketModelConfig bucket_model_trace PartitionerConfig analyze "
+        "lazy_load async_load"
+    )
+    documented += (
+        " move_trace_to_device replace_weights set_neuron_cores set_multicore neuron_cores_context multicore_context"
+    )
     public = {name for name in vars(sdk) if not name.startswith("_")} - {"Any", "experimental"}
     assert public == set(documented.split())
     with pytest.raises(AttributeError):
@@ -76,11 +87,16 @@ def test_placement_in_experimental_warns(sdk: Any, name: str) -> None:
 
 
 def test_before_sdk_2_25_placement_is_in_experimental_only(neuron_double: Mapping[str, str]) -> None:
-    program = "import torch_neuronx as t; print(*(hasattr(one, 'set_multicore') for one in (t, t.experimental)), t.__version__)"
+    program = (
+        "import torch_neuronx as t; print(*(hasattr(one, 'set_multicore') for one in (t, t.experimental)), "
+        "t.__version__)"
+    )
     assert _python(program, {"NEURON_DOUBLE_SDK": "2.24"}).stdout == "False True 2.7.0.2.8.6734+double\n"
 
 
-@pytest.mark.parametrize("example", [[_IDS, _IDS], {"ids": _IDS}, (_IDS, [1]), ()], ids=lambda example: type(example).__name__)
+@pytest.mark.parametrize(
+    "example", [[_IDS, _IDS], {"ids": _IDS}, (_IDS, [1]), ()], ids=lambda example: type(example).__name__
+)
 def test_example_inputs_are_a_tensor_or_a_tuple(sdk: Any, model: torch.nn.Module, example: Any) -> None:
     with pytest.raises(TypeError, match="example_inputs"):
         sdk.trace(model, example, compiler_args=_FLAGS)
@@ -95,7 +111,15 @@ def test_positional_arguments_and_unknown_keywords_of_trace_are_errors(sdk: Any,
 
 @pytest.mark.parametrize(
     "flags",
-    ["--auto-cast=matmul", "-O4", "--optlevel 4", "--fast", "--target=inf1", ["--target"], "--auto-cast=none --auto-cast-type=bf16"],
+    [
+        "--auto-cast=matmul",
+        "-O4",
+        "--optlevel 4",
+        "--fast",
+        "--target=inf1",
+        ["--target"],
+        "--auto-cast=none --auto-cast-type=bf16",
+    ],
     ids=str,
 )
 def test_unknown_compiler_flags_are_refused(sdk: Any, model: torch.nn.Module, flags: Any) -> None:
@@ -109,7 +133,9 @@ def test_the_default_cast_changed_with_sdk_2_27(neuron_double: Mapping[str, str]
     assert _python(program, {"NEURON_DOUBLE_SDK": release}).stdout == f"{cast}\n"
 
 
-def test_without_a_device_trace_needs_the_cpu_and_a_target(sdk: Any, model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_device_trace_needs_the_cpu_and_a_target(
+    sdk: Any, model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NEURON_DOUBLE_DEVICES", "0")
     with pytest.raises(RuntimeError, match="num_devices > 0"):
         sdk.trace(model, _EXAMPLE, compiler_args=_FLAGS)
@@ -120,7 +146,9 @@ def test_without_a_device_trace_needs_the_cpu_and_a_target(sdk: Any, model: torc
         module(*_EXAMPLE)
 
 
-def test_a_trace_is_a_script_module_called_by_position_and_computes_what_the_model_does(traced: Any, model: torch.nn.Module) -> None:
+def test_a_trace_is_a_script_module_called_by_position_and_computes_what_the_model_does(
+    traced: Any, model: torch.nn.Module
+) -> None:
     assert isinstance(traced, torch.jit.ScriptModule)
     torch.testing.assert_close(traced(*_EXAMPLE), model(*_EXAMPLE))
     with pytest.raises(RuntimeError):
@@ -179,7 +207,9 @@ def test_an_unused_input_is_warned_of_and_still_required(sdk: Any) -> None:
         module(_IDS)
 
 
-def test_a_file_cannot_be_read_without_the_import(traced: Any, tmp_path: Path, neuron_double: Mapping[str, str]) -> None:
+def test_a_file_cannot_be_read_without_the_import(
+    traced: Any, tmp_path: Path, neuron_double: Mapping[str, str]
+) -> None:
     torch.jit.save(traced, tmp_path / "model.pt")
     program = f"import torch; torch.jit.load({str(tmp_path / 'model.pt')!r})"
     assert "Unknown" in _python(program, neuron_double).stderr
@@ -201,7 +231,9 @@ def _cores(sdk: Any, module: Any) -> list[int]:
     return [core.index for core in sdk._model.model_of(module).cores]
 
 
-def test_loads_go_to_the_core_used_least_or_to_the_one_that_the_context_says(sdk: Any, traced: Any, tmp_path: Path) -> None:
+def test_loads_go_to_the_core_used_least_or_to_the_one_that_the_context_says(
+    sdk: Any, traced: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "model.pt"
     torch.jit.save(traced, path)
     assert _cores(sdk, traced) == [0]
@@ -236,7 +268,9 @@ def test_what_is_set_after_the_import_is_too_late(name: str, neuron_double: Mapp
     assert _python(f"import os; os.environ[{name!r}] = '1'; {start}", neuron_double).returncode == 0
 
 
-def test_a_core_belongs_to_one_process_until_that_ends(sdk: Any, neuron_double: Mapping[str, str], tmp_path: Path) -> None:
+def test_a_core_belongs_to_one_process_until_that_ends(
+    sdk: Any, neuron_double: Mapping[str, str], tmp_path: Path
+) -> None:
     environment = {**neuron_double, "NEURON_DOUBLE_DEVICES": "2", "NEURON_DOUBLE_FOLDER": str(tmp_path / "neuron")}
     program = "import torch_neuronx; torch_neuronx._runtime.runtime()"
     sdk._runtime.runtime()
@@ -307,14 +341,18 @@ def test_a_compilation_can_fail(sdk: Any, model: torch.nn.Module, failure: str, 
         sdk.trace(model, _EXAMPLE, compiler_args=_FLAGS)
 
 
-def test_every_trace_compiles_again(sdk: Any, model: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_trace_compiles_again(
+    sdk: Any, model: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NEURON_DOUBLE_LOG", str(tmp_path / "log"))
     for _ in range(2):
         sdk.trace(model, _EXAMPLE, compiler_args=_FLAGS)
     assert (tmp_path / "log").read_text().count("compile shape=2x3") == 2
 
 
-def test_dynamic_batch_works_in_place_lasts_in_the_file_and_fills_with_zeros(sdk: Any, traced: Any, tmp_path: Path) -> None:
+def test_dynamic_batch_works_in_place_lasts_in_the_file_and_fills_with_zeros(
+    sdk: Any, traced: Any, tmp_path: Path
+) -> None:
     assert sdk.dynamic_batch(traced) is traced
     torch.jit.save(traced, tmp_path / "model.pt")
     five = torch.ones(5, 3, dtype=torch.int64)
@@ -324,7 +362,9 @@ def test_dynamic_batch_works_in_place_lasts_in_the_file_and_fills_with_zeros(sdk
 
 
 @pytest.mark.parametrize("name", ["lazy_load", "async_load"])
-def test_a_model_may_be_loaded_with_its_first_call_or_in_a_thread(sdk: Any, traced: Any, tmp_path: Path, name: str) -> None:
+def test_a_model_may_be_loaded_with_its_first_call_or_in_a_thread(
+    sdk: Any, traced: Any, tmp_path: Path, name: str
+) -> None:
     getattr(sdk, name)(traced)
     torch.jit.save(traced, tmp_path / "model.pt")
     loaded = torch.jit.load(tmp_path / "model.pt")

@@ -8,6 +8,7 @@ import pytest
 
 from neuronpipe.acceptance.settings import AcceptSettings
 from neuronpipe.cache.settings import CacheCommandSettings
+from neuronpipe.cli.input_flags import FIELDS, flag
 from neuronpipe.cli.serve import SERVICES, settings_of
 from neuronpipe.core.settings import Settings, variable_name
 from tests import links, pages
@@ -50,7 +51,7 @@ def test_every_variable_that_a_page_names_exists() -> None:
 
 
 def test_every_option_that_a_page_names_exists() -> None:
-    known = _OF_OTHERS | {f"--{name.replace('_', '-')}" for _, name in _SETTINGS}
+    known = _OF_OTHERS | {f"--{name.replace('_', '-')}" for _, name in _SETTINGS} | {*map(flag, FIELDS)}
     assert _unknown(r"`(--[a-z][\w-]*)", known) == []
 
 

@@ -14,13 +14,20 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, SentenceEmbeddingInput, TaskInput, TextClassificationInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import (
+    ScoreFunction,
+    SentenceEmbeddingInput,
+    TaskInput,
+    TextClassificationInput,
+    Truncation,
+)
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from tests.contract.inference import infer_all
 from tests.models import LABELS, bert_config, save
 
-# The sums of a model's layers run in another order in OpenVINO than in PyTorch. Logits of up to 15 differ by up to 1e-5 (measured:
-# the bundles' manifests), scores and the numbers of a vector, which are smaller, by less; 5e-5 leaves room for other CPUs.
+# The sums of a model's layers run in another order in OpenVINO than in PyTorch. Logits of up to 15 differ by up to 1e-5
+# (measured: the bundles' manifests), scores and the numbers of a vector, which are smaller, by less; 5e-5 leaves room
+# for other CPUs.
 _TOLERANCE = 5e-5
 
 _MANUAL = " ".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)).split()
@@ -46,7 +53,10 @@ _SHORT = [
     "3.14159 * 2e10 - 0x1F / (a[i] % 7)",
     "https://example.org/path?query=1&other=%20#fragment",
 ]
-_LONG = [" ".join(_MANUAL[1000 * turn : 1000 * turn + words]) for turn, words in enumerate((20, 50, 90, 130, 170, 200, 250, 450, 700))]
+_LONG = [
+    " ".join(_MANUAL[1000 * turn : 1000 * turn + words])
+    for turn, words in enumerate((20, 50, 90, 130, 170, 200, 250, 450, 700))
+]
 _TEXTS = [*_SHORT, *_LONG]
 _PAIRS = [
     *zip(_SHORT, reversed(_SHORT), strict=True),
@@ -76,7 +86,9 @@ async def test_scores_of_texts_equal_those_of_transformers(
 
 
 @pytest.mark.parametrize("model", ["classifier", "multi-label"])
-async def test_scores_of_pairs_equal_those_of_transformers(model: str, sources: dict[str, Path], repository: Path) -> None:
+async def test_scores_of_pairs_equal_those_of_transformers(
+    model: str, sources: dict[str, Path], repository: Path
+) -> None:
     inputs = [_classification(text, pair, None) for text, pair in _PAIRS]
     pairs = [{"text": text, "text_pair": pair} for text, pair in _PAIRS]
     expected = _pipeline(sources[model])(pairs, top_k=None, truncation=True)
@@ -84,7 +96,9 @@ async def test_scores_of_pairs_equal_those_of_transformers(model: str, sources: 
 
 
 @pytest.mark.parametrize("top_k", [0, 1, 2, 4])
-async def test_number_of_labels_equals_that_of_transformers(top_k: int, sources: dict[str, Path], repository: Path) -> None:
+async def test_number_of_labels_equals_that_of_transformers(
+    top_k: int, sources: dict[str, Path], repository: Path
+) -> None:
     inputs = [_classification(text, None, None, top_k) for text in _SHORT]
     expected = _pipeline(sources["classifier"])(_SHORT, top_k=top_k or 1)
     _assert_same_labels(await infer_all(repository / "classifier" / "1", inputs), expected)
@@ -96,7 +110,9 @@ async def test_vectors_equal_those_of_sentence_transformers(sources: dict[str, P
     _assert_same_vectors(await infer_all(repository / "minilm" / "1", inputs), reference.encode(_TEXTS))
 
 
-async def test_first_dimensions_are_scaled_as_in_sentence_transformers(sources: dict[str, Path], repository: Path) -> None:
+async def test_first_dimensions_are_scaled_as_in_sentence_transformers(
+    sources: dict[str, Path], repository: Path
+) -> None:
     reference = _sentence_transformer(sources["minilm"])
     for dimensions in (1, 100, 384):
         inputs = [_embedding(text, dimensions=dimensions) for text in _SHORT]
@@ -106,7 +122,9 @@ async def test_first_dimensions_are_scaled_as_in_sentence_transformers(sources: 
 
 async def test_raw_vectors_equal_those_of_sentence_transformers(sources: dict[str, Path], repository: Path) -> None:
     whole = _sentence_transformer(sources["minilm"])
-    reference = SentenceTransformer(modules=[module for module in whole if not isinstance(module, Normalize)], device="cpu")
+    reference = SentenceTransformer(
+        modules=[module for module in whole if not isinstance(module, Normalize)], device="cpu"
+    )
     for dimensions in (100, 384):
         inputs = [_embedding(text, dimensions=dimensions, skip_normalize=True) for text in _SHORT]
         expected = reference.encode(_SHORT, truncate_dim=dimensions)
@@ -115,11 +133,15 @@ async def test_raw_vectors_equal_those_of_sentence_transformers(sources: dict[st
 
 @pytest.mark.parametrize("pooling", ["cls", ("mean", "cls"), ("max", "mean_sqrt_len_tokens")], ids=str)
 async def test_pooling_equals_that_of_sentence_transformers(pooling: str | tuple[str, ...], tmp_path: Path) -> None:
-    await _assert_same_as_sentence_transformers(tmp_path, lambda model: SentenceTransformer(modules=[model, Pooling(32, pooling)]))
+    await _assert_same_as_sentence_transformers(
+        tmp_path, lambda model: SentenceTransformer(modules=[model, Pooling(32, pooling)])
+    )
 
 
 @pytest.mark.parametrize("flags", [["mean_tokens", "max_tokens", "cls_token"], []], ids=str)
-async def test_pooling_flags_of_old_models_are_read_as_sentence_transformers_reads_them(flags: list[str], tmp_path: Path) -> None:
+async def test_pooling_flags_of_old_models_are_read_as_sentence_transformers_reads_them(
+    flags: list[str], tmp_path: Path
+) -> None:
     kinds = ("mean_tokens", "max_tokens", "cls_token", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
     old = {"word_embedding_dimension": 32} | {f"pooling_mode_{kind}": kind in flags for kind in kinds}
 
@@ -135,14 +157,18 @@ async def test_dense_layers_equal_those_of_sentence_transformers(tmp_path: Path)
     weights = torch.from_numpy(np.random.default_rng(11).standard_normal((12, 32)).astype(np.float32))
     narrow = Dense(32, 12, activation_function=torch.nn.Tanh(), init_weight=weights, init_bias=torch.arange(12) / 12)
     wide = Dense(12, 32, bias=False, activation_function=torch.nn.Identity(), init_weight=weights.T.contiguous())
-    await _assert_same_as_sentence_transformers(tmp_path, lambda model: SentenceTransformer(modules=[model, Pooling(32), narrow, wide]))
+    await _assert_same_as_sentence_transformers(
+        tmp_path, lambda model: SentenceTransformer(modules=[model, Pooling(32), narrow, wide])
+    )
 
 
 async def test_default_prompt_goes_before_every_text_as_in_sentence_transformers(tmp_path: Path) -> None:
     await _assert_same_as_sentence_transformers(
         tmp_path,
         lambda model: SentenceTransformer(
-            modules=[model, Pooling(32)], prompts={"search": "Find this: ", "store": "Keep: "}, default_prompt_name="search"
+            modules=[model, Pooling(32)],
+            prompts={"search": "Find this: ", "store": "Keep: "},
+            default_prompt_name="search",
         ),
     )
 
@@ -173,18 +199,26 @@ def _sentence_transformer(folder: Path) -> SentenceTransformer:
 def _classification(text: str, pair: str | None, function: str | None, top_k: int = len(LABELS)) -> TaskInput:
     return TaskInput(
         text_classification=TextClassificationInput(
-            text=text, text_pair=pair or "", top_k=top_k, function=_FUNCTIONS[function], truncation=Truncation.TRUNCATION_RIGHT
+            text=text,
+            text_pair=pair or "",
+            top_k=top_k,
+            function=_FUNCTIONS[function],
+            truncation=Truncation.TRUNCATION_RIGHT,
         )
     )
 
 
 def _assert_same_labels(results: Sequence[Any], expected: list[list[dict[str, Any]]]) -> None:
     ours = [[(label.label, label.score) for label in result.text_classification.labels] for result in results]
-    assert ours == [[(label["label"], pytest.approx(label["score"], abs=_TOLERANCE)) for label in labels] for labels in expected]
+    assert ours == [
+        [(label["label"], pytest.approx(label["score"], abs=_TOLERANCE)) for label in labels] for labels in expected
+    ]
 
 
 def _embedding(text: str, **options: Any) -> TaskInput:
-    return TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, truncation=Truncation.TRUNCATION_RIGHT, **options))
+    return TaskInput(
+        sentence_embedding=SentenceEmbeddingInput(text=text, truncation=Truncation.TRUNCATION_RIGHT, **options)
+    )
 
 
 def _assert_same_vectors(results: Sequence[Any], expected: Any) -> None:
@@ -193,9 +227,12 @@ def _assert_same_vectors(results: Sequence[Any], expected: Any) -> None:
 
 
 async def _assert_same_as_sentence_transformers(
-    folder: Path, make: Callable[[Transformer], SentenceTransformer], change: Callable[[Path], None] = lambda folder: None
+    folder: Path,
+    make: Callable[[Transformer], SentenceTransformer],
+    change: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Saves the model that `make` builds around a small BERT, changes its files, and compares the vectors of all texts."""
+    """Saves the model that `make` builds around a small BERT, changes its files,
+    and compares the vectors of all texts."""
     base = save(transformers.BertModel(bert_config()), folder / "base")
     make(Transformer(str(base))).save(str(folder / "model"))
     change(folder / "model")

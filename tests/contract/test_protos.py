@@ -5,12 +5,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import neuronpipe
 from neuronpipe.core.items import Stages
 from neuronpipe.gateway.doors.native import native_rpcs
+from neuronpipe.gateway.doors.tei import TeiDoor, tei_rpcs
+from neuronpipe.gateway.settings import PipelineSettings
 from tests.door import door_of
 
 _PROTOS = Path(neuronpipe.__file__).parents[2] / "protos"
@@ -38,7 +41,7 @@ _BREAKING = {
 _COMPATIBLE = {
     "nothing": ("tasks.proto", "", ""),
     "a field is new": ("tasks.proto", "uint32 top_k = 3;", "uint32 top_k = 3;\n  // New.\n  string colour = 99;"),
-    "a comment is new": ("tasks.proto", "// The text; not empty.", "// The text."),
+    "a comment is new": ("tasks.proto", "// The text. Required.", "// The text."),
 }
 
 
@@ -73,3 +76,9 @@ def test_every_rpc_of_the_public_api_has_a_handler_and_the_reverse() -> None:
     stage: Callable[..., object] = never
     door = door_of([], Stages(stage, stage, stage))  # type: ignore[arg-type]
     assert sorted(door.native.handlers()) == sorted(rpc.path for rpc in native_rpcs())
+
+
+def test_every_rpc_of_tei_has_a_handler_and_the_reverse() -> None:
+    catalog: Any = None
+    door = TeiDoor(catalog, catalog, catalog, PipelineSettings())
+    assert sorted(door.handlers()) == sorted(rpc.path for rpc in tei_rpcs())

@@ -4,6 +4,8 @@
   The folder has a repository, models/. A command that is only checked, as it takes long, makes the block one that is
   not run.
 - `python`, `js`: run against a gateway with the models of `_MODELS`. The addresses of `_SHOWN` stand for its own.
+  After `<!-- run in .venv-NAME -->`, Python is that of an environment which `make setup` makes.
+- `go`, `java`: parts of the programs of `_EXAMPLES`, which tests/integration/test_examples.py builds and runs.
 - `json`, `toml`, `yaml`: parsed. `mermaid`, `text`: there is nothing to run.
 - What cannot be run here has `<!-- not run here: REASON -->` on the line before it. The commands of such a `console`
   block are checked all the same, but for programs that this test does not know.
@@ -17,6 +19,7 @@ import tomllib
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -34,6 +37,7 @@ from tests.pages import ROOT, Fence, all_pages, fences
 from tests.snippet_commands import PROGRAMS
 
 _OPTIONS = ("--kept-traces", "100", "--metrics-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+_DEFAULTS = ("--default-models", "minilm")
 # The addresses of the pages → the gateway's log line that has the address in their place.
 _SHOWN = {"127.0.0.1:50050": "listening", "127.0.0.1:9464": "metrics", "127.0.0.1:8080": "listening for HTTP"}
 _LIMIT_S = 60
@@ -49,7 +53,8 @@ _MODELS = {
     "vit": ("ViT", "image_classification"),
 }
 # These programs are the system's own; a block that needs another one is not run.
-_SYSTEM_PROGRAMS = ("cat", "curl", "ls", "mkdir", "touch")
+_SYSTEM_PROGRAMS = ("cat", "ls", "mkdir", "touch")
+_EXAMPLES = {"go": ROOT / "examples" / "go" / "main.go", "java": ROOT / "examples" / "java" / "Classify.java"}
 _FAIL = 'echo "$1: is not known to this test" >&2; touch ~/failed; return 127'
 _FAULTS = ("INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "INTERNAL")
 _NODE_PREAMBLE = 'const grpc = require("@grpc/grpc-js");\nconst protoLoader = require("@grpc/proto-loader");\n'
@@ -71,7 +76,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def gateway(repository: Path) -> Iterator[ServiceProcess]:
     """A gateway with the models of the pages."""
-    with ServiceProcess("all", "--repository", str(repository), *_OPTIONS) as process:
+    with ServiceProcess("all", "--repository", str(repository), *_OPTIONS, *_DEFAULTS) as process:
         yield process.wait_until_ready()
 
 
@@ -91,9 +96,18 @@ def _refused(gateway: ServiceProcess) -> Counter[str]:
     return Counter({series: int(float(count)) for series, _, count in faults})
 
 
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What docker/certificates makes for the pages."""
+    made = tmp_path_factory.mktemp("certificates")
+    subprocess.run([ROOT / "docker" / "certificates", made, "all", "caller"], check=True, capture_output=True)
+    return made
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, certificates: Path) -> Path:
     """A folder with what a reader would have."""
+    (tmp_path / "certificates").symlink_to(certificates)
     (tmp_path / "cat.jpg").write_bytes(next(content for name, content in image_files() if "JPEG" in name))
     (tmp_path / "texts.txt").write_text("A fine day.\n")
     for environment in (".venv", "venv"):
@@ -114,7 +128,11 @@ def test_a_snippet_is_right(fence: Fence, folder: Path, request: pytest.FixtureR
     gateway: ServiceProcess = request.getfixturevalue("gateway")
     (folder / "models").symlink_to(request.getfixturevalue("repository"))
     refused = _refused(gateway)
-    process = _RUNNERS[fence.language](_at(gateway, fence.content), folder)
+    content = _at(gateway, fence.content)
+    if fence.environment:
+        process = _run_python(content, folder, ROOT / fence.environment / "bin" / "python")
+    else:
+        process = _RUNNERS[fence.language](content, folder)
     assert process.returncode == 0, f"{fence}: {process.stdout}{process.stderr}"
     assert _refused(gateway) == refused, f"{fence}: {process.stdout}{process.stderr}"
 
@@ -188,6 +206,16 @@ def test_a_request_that_is_refused_is_found_where_the_program_hides_it(gateway: 
     assert _refused(gateway) != before
 
 
+def test_a_path_of_http_that_is_not_there_is_found(gateway: ServiceProcess, folder: Path) -> None:
+    process = run_console(_at(gateway, "$ curl http://127.0.0.1:8080/v1/embedings"), folder)
+    assert process.returncode != 0
+
+
+def test_a_part_that_an_example_does_not_have_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"defer connection\.Shut"):
+        _check_part("go", "defer connection.Close()\ndefer connection.Shut()\n")
+
+
 def test_output_is_not_run(folder: Path) -> None:
     assert run_console("$ make demo\nneuronpipe infr\n", folder, is_marked=True).returncode == 0
 
@@ -213,9 +241,8 @@ def run_console(content: str, folder: Path, *, is_marked: bool = False) -> "subp
     path = folder / ("path-of-marked" if is_marked else "path")
     path.mkdir()
     for name in PROGRAMS:
-        command = f'"{sys.executable}" -m tests.snippet_commands {name} "$@"'
-        (path / name).write_text(f"#!/bin/sh\n{command} || {{ touch ~/failed; exit 1; }}\n")
-        (path / name).chmod(0o755)
+        _write_program(path / name, f'"{sys.executable}" -m tests.snippet_commands {name} "$@"')
+    _write_program(path / "curl", '/usr/bin/curl --silent --show-error --fail-with-body "$@"')
     for name in _SYSTEM_PROGRAMS:
         (path / name).symlink_to(f"/bin/{name}")
     handle = f"command_not_found_handle() {{ {':' if is_marked else _FAIL}; }}"
@@ -223,6 +250,11 @@ def run_console(content: str, folder: Path, *, is_marked: bool = False) -> "subp
     script = "\n".join([handle, *_commands(content), "wait", "test ! -e ~/failed"])
     variables = {"PATH": str(path), "IS_MARKED": str(int(is_marked))}
     return _run(["/bin/bash", "-e", "-o", "pipefail", "-c", script], folder, variables)
+
+
+def _write_program(path: Path, command: str) -> None:
+    path.write_text(f"#!/bin/sh\n{command} || {{ touch ~/failed; exit 1; }}\n")
+    path.chmod(0o755)
 
 
 def _commands(content: str) -> Iterator[str]:
@@ -234,9 +266,10 @@ def _commands(content: str) -> Iterator[str]:
             is_continued = line.endswith("\\")
 
 
-def _run_python(content: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+def _run_python(content: str, folder: Path, python: Path = Path(sys.executable)) -> "subprocess.CompletedProcess[str]":
     (folder / "snippet.py").write_text(content)
-    return _run([sys.executable, "snippet.py"], folder, {})
+    # haystack would report its use.
+    return _run([str(python), "snippet.py"], folder, {"HAYSTACK_TELEMETRY_ENABLED": "False"})
 
 
 def _run_js(content: str, folder: Path) -> "subprocess.CompletedProcess[str]":
@@ -253,12 +286,21 @@ def _read_json(content: str) -> None:
         read_task_input(content)
 
 
+def _check_part(language: str, content: str) -> None:
+    """The lines of a block are in the example, in their order."""
+    lines = iter([line.strip() for line in _EXAMPLES[language].read_text(encoding="utf-8").splitlines()])
+    missing = [line for line in map(str.strip, content.splitlines()) if line and line not in lines]
+    assert missing == [], f"{_EXAMPLES[language]} does not have, in this order: {missing}"
+
+
 def _nothing(content: str) -> None:
     """There is nothing to run."""
 
 
 _PARSERS: Mapping[str, Callable[[str], object]] = MappingProxyType(
     {
+        "go": partial(_check_part, "go"),
+        "java": partial(_check_part, "java"),
         "json": _read_json,
         "mermaid": _nothing,
         "text": _nothing,

@@ -10,8 +10,9 @@ from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TaskResult
 from neuronpipe.api.v1.tensors_pb2 import DataType, Tensor, TensorSet
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.tensors import to_arrays, to_tensor_set
-from neuronpipe.tasks import TASKS
+from neuronpipe.tasks import ANSWERED_TASKS, TASKS
 from neuronpipe.tasks.scores import ScoreFunctionName
+from tests.unit.model_specs import model_spec
 
 _INPUTS: list[FieldDescriptor] = list(TaskInput.DESCRIPTOR.fields)
 _RESULTS: list[FieldDescriptor] = list(TaskResult.DESCRIPTOR.fields)
@@ -22,16 +23,21 @@ def test_every_input_has_a_result_of_the_same_name_and_number() -> None:
 
 
 def test_every_input_is_one_of_the_tasks_and_the_reverse() -> None:
-    assert set(TASKS) == {field.name for field in _INPUTS}
+    assert set(ANSWERED_TASKS) == {field.name for field in _INPUTS}
 
 
 def test_every_task_can_be_compiled_and_the_reverse() -> None:
     assert set(SOURCE_TASKS) == set(TASKS)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", ANSWERED_TASKS)
 def test_a_task_goes_by_the_name_that_it_says(name: str) -> None:
-    assert TASKS[name].name == name
+    assert ANSWERED_TASKS[name].name == name
+
+
+@pytest.mark.parametrize("name", ANSWERED_TASKS)
+def test_every_model_answers_what_no_graph_is_compiled_for(name: str) -> None:
+    assert model_spec("fill_mask").answers(name) == (name == "fill_mask" or name not in TASKS)
 
 
 @pytest.mark.parametrize("message", [TaskInput, TaskResult], ids=["TaskInput", "TaskResult"])
@@ -53,11 +59,15 @@ def test_a_requests_input_is_a_task_input() -> None:
 
 
 def test_every_score_function_of_the_api_is_one_that_models_have_and_the_reverse() -> None:
-    offered = {name.removeprefix("SCORE_FUNCTION_").lower() for name in ScoreFunction.DESCRIPTOR.values_by_name} - {"unspecified"}
+    offered = {name.removeprefix("SCORE_FUNCTION_").lower() for name in ScoreFunction.DESCRIPTOR.values_by_name} - {
+        "unspecified"
+    }
     assert offered == set(get_args(ScoreFunctionName))
 
 
-@pytest.mark.parametrize("data_type", [number for number in DataType.values() if number != DataType.DATA_TYPE_UNSPECIFIED])
+@pytest.mark.parametrize(
+    "data_type", [number for number in DataType.values() if number != DataType.DATA_TYPE_UNSPECIFIED]
+)
 def test_every_data_type_of_the_api_can_be_read_and_written(data_type: "DataType.ValueType") -> None:
     message = TensorSet(tensors=[Tensor(name="t", data_type=data_type, shape=[0])])
     assert to_tensor_set(to_arrays(message)) == message

@@ -21,7 +21,12 @@ _OF_PROTOS = ["Spans.TOKENIZE_RPC", "Spans.EXECUTE_RPC", "Spans.POSTPROCESS_RPC"
 def test_every_name_is_used() -> None:
     sources = "\n".join(file.read_text() for file in _ROOT.rglob("*.py"))
     groups = (Spans, Attributes, Events, Metrics)
-    names = [f"{group.__name__}.{word}" for group in groups for word, value in vars(group).items() if isinstance(value, Name | Instrument)]
+    names = [
+        f"{group.__name__}.{word}"
+        for group in groups
+        for word, value in vars(group).items()
+        if isinstance(value, Name | Instrument)
+    ]
     assert [name for name in names if not re.search(rf"\b{name}\b", sources)] == _OF_PROTOS
 
 
@@ -34,7 +39,11 @@ def test_the_stages_rpcs_are_named_as_their_protos_name_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [[str(name) for group in (Spans, Attributes, Events) for name in names_in(group)], [one.name for one in instruments()]]
+    "names",
+    [
+        [str(name) for group in (Spans, Attributes, Events) for name in names_in(group)],
+        [one.name for one in instruments()],
+    ],
 )
 def test_no_two_things_have_one_name(names: list[str]) -> None:
     assert len(names) == len(set(names))

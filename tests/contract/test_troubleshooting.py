@@ -1,7 +1,7 @@
 """docs/troubleshooting.md quotes messages that the code still has.
 
-A row of a table whose first cell is a quotation (`…`) is checked: its parts between the ellipses must occur, in that order, in one text of
-the sources. Messages of other programs have their name before the quotation.
+A row of a table whose first cell is a quotation (`…`) is checked: its parts between the ellipses must occur, in that
+order, in one text of the sources. Messages of other programs have their name before the quotation.
 """
 
 import ast

@@ -53,7 +53,9 @@ def _readers(module: SourceModule) -> set[str]:
 
 
 @pytest.mark.parametrize("task", ["text_classification", "sentence_embedding", "fill_mask", "image_classification"])
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "Longformer"])  # which cannot be compiled
+@pytest.mark.parametrize(
+    "architecture", [name for name in ARCHITECTURES if name != "Longformer"]
+)  # which cannot be compiled
 def test_a_graph_reads_the_weights_that_change_an_output_when_they_are_changed_and_no_others(
     architecture: str, task: str, tmp_path: Path
 ) -> None:
@@ -68,7 +70,8 @@ def test_a_graph_reads_the_weights_that_change_an_output_when_they_are_changed_a
 def test_a_checkpoint_for_another_task_is_refused_with_what_it_is_and_what_to_do(tmp_path: Path) -> None:
     source = tagger(tmp_path / "source")
     sentence = (
-        r"source: its weights lack bert\.pooler\.dense\.bias, bert\.pooler\.dense\.weight: the model was not trained for this "
+        r"source: its weights lack bert\.pooler\.dense\.bias, bert\.pooler\.dense\.weight: the model was not "
+        r"trained for this "
         r"task; it is a BertForTokenClassification, not a BertForSequenceClassification: "
         r"leave out --task, or train it for the task first$"
     )
@@ -79,7 +82,9 @@ def test_a_checkpoint_for_another_task_is_refused_with_what_it_is_and_what_to_do
 
 def test_a_head_of_the_same_names_is_not_taken_for_another_task(tmp_path: Path) -> None:
     source = classifier(tmp_path / "source")
-    with pytest.raises(SetupError, match="it is a BertForSequenceClassification, not a BertForTokenClassification: leave out --task"):
+    with pytest.raises(
+        SetupError, match="it is a BertForSequenceClassification, not a BertForTokenClassification: leave out --task"
+    ):
         _compile(source, "token_classification", tmp_path)
 
 
@@ -87,7 +92,8 @@ def test_a_classifier_whose_file_lost_its_pooler_is_refused(tmp_path: Path) -> N
     source = classifier(tmp_path / "source")
     _drop(source, "pooler")
     with pytest.raises(
-        SetupError, match=r"its weights lack bert\.pooler\..*: its files lost what a BertForSequenceClassification is made of"
+        SetupError,
+        match=r"its weights lack bert\.pooler\..*: its files lost what a BertForSequenceClassification is made of",
     ):
         _compile(source, "text_classification", tmp_path)
 
@@ -109,7 +115,9 @@ def test_weights_that_are_no_numbers_are_named(value: float, tmp_path: Path) -> 
     with torch.no_grad():
         model.bert.encoder.layer[0].output.dense.weight[3, 5] = value
     model.save_pretrained(source)
-    with pytest.raises(SetupError, match=r"its weights bert\.encoder\.layer\.0\.output\.dense\.weight hold NaN or infinity; train"):
+    with pytest.raises(
+        SetupError, match=r"its weights bert\.encoder\.layer\.0\.output\.dense\.weight hold NaN or infinity; train"
+    ):
         _compile(source, "text_classification", tmp_path)
 
 
@@ -117,7 +125,8 @@ def test_a_head_of_another_size_is_named_with_what_to_write_into_the_configurati
     source = save(transformers.BertForSequenceClassification(bert_config(num_labels=5)), tmp_path / "source")
     bert_config(architectures=["BertForSequenceClassification"]).save_pretrained(source)
     sentence = (
-        r"its weights classifier\.bias, classifier\.weight have another shape than config\.json says, which has 2 labels; give the name"
+        r"its weights classifier\.bias, classifier\.weight have another shape than config\.json says, which "
+        r"has 2 labels; give the name"
     )
     with pytest.raises(SetupError, match=sentence):
         _compile(source, "text_classification", tmp_path)

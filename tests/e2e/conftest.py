@@ -12,12 +12,12 @@ from tests.models import MODELS
 @pytest.fixture(scope="session")
 def stack(sources: dict[str, Path]) -> Iterator[Stack]:
     """All services healthy, with a bundle of each test model; nothing is left of it afterwards."""
+    Stack().down()
     one = Stack()
-    one.make("down")
     try:
         one.compile(sources, {name: task for name, (task, _) in MODELS.items()})
         one.up()
         yield one
     finally:
-        one.make("down")
+        one.down()
     assert one.leftovers() == []

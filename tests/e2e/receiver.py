@@ -1,18 +1,23 @@
-"""A receiver of OTLP/gRPC on Jaeger's port, which tells the spans of a trace as JSON on the port of Jaeger's page: GET /TRACE_ID."""
+"""A receiver of OTLP/gRPC on Jaeger's port, which tells the spans of a trace as JSON on the port of Jaeger's page: GET
+/TRACE_ID.
+"""
 
 import dataclasses
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 from tests.integration.collector import grpc_collector
 
 _OTLP = "0.0.0.0:4317"
+# Where the layer tls puts its files.
+_TLS = Path("/tls")
 _PAGE = ("0.0.0.0", 16686)
 
 
 def main() -> None:
     """Receives until it is killed."""
-    with grpc_collector(_OTLP) as collector:
+    with grpc_collector(_OTLP, _TLS if _TLS.exists() else None) as collector:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:

@@ -8,7 +8,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +22,9 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 PROJECT = "neuronpipe-e2e"
 SERVICES = ("gateway", "tokenizer", "neuron-executor", "postprocessor")
-_FILES = ("docker/compose.yaml", "docker/compose.observability.yaml", "tests/e2e/compose.e2e.yaml")
+_FILES = ("docker/compose.yaml", "docker/compose.observability.yaml")
+_TLS_FILES = ("docker/compose.tls.yaml", "docker/compose.tls-observability.yaml")
+_LAST_FILES = ("tests/e2e/compose.e2e.yaml",)
 # Grafana cannot be made from Debian's packages.
 _STARTED = (*SERVICES, "redis", "jaeger", "prometheus")
 _WAIT_LIMIT_S = 120
@@ -75,6 +78,7 @@ class Stack:
             # Only what a test samples.
             "TRACES_SAMPLER": "parentbased_always_off",
         }
+        self._files: tuple[str, ...] = (*_FILES, *_LAST_FILES)
         self._docker = os.environ["DOCKER"]
         self._compose = os.environ["COMPOSE"].split()
 
@@ -93,12 +97,17 @@ class Stack:
 
     def compose(self, *words: str, **variables: str) -> str:
         """What a command of docker compose prints. Raises RuntimeError."""
-        files = [word for file in _FILES for word in ("-f", file)]
+        files = [word for file in self._files for word in ("-f", file)]
         return _run([*self._compose, *files, *words], {**self.environment, **variables})
 
     def make(self, *words: str) -> str:
         """What a target of the Makefile prints. Raises RuntimeError."""
-        return _run(["make", *words, f"COMPOSE_FILES={' '.join(_FILES)}"], self.environment)
+        return _run(["make", *words, f"COMPOSE_FILES={' '.join(self._files)}"], self.environment)
+
+    def down(self) -> None:
+        """Ends it and deletes what it has made, with any layer."""
+        self._files = (*_FILES, *_TLS_FILES, *_LAST_FILES)
+        self.make("down")
 
     def image(self, service: str) -> str:
         """The image of a service."""
@@ -110,10 +119,16 @@ class Stack:
         [container] = self.compose("ps", "-aq" if "docker" in self._compose else "-q", "compile").split()
         for name, source in sources.items():
             with tempfile.TemporaryDirectory() as folder:
-                copy = shutil.copytree(source, Path(folder) / name, copy_function=shutil.copyfile)  # readable for the step's own user
+                copy = shutil.copytree(
+                    source, Path(folder) / name, copy_function=shutil.copyfile
+                )  # readable for the step's own user
                 self.docker("cp", str(copy), f"{container}:/sources/{name}")
         for name in sources:
-            model = {"MODEL_NAME": name, "MODEL_SOURCE": f"/sources/{name}", "MODEL_TASK": tasks[name].replace("_", "-")}
+            model = {
+                "MODEL_NAME": name,
+                "MODEL_SOURCE": f"/sources/{name}",
+                "MODEL_TASK": tasks[name].replace("_", "-"),
+            }
             self.compose("up", "--no-deps", "--exit-code-from", "compile", "compile", **model)
         self.environment |= model
 
@@ -121,6 +136,21 @@ class Stack:
         """Starts what is not running, and waits until all of it is healthy."""
         self.compose("up", "-d", *options, *_STARTED)
         self.wait_until_healthy()
+
+    @contextmanager
+    def with_tls(self) -> Iterator[None]:
+        """The same stack with the layer tls for the time of a block; the certificates that were made stay until its
+        end.
+        """
+        before = self._files
+        self._files = (*_FILES, *_TLS_FILES, *_LAST_FILES)
+        try:
+            self.up()
+            yield
+        finally:
+            self.compose("rm", "--stop", "--force", "certificates")
+            self._files = before
+            self.up()
 
     def wait_until_healthy(self) -> None:
         """Returns when every container of the services and of Redis is."""
@@ -149,6 +179,13 @@ class Stack:
         program = f"import os; os.kill({container.state['Pid']}, 9)"
         options = ["--rm", "--pid=host", "--user=0", "--entrypoint=python3"]
         self.docker("run", *options, self.image("postprocessor"), "-c", program)
+
+    def logs(self, id: str) -> str:
+        """What a container has written."""
+        result = subprocess.run(
+            [self._docker, "logs", id], env=self.environment, capture_output=True, text=True, check=True
+        )
+        return result.stdout + result.stderr
 
     def python(self, container: Container, program: str) -> str:
         """What a program prints that runs inside a container."""

@@ -1,4 +1,6 @@
-"""What breaks while a load runs: every service crashes and comes back, Redis goes away, containers are stopped and replaced."""
+"""What breaks while a load runs: every service crashes and comes back, Redis goes away, containers are stopped and
+replaced.
+"""
 
 import asyncio
 import time
@@ -57,7 +59,9 @@ async def test_a_redis_that_is_killed_comes_back_and_nobody_notices(stack: Stack
     [before] = stack.containers("redis")
     async with load(stack.target) as going:
         await asyncio.to_thread(stack.kill, before)
-        await asyncio.to_thread(wait_until, "Redis is back", lambda: stack.inspect(before.id).restarts == before.restarts + 1)
+        await asyncio.to_thread(
+            wait_until, "Redis is back", lambda: stack.inspect(before.id).restarts == before.restarts + 1
+        )
         await asyncio.to_thread(stack.wait_until_healthy)
         await going.answers(100)
     assert (going.wrong, going.failures) == ([], [])
@@ -96,15 +100,21 @@ async def test_redeploying_a_service_is_an_outage_of_that_service_only(stack: St
 async def test_a_gateway_that_is_stopped_answers_what_it_has_begun(stack: Stack) -> None:
     [gateway] = stack.containers("gateway")
     async with AsyncClient(stack.target, retries=False, timeout_s=120) as client:
-        asked = [asyncio.create_task(client.infer(answer("who sat?", f"{number} {_CONTEXT}"))) for number in range(_QUESTIONS)]
+        asked = [
+            asyncio.create_task(client.infer(answer("who sat?", f"{number} {_CONTEXT}")))
+            for number in range(_QUESTIONS)
+        ]
         await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.to_thread(stack.docker, "stop", "--time", "60", gateway.id)
         results = await asyncio.gather(*asked, return_exceptions=True)
     stopped = stack.inspect(gateway.id)
     stack.up()
     errors = [result for result in results if isinstance(result, BaseException)]
-    # It has all of them by the time of the first answer, or else refuses them in its own words; a lost connection has others.
-    assert {error.message if isinstance(error, NeuronpipeError) else error for error in errors} <= {"the gateway service is stopping"}
+    # It has all of them by the time of the first answer, or else refuses them in its own words; a lost connection has
+    # others.
+    assert {error.message if isinstance(error, NeuronpipeError) else error for error in errors} <= {
+        "the gateway service is stopping"
+    }
     assert len(errors) < _QUESTIONS / 2
     assert stopped.state["ExitCode"] == 0
 

@@ -14,7 +14,8 @@ _SCALED = ("tokenizer", "postprocessor")
 
 @pytest_asyncio.fixture(scope="module")
 async def doubled(stack: Stack) -> AsyncIterator[Load]:
-    """Two containers of each scaled service, under a load that began when there was one; afterwards there is one again."""
+    """Two containers of each scaled service, under a load that began when there was one;
+    afterwards there is one again."""
     async with load(stack.target) as going:
         await asyncio.to_thread(stack.up, *(word for service in _SCALED for word in ("--scale", f"{service}=2")))
         yield going
@@ -33,7 +34,9 @@ async def test_work_reaches_every_container_of_a_service(stack: Stack, doubled: 
         return [stack.metric(container, "neuronpipe_item_duration_seconds_count") for container in containers]
 
     before = await asyncio.to_thread(items)
-    await asyncio.to_thread(wait_until, "both get work", lambda: all(now > then for now, then in zip(items(), before, strict=True)))
+    await asyncio.to_thread(
+        wait_until, "both get work", lambda: all(now > then for now, then in zip(items(), before, strict=True))
+    )
     assert doubled.failures == []
 
 

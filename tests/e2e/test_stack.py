@@ -16,14 +16,34 @@ _HEAVY = ("torch", "transformers", "nncf", "scipy", "pip", "setuptools")
 
 
 def test_the_behaviour_suite_passes(stack: Stack) -> None:
-    command = [sys.executable, "-m", "pytest", "tests/integration", f"--target={stack.target}", "-q", "--timeout", "300"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "tests/integration",
+        f"--target={stack.target}",
+        "-q",
+        "--timeout",
+        "300",
+    ]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout
 
 
 def test_the_command_line_gets_an_answer(stack: Stack) -> None:
     request = json.dumps({"text_classification": {"text": "A fine day."}})
-    command = [sys.executable, "-m", "neuronpipe", "infer", "--target", stack.target, "--model", "classifier", "--json", request]
+    command = [
+        sys.executable,
+        "-m",
+        "neuronpipe",
+        "infer",
+        "--target",
+        stack.target,
+        "--model",
+        "classifier",
+        "--json",
+        request,
+    ]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout)["model"] == "classifier"
 
@@ -42,12 +62,17 @@ for folder in ("/", "/opt/neuronpipe", "/repository", "/home"):
 rights = [line.split()[1] for line in open("/proc/1/status") if line.startswith(("CapEff", "NoNewPrivs"))]
 print(os.getuid(), rights, refused)
 """
-    assert stack.python(container, program).strip() == "65532 ['0000000000000000', '1'] ['/', '/opt/neuronpipe', '/repository', '/home']"
+    assert (
+        stack.python(container, program).strip()
+        == "65532 ['0000000000000000', '1'] ['/', '/opt/neuronpipe', '/repository', '/home']"
+    )
 
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_an_image_holds_neither_compilers_nor_what_other_services_need(stack: Stack, service: str) -> None:
-    foreign = {*_HEAVY, "tokenizers", "openvino"} - {{"tokenizer": "tokenizers", "neuron-executor": "openvino"}.get(service, "")}
+    foreign = {*_HEAVY, "tokenizers", "openvino"} - {
+        {"tokenizer": "tokenizers", "neuron-executor": "openvino"}.get(service, "")
+    }
     program = f"""
 import importlib.util, shutil
 modules = [name for name in {sorted(foreign)} if importlib.util.find_spec(name)]
@@ -84,7 +109,9 @@ def test_only_the_gateway_and_pages_are_published_and_on_loopback_only(stack: St
     )
     published = dict(line.split(" ", 1) for line in names.splitlines() if "->" in line)
     assert published.keys() == {"gateway", "jaeger", "prometheus"}
-    assert all(part.startswith("127.0.0.1:") for ports in published.values() for part in ports.split(", ") if "->" in part)
+    assert all(
+        part.startswith("127.0.0.1:") for ports in published.values() for part in ports.split(", ") if "->" in part
+    )
 
 
 def test_prometheus_reads_the_metrics_of_every_service(stack: Stack) -> None:
@@ -103,4 +130,6 @@ def test_prometheus_reads_the_metrics_of_every_service(stack: Stack) -> None:
 def test_the_compile_step_does_nothing_where_the_model_is_there(stack: Stack) -> None:
     stack.compose("up", "--no-deps", "--exit-code-from", "compile", "compile")
     [container] = stack.containers("compile", all=True)
-    assert stack.docker("logs", "--tail", "1", container.id).strip() == f"/repository/{stack.environment['MODEL_NAME']}/1"
+    assert (
+        stack.docker("logs", "--tail", "1", container.id).strip() == f"/repository/{stack.environment['MODEL_NAME']}/1"
+    )

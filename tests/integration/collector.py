@@ -1,11 +1,13 @@
 """A real OTLP receiver, by gRPC and by HTTP, that keeps what it gets."""
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
@@ -73,7 +75,9 @@ class Collector:
     def wait_until(self, is_there: Callable[["Collector"], bool], timeout_s: float = 30) -> None:
         """Blocks until enough arrived."""
         with self._arrived:
-            assert self._arrived.wait_for(lambda: is_there(self), timeout_s), f"{len(self.spans)} spans, {sorted(self.points)}"
+            assert self._arrived.wait_for(lambda: is_there(self), timeout_s), (
+                f"{len(self.spans)} spans, {sorted(self.points)}"
+            )
 
     def trace(self, trace_id: str) -> list[Received]:
         """A trace's spans, in the order in which they began."""
@@ -106,8 +110,8 @@ def _attributes(attributes: Any) -> dict[str, Value]:
 
 
 @contextmanager
-def grpc_collector(listen: str = "127.0.0.1:0") -> Iterator[Collector]:
-    """A receiver of OTLP/gRPC."""
+def grpc_collector(listen: str = "127.0.0.1:0", tls: Path | None = None) -> Iterator[Collector]:
+    """A receiver of OTLP/gRPC. `tls`: a folder with tls.crt, tls.key and ca.crt, for mTLS."""
     collector = Collector("")
 
     class Traces(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc, unused-ignore]
@@ -123,7 +127,12 @@ def grpc_collector(listen: str = "127.0.0.1:0") -> Iterator[Collector]:
     server = grpc.server(ThreadPoolExecutor(4))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Traces(), server)  # type: ignore[no-untyped-call]
     metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(Metrics(), server)  # type: ignore[no-untyped-call]
-    collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port(listen)}"
+    if tls:
+        pair = ((tls / "tls.key").read_bytes(), (tls / "tls.crt").read_bytes())
+        credentials = grpc.ssl_server_credentials([pair], (tls / "ca.crt").read_bytes(), require_client_auth=True)
+        collector.endpoint = f"https://127.0.0.1:{server.add_secure_port(listen, credentials)}"
+    else:
+        collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port(listen)}"
     server.start()
     try:
         yield collector
@@ -132,8 +141,8 @@ def grpc_collector(listen: str = "127.0.0.1:0") -> Iterator[Collector]:
 
 
 @contextmanager
-def http_collector() -> Iterator[Collector]:
-    """A receiver of OTLP/HTTP."""
+def http_collector(tls: Path | None = None) -> Iterator[Collector]:
+    """A receiver of OTLP/HTTP. `tls`: as above."""
     collector = Collector("")
 
     class Handler(BaseHTTPRequestHandler):
@@ -151,7 +160,12 @@ def http_collector() -> Iterator[Collector]:
             """Says nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    collector.endpoint = f"http://127.0.0.1:{server.server_port}"
+    if tls:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tls / "ca.crt")
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_cert_chain(tls / "tls.crt", tls / "tls.key")
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    collector.endpoint = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

@@ -1,4 +1,6 @@
-"""The systems under test: local stages, four processes and one process, or the one that --target names."""
+"""The systems under test: local stages, four processes, two processes with unix sockets, one process, and front
+processes, or the one that --target names.
+"""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -7,16 +9,30 @@ import pytest
 import pytest_asyncio
 
 from demo.processes import ServiceProcess, four_processes
-from neuronpipe.client import AsyncClient
+from neuronpipe.client import AsyncClient, TlsFiles
 from tests.integration.http_server import HttpServer, make_http_repository, running_http_server
-from tests.integration.systems import System, local_system, make_slow
+from tests.integration.systems import System, local_system, make_slow, two_processes
 from tests.shared_folder import shared_folder
+
+# system → the fixture of its address.
+_TARGETS = {
+    "target": "gateway_target",
+    "four processes": "gateway_target",
+    "two processes": "unix_target",
+    "one process": "one_process_target",
+    "front processes": "fronts_target",
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     target = metafunc.config.getoption("target")
     if "system" in metafunc.fixturenames:
-        metafunc.parametrize("system", ["target"] if target else ["local", "four processes", "one process"], indirect=True, scope="session")
+        metafunc.parametrize(
+            "system",
+            ["target"] if target else ["local", *(name for name in _TARGETS if name != "target")],
+            indirect=True,
+            scope="session",
+        )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -42,6 +58,26 @@ def one_process(repository: Path) -> Iterator[ServiceProcess]:
 
 
 @pytest.fixture(scope="session")
+def one_process_target(one_process: ServiceProcess) -> str:
+    """HOST:PORT of it."""
+    return one_process.target
+
+
+@pytest.fixture(scope="session")
+def fronts_target(repository: Path) -> Iterator[str]:
+    """HOST:PORT of two front processes before one executor."""
+    with ServiceProcess("all", "--repository", str(repository), "--front-processes", "2") as process:
+        yield process.wait_until_ready().target
+
+
+@pytest.fixture(scope="session")
+def unix_target(repository: Path) -> Iterator[str]:
+    """The unix socket of a gateway that has the tokenizer and the postprocessor inside."""
+    with two_processes(repository) as processes:
+        yield processes["gateway"].target
+
+
+@pytest.fixture(scope="session")
 def gateway_target(request: pytest.FixtureRequest) -> str:
     """HOST:PORT of a gateway that serves the test models."""
     target: str | None = request.config.getoption("target")
@@ -54,13 +90,15 @@ def gateway_target(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def http_repository(fake_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The fake models, and one of each task that they lack."""
-    return shared_folder(tmp_path_factory, "http-repository", lambda folder: make_http_repository(folder, fake_repository))
+    return shared_folder(
+        tmp_path_factory, "http-repository", lambda folder: make_http_repository(folder, fake_repository)
+    )
 
 
 @pytest.fixture(scope="session")
 def http_server(http_repository: Path) -> Iterator[HttpServer]:
     """One process that serves them over HTTP, too."""
-    with running_http_server(http_repository, "--http-default-models", "minilm,classifier") as server:
+    with running_http_server(http_repository, "--default-models", "minilm,classifier") as server:
         yield server
 
 
@@ -77,6 +115,7 @@ async def system(request: pytest.FixtureRequest) -> AsyncIterator[System]:
         async with local_system(request.getfixturevalue("repository")) as local:
             yield local
         return
-    one_process: ServiceProcess | None = request.getfixturevalue("one_process") if request.param == "one process" else None
-    async with AsyncClient(one_process.target if one_process else request.getfixturevalue("gateway_target")) as client:
+    folder = request.config.getoption("target_tls")
+    tls = TlsFiles(f"{folder}/tls.crt", f"{folder}/tls.key", f"{folder}/ca.crt") if folder else None
+    async with AsyncClient(request.getfixturevalue(_TARGETS[request.param]), tls=tls) as client:
         yield client

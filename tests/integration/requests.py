@@ -13,7 +13,9 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 
 
-def classify(text: str, *, model: str = "classifier", version: str = "", request_id: str = "", **options: Any) -> InferRequest:
+def classify(
+    text: str, *, model: str = "classifier", version: str = "", request_id: str = "", **options: Any
+) -> InferRequest:
     """A text classification."""
     input = TaskInput(text_classification=TextClassificationInput(text=text, **options))
     return InferRequest(model=model, version=version, request_id=request_id, input=input)
@@ -32,7 +34,9 @@ def answer(question: str, context: str, *, model: str = "answerer", **options: A
 
 def tag(text: str, *, model: str = "tagger", **options: Any) -> InferRequest:
     """A token classification."""
-    return InferRequest(model=model, input=TaskInput(token_classification=TokenClassificationInput(text=text, **options)))
+    return InferRequest(
+        model=model, input=TaskInput(token_classification=TokenClassificationInput(text=text, **options))
+    )
 
 
 def fill(text: str, *, model: str = "filler", **options: Any) -> InferRequest:

@@ -3,11 +3,13 @@
 import json
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol
 
+from demo.processes import ServiceProcess
 from neuronpipe.api.v1.inference_pb2 import (
     InferBatchRequest,
     InferOutcome,
@@ -23,8 +25,8 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.assembly import running_gateway
 from neuronpipe.gateway.doors.native import NativeDoor
-from neuronpipe.local.server import local_stages
 from neuronpipe.local.settings import AllSettings
+from neuronpipe.local.stages import running_stages
 from tests.door import Door
 
 
@@ -33,9 +35,13 @@ class System(Protocol):
 
     async def infer(self, request: InferRequest, *, timeout_s: float | None = None) -> InferResponse: ...
 
-    async def infer_batch(self, requests: Iterable[InferRequest], *, timeout_s: float | None = None) -> Sequence[InferOutcome]: ...
+    async def infer_batch(
+        self, requests: Iterable[InferRequest], *, timeout_s: float | None = None
+    ) -> Sequence[InferOutcome]: ...
 
-    def infer_stream(self, requests: Iterable[InferRequest], *, timeout_s: float | None = None) -> AsyncIterator[InferStreamResponse]: ...
+    def infer_stream(
+        self, requests: Iterable[InferRequest], *, timeout_s: float | None = None
+    ) -> AsyncIterator[InferStreamResponse]: ...
 
     async def list_models(self) -> Sequence[Model]: ...
 
@@ -51,10 +57,14 @@ class LocalSystem:
     async def infer(self, request: InferRequest, *, timeout_s: float | None = None) -> InferResponse:
         return await self._door.infer(request, _call(timeout_s))
 
-    async def infer_batch(self, requests: Iterable[InferRequest], *, timeout_s: float | None = None) -> Sequence[InferOutcome]:
+    async def infer_batch(
+        self, requests: Iterable[InferRequest], *, timeout_s: float | None = None
+    ) -> Sequence[InferOutcome]:
         return (await self._door.infer_batch(InferBatchRequest(requests=requests), _call(timeout_s))).outcomes
 
-    def infer_stream(self, requests: Iterable[InferRequest], *, timeout_s: float | None = None) -> AsyncIterator[InferStreamResponse]:
+    def infer_stream(
+        self, requests: Iterable[InferRequest], *, timeout_s: float | None = None
+    ) -> AsyncIterator[InferStreamResponse]:
         async def messages() -> AsyncIterator[InferStreamRequest]:
             for request in requests:
                 yield InferStreamRequest(request=request)
@@ -76,12 +86,32 @@ def _call(timeout_s: float | None) -> Call:
 async def local_system(repository: Path) -> AsyncIterator[System]:
     """A pipeline over local stages."""
     settings = AllSettings(repository=repository)
-    bundles = read_repository(repository)
+    bundles, telemetry = read_repository(repository), Telemetry()
     async with (
-        local_stages(bundles, settings, settings) as stages,
-        running_gateway(bundles, stages, settings, settings, Telemetry()) as gateway,
+        running_stages(bundles, settings, telemetry, lambda stage, is_reached: None) as stages,
+        running_gateway(bundles, stages, settings, settings, telemetry) as gateway,
     ):
         yield LocalSystem(Door(NativeDoor(gateway.pipeline, gateway.catalog, settings)))
+
+
+@contextmanager
+def two_processes(repository: Path, *options: str) -> Iterator[dict[str, ServiceProcess]]:
+    """The neuron-executor, and a gateway with the other stages inside, ready, by name: all addresses are unix sockets.
+    `options` are the gateway's.
+    """
+    # Not in a folder of pytest's, whose path may be too long for a socket's.
+    with TemporaryDirectory(prefix="np-") as folder:
+        sockets = {service: f"unix:{folder}/{service}.sock" for service in ("neuron-executor", "gateway")}
+        near = ("--tokenizer-target", "local", "--postprocessor-target", "local")
+        of_gateway = (*near, "--executor-target", sockets["neuron-executor"], *options)
+        of_both = ("--repository", str(repository), "--listen")
+        with (
+            ServiceProcess("neuron-executor", *of_both, sockets["neuron-executor"]) as executor,
+            ServiceProcess("gateway", *of_both, sockets["gateway"], *of_gateway) as gateway,
+        ):
+            executor.wait_until_ready()
+            gateway.wait_until_ready().wait_for("all stages reached")
+            yield {"neuron-executor": executor, "gateway": gateway}
 
 
 def make_slow(repository: Path, folder: Path) -> Path:

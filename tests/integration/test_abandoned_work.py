@@ -1,7 +1,7 @@
 """Work that nobody waits for any more is never computed, however many processes lie between the caller and the device.
 
-The device takes one and a half seconds a batch. While the first request is on it, others wait; those that are given up must be missing
-from the batch that runs next, whose size the response tells.
+The device takes one and a half seconds a batch. While the first request is on it, others wait; those that are given up
+must be missing from the batch that runs next, whose size the response tells.
 """
 
 import asyncio
@@ -28,7 +28,9 @@ async def client(
     slow_repository = make_slow(fake_repository, tmp_path_factory.mktemp("slow"))
     with contextlib.ExitStack() as stack:
         if request.param == "one process":
-            gateway = stack.enter_context(ServiceProcess("all", "--repository", str(slow_repository))).wait_until_ready()
+            gateway = stack.enter_context(
+                ServiceProcess("all", "--repository", str(slow_repository))
+            ).wait_until_ready()
         else:
             gateway = stack.enter_context(four_processes(slow_repository))["gateway"]
         async with AsyncClient(gateway.target, retries=False) as client:

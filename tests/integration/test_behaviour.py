@@ -3,6 +3,7 @@
 import pydoc_data.topics
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,24 @@ from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound
 from tests.integration.requests import answer, classify, embed, fill, tag
 from tests.integration.systems import System
 
-TEXTS = ["The cat sat on the mat.", "Ein Kätzchen 🐈 saß auf der Matte.", "猫坐在垫子上", "a", pydoc_data.topics.topics["if"][:900]]
+
+def _input(model: str, **task: Any) -> InferRequest:
+    return InferRequest(model=model, input=TaskInput(**task))
+
+
+TEXTS = [
+    "The cat sat on the mat.",
+    "Ein Kätzchen 🐈 saß auf der Matte.",
+    "猫坐在垫子上",
+    "a",
+    pydoc_data.topics.topics["if"][:900],
+]
 
 
 @pytest.mark.parametrize("text", TEXTS)
-async def test_classification_equals_the_transformers_pipeline(system: System, sources: dict[str, Path], text: str) -> None:
+async def test_classification_equals_the_transformers_pipeline(
+    system: System, sources: dict[str, Path], text: str
+) -> None:
     pipeline = transformers.pipeline("text-classification", model=str(sources["classifier"]))
     expected = pipeline(text, top_k=4)
 
@@ -41,6 +55,36 @@ async def test_embedding_equals_sentence_transformers(system: System, sources: d
 
     # float32 through six layers; vectors have length one.
     np.testing.assert_allclose(response.result.sentence_embedding.embedding, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+async def test_tokens_are_those_of_transformers_and_as_an_input_give_the_texts_vector(
+    system: System, sources: dict[str, Path], text: str
+) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(sources["minilm"])
+    expected = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
+
+    response = await system.infer(_input("minilm", tokenization={"text": text}))
+
+    tokens = response.result.tokenization.tokens
+    assert [token.token_id for token in tokens] == expected["input_ids"]
+    assert [token.is_special for token in tokens] == [bool(mask) for mask in expected["special_tokens_mask"]]
+    assert [(token.start, token.end) for token in tokens] == expected["offset_mapping"]
+    assert all(token.text == text[token.start : token.end] for token in tokens if not token.is_special)
+    assert (response.usage.tokens, response.timings.predict_compute_ns) == (0, 0)
+
+    ids = [token.token_id for token in tokens]
+    by_ids = await system.infer(_input("minilm", sentence_embedding={"token_ids": ids}))
+    by_text = await system.infer(embed(text))
+    np.testing.assert_allclose(
+        by_ids.result.sentence_embedding.embedding, by_text.result.sentence_embedding.embedding, atol=2e-6
+    )
+    assert by_ids.usage.tokens == by_text.usage.tokens == len(ids)
+
+    joined = await system.infer(_input("minilm", detokenization={"token_ids": ids, "skip_special_tokens": True}))
+    assert joined.result.detokenization.text == tokenizer.decode(
+        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
 
 
 async def test_answers_are_passages_of_the_context_by_code_points(system: System) -> None:
@@ -74,7 +118,10 @@ async def test_every_mask_is_filled_where_it_stands(system: System) -> None:
 
     masks = response.result.fill_mask.masks
     assert [text[mask.start : mask.end] for mask in masks] == ["[MASK]", "[MASK]"]
-    assert all({token.token for token in mask.tokens} < {"sat", "mat", "dog", "##s"} and len(mask.tokens) == 3 for mask in masks)
+    assert all(
+        {token.token for token in mask.tokens} < {"sat", "mat", "dog", "##s"} and len(mask.tokens) == 3
+        for mask in masks
+    )
     assert list(masks[0].tokens) != list(masks[1].tokens), "each mask has a place of its own"
     # Two sequences of [CLS] 🐈 [MASK] on the [MASK] . [SEP].
     assert response.usage.tokens == 2 * 8
@@ -128,9 +175,17 @@ BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
         InvalidInput,
         "text and text_pair: 603 tokens, the model takes 512",
     ),
-    "10 MB of text": (classify("x" * 10_000_000), InvalidInput, rf"input: 100000\d\d bytes, the limit is {ONE_MEBIBYTE}"),
+    "10 MB of text": (
+        classify("x" * 10_000_000),
+        InvalidInput,
+        rf"input: 100000\d\d bytes, the limit is {ONE_MEBIBYTE}",
+    ),
     "no model": (classify("a", model=""), InvalidInput, "model: is empty"),
-    "unknown model": (classify("a", model="nobody"), ModelNotFound, "model 'nobody' is not served; the served models are: .*classifier"),
+    "unknown model": (
+        classify("a", model="nobody"),
+        ModelNotFound,
+        "model 'nobody' is not served; the served models are: .*classifier",
+    ),
     "unknown version": (classify("a", version="7"), ModelNotFound, "model 'classifier' has no version 7; it has: 1"),
     "version is no number": (classify("a", version="v1"), InvalidInput, "version: 'v1' is not a whole number"),
     "another task": (
@@ -138,14 +193,22 @@ BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
         WrongTask,
         "model 'classifier' has the task text_classification, the input is for sentence_embedding",
     ),
-    "no input": (InferRequest(model="classifier"), InvalidInput, "input: holds no task; model 'classifier' takes text_classification"),
+    "no input": (
+        InferRequest(model="classifier"),
+        InvalidInput,
+        "input: holds no task; model 'classifier' takes text_classification",
+    ),
     "no task": (InferRequest(model="classifier", input=TaskInput()), InvalidInput, "input: holds no task"),
     "top_k above labels": (classify("a", top_k=5), InvalidInput, "top_k: 5, the model has 4 labels"),
     "dimensions above width": (embed("a", dimensions=385), InvalidInput, "dimensions: 385, the model has 384"),
     "question without context": (answer("Who?", ""), InvalidInput, "context: is empty"),
     "context without question": (answer("", "A context."), InvalidInput, "question: is empty"),
     "context without tokens": (answer("Who?", "  \n "), InvalidInput, "context: has no tokens"),
-    "question fills the window": (answer("who " * 400, "A context."), InvalidInput, "question: 400 tokens leave no room"),
+    "question fills the window": (
+        answer("who " * 400, "A context."),
+        InvalidInput,
+        "question: 400 tokens leave no room",
+    ),
     "windows that never advance": (
         answer("who?", "A context.", window_stride_tokens=379),
         InvalidInput,
@@ -179,7 +242,11 @@ BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
         r"targets\[1\]: is not a token of the model's vocabulary",
     ),
     "too many answers": (answer("Who?", "A context.", top_k=101), InvalidInput, "top_k: 101, the limit is 100"),
-    "long request id": (classify("a", request_id="x" * 257), InvalidInput, "request_id: 257 characters, the limit is 256"),
+    "long request id": (
+        classify("a", request_id="x" * 257),
+        InvalidInput,
+        "request_id: 257 characters, the limit is 256",
+    ),
 }
 
 
@@ -194,7 +261,9 @@ async def test_bad_input_gets_an_error_that_names_the_thing_and_the_limit(system
 
 
 async def test_bad_item_of_a_batch_fails_alone(system: System) -> None:
-    outcomes = await system.infer_batch([classify("good"), classify(""), classify("a", model="nobody"), classify("good")])
+    outcomes = await system.infer_batch(
+        [classify("good"), classify(""), classify("a", model="nobody"), classify("good")]
+    )
 
     assert [outcome.WhichOneof("outcome") for outcome in outcomes] == ["response", "error", "error", "response"]
     assert [outcomes[1].error.code, outcomes[2].error.code] == [code_pb2.INVALID_ARGUMENT, code_pb2.NOT_FOUND]

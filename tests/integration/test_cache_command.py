@@ -49,9 +49,13 @@ def test_texts_are_tokenized_and_stored_once(
     assert capsys.readouterr().out == "603 inputs: 0 stored, 603 there already or given twice, 0 refused\n"
 
 
-async def test_a_tokenizer_finds_what_was_stored_ahead(fake_repository: Path, redis: RedisServer, tmp_path: Path) -> None:
+async def test_a_tokenizer_finds_what_was_stored_ahead(
+    fake_repository: Path, redis: RedisServer, tmp_path: Path
+) -> None:
     await asyncio.to_thread(_warm, fake_repository, _written(tmp_path, "a text that is known"))
-    settings = TokenCacheSettings(redis_url=redis.url, redis_timeout_ms=1000, token_cache_redis="always", token_cache_bytes=0)
+    settings = TokenCacheSettings(
+        redis_url=redis.url, redis_timeout_ms=1000, token_cache_redis="always", token_cache_bytes=0
+    )
     async with running_tokenizer(read_repository(fake_repository), settings) as stage, asyncio.timeout(10):
         while True:
             item = TokenizeItem(Call(), ModelKey("classifier", 1), pack_input(classify("a text that is known").input))
@@ -83,8 +87,18 @@ def test_an_input_that_would_be_refused_is_named_and_left_out(
     ("lines", "model", "option", "problem"),
     [
         (["a"], "answerer", "--texts", "line 1: the model's task takes more than a text; use --inputs"),
-        (["{}"], "classifier", "--inputs", "line 1: is not an input of this model: it is not for the task text-classification"),
-        (['{"text_classification": {"text": "a"}}', "{"], "classifier", "--inputs", "line 2: is not an input of this model"),
+        (
+            ["{}"],
+            "classifier",
+            "--inputs",
+            "line 1: is not an input of this model: it is not for the task text-classification",
+        ),
+        (
+            ['{"text_classification": {"text": "a"}}', "{"],
+            "classifier",
+            "--inputs",
+            "line 2: is not an input of this model",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused(
@@ -114,7 +128,12 @@ def test_values_are_counted_by_kind_and_deleted_by_kind(redis: RedisServer, caps
 
     main(["cache", "clear", "--kind", "tokens"])
     assert capsys.readouterr().out == "2 values deleted\n"
-    assert sorted(redis.stored_keys()) == [b"neuronpipe-2:tokens:a", b"neuronpipe:pixels:a", b"neuronpipe:results:a", b"other"]
+    assert sorted(redis.stored_keys()) == [
+        b"neuronpipe-2:tokens:a",
+        b"neuronpipe:pixels:a",
+        b"neuronpipe:results:a",
+        b"other",
+    ]
     main(["cache", "clear"])
     assert sorted(redis.stored_keys()) == [b"neuronpipe-2:tokens:a", b"other"]
 
@@ -143,7 +162,9 @@ def test_a_redis_that_is_not_there_is_said_to_be(capsys: pytest.CaptureFixture[s
         "redis+sentinel://:secret@h:x/service",
     ],
 )
-def test_an_address_that_is_none_is_refused_without_repeating_its_password(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_that_is_none_is_refused_without_repeating_its_password(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["cache", "stats", "--redis-url", url])
     assert ended.value.code == 2
@@ -152,7 +173,9 @@ def test_an_address_that_is_none_is_refused_without_repeating_its_password(url: 
     assert "secret" not in error
 
 
-def test_an_address_is_asked_for_where_there_is_none(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_is_asked_for_where_there_is_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("NEURONPIPE_CACHE_REDIS_URL", raising=False)
     with pytest.raises(SystemExit):
         main(["cache", "clear"])

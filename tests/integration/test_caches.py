@@ -40,7 +40,9 @@ def redis() -> Iterator[RedisServer]:
         yield server
 
 
-async def _until(client: AsyncClient, request: InferRequest, field: str, outcome: "CacheOutcome.ValueType") -> InferResponse:
+async def _until(
+    client: AsyncClient, request: InferRequest, field: str, outcome: "CacheOutcome.ValueType"
+) -> InferResponse:
     """Asks until the outcome comes: Redis is connected, and written to, beside the requests."""
     async with asyncio.timeout(_LIMIT_S):
         while True:
@@ -50,12 +52,18 @@ async def _until(client: AsyncClient, request: InferRequest, field: str, outcome
             await asyncio.sleep(0.02)
 
 
-def _gateway(stack: ExitStack, repository: Path, redis: RedisServer, stages: dict[str, ServiceProcess]) -> ServiceProcess:
+def _gateway(
+    stack: ExitStack, repository: Path, redis: RedisServer, stages: dict[str, ServiceProcess]
+) -> ServiceProcess:
     """A gateway and a tokenizer of its own, before the other stages that there are."""
     options = ("--repository", str(repository))
-    tokenizer = stack.enter_context(ServiceProcess("tokenizer", *options, "--redis-url", redis.url, *_ONLY_REDIS)).wait_until_ready()
+    tokenizer = stack.enter_context(
+        ServiceProcess("tokenizer", *options, "--redis-url", redis.url, *_ONLY_REDIS)
+    ).wait_until_ready()
     targets = {"tokenizer": tokenizer, "executor": stages["neuron-executor"], "postprocessor": stages["postprocessor"]}
-    gateway = ServiceProcess("gateway", *options, *(f"--{name}-target={stage.target}" for name, stage in targets.items()))
+    gateway = ServiceProcess(
+        "gateway", *options, *(f"--{name}-target={stage.target}" for name, stage in targets.items())
+    )
     stack.enter_context(gateway).wait_for("all stages reached")
     return gateway
 
@@ -77,33 +85,52 @@ async def _encode(stage: TokenizerStage, text: str) -> EncodedInput:
     return await stage.tokenize(TokenizeItem(Call(), ModelKey("classifier", 1), pack_input(classify(text).input)))
 
 
-async def test_a_changed_tokenizer_finds_nothing_of_the_former(fake_repository: Path, redis: RedisServer, tmp_path: Path) -> None:
+async def test_a_changed_tokenizer_finds_nothing_of_the_former(
+    fake_repository: Path, redis: RedisServer, tmp_path: Path
+) -> None:
     changed = tmp_path / "changed"
     shutil.copytree(fake_repository / "classifier", changed / "classifier")
     (bundle,) = read_repository(changed)
     tokenizer = bundle.folder / bundle.manifest.tokenizer_file
     tokenizer.write_text(
-        tokenizer.read_text().replace('"lowercase":true', '"lowercase":false').replace('"lowercase": true', '"lowercase": false')
+        tokenizer.read_text()
+        .replace('"lowercase":true', '"lowercase":false')
+        .replace('"lowercase": true', '"lowercase": false')
     )
     (bundle.folder / "manifest.json").unlink()
     write_manifest(bundle.folder, bundle.manifest)
 
-    settings = TokenCacheSettings(redis_url=redis.url, redis_timeout_ms=1000, token_cache_bytes=0, token_cache_redis="always")
+    settings = TokenCacheSettings(
+        redis_url=redis.url, redis_timeout_ms=1000, token_cache_bytes=0, token_cache_redis="always"
+    )
     former_bundles = [bundle for bundle in read_repository(fake_repository) if bundle.spec.name == "classifier"]
-    async with running_tokenizer(former_bundles, settings) as former, running_tokenizer(read_repository(changed), settings) as stage:
+    async with (
+        running_tokenizer(former_bundles, settings) as former,
+        running_tokenizer(read_repository(changed), settings) as stage,
+    ):
         async with asyncio.timeout(_LIMIT_S):
             while (await _encode(former, "A TEXT")).token_cache != _REDIS:
                 await asyncio.sleep(0.01)
             while (found := await _encode(stage, "A TEXT")).token_cache == _BYPASS:
                 await asyncio.sleep(0.01)
         assert found.token_cache == _MISS
-        ids, former_ids = (encoded.sequences.arrays[0]["input_ids"].tolist() for encoded in (found, await _encode(former, "A TEXT")))
+        ids, former_ids = (
+            encoded.sequences.arrays[0]["input_ids"].tolist() for encoded in (found, await _encode(former, "A TEXT"))
+        )
         assert ids != former_ids
 
 
 @pytest.mark.parametrize("fault", ["killed", "hung", "flushed"])
 async def test_no_request_fails_when_redis_does(fake_repository: Path, redis: RedisServer, fault: str) -> None:
-    options = ("--repository", str(fake_repository), "--redis-url", redis.url, "--result-cache-models", "*", *_ONLY_REDIS)
+    options = (
+        "--repository",
+        str(fake_repository),
+        "--redis-url",
+        redis.url,
+        "--result-cache-models",
+        "*",
+        *_ONLY_REDIS,
+    )
     with ServiceProcess("all", *options) as process:
         async with AsyncClient(process.wait_until_ready().target) as client:
             texts = [f"text number {number}" for number in range(40)]

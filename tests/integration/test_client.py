@@ -44,7 +44,9 @@ async def failing_gateway() -> AsyncIterator[FailingGateway]:
     gateway = FailingGateway()
     server = grpc.aio.server()
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(gateway.infer)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("neuronpipe.api.v1.InferenceService", {"Infer": handler}),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("neuronpipe.api.v1.InferenceService", {"Infer": handler}),)
+    )
     gateway.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     yield gateway
@@ -105,10 +107,14 @@ async def test_nothing_is_retried_when_retries_are_off(failing_gateway: FailingG
 
 async def test_typed_methods_give_what_infer_gives(gateway_target: str) -> None:
     async with AsyncClient(gateway_target) as client:
-        labels = await client.classify("classifier", "The cat sat.", top_k=4, function=ScoreFunction.SCORE_FUNCTION_SIGMOID)
+        labels = await client.classify(
+            "classifier", "The cat sat.", top_k=4, function=ScoreFunction.SCORE_FUNCTION_SIGMOID
+        )
         vector = await client.embed("minilm", "The cat sat.", dimensions=16)
         answers = await client.answer("answerer", "Who sat?", "The cat sat on the mat.", top_k=2)
-        alike = await client.compare("minilm", "The cat sat.", ["The cat sat.", "A cat is sitting.", "Stocks fell sharply."])
+        alike = await client.compare(
+            "minilm", "The cat sat.", ["The cat sat.", "A cat is sitting.", "Stocks fell sharply."]
+        )
         entities = await client.find_entities("tagger", "The cat sat.", keep_all_labels=True)
         mask_token = (await client.get_model("filler")).mask_token
         masks = await client.fill_masks("filler", f"The {mask_token} sat.", targets=["cat", "dog"])
@@ -141,7 +147,9 @@ async def test_synchronous_client_gives_what_the_asynchronous_one_gives(gateway_
                 client.get_model("minilm").max_tokens,
             )
 
-    labels, vector, answers, entities, masks, results, stream_ids, names, max_tokens = await asyncio.to_thread(everything)
+    labels, vector, answers, entities, masks, results, stream_ids, names, max_tokens = await asyncio.to_thread(
+        everything
+    )
 
     async with AsyncClient(gateway_target) as client:
         assert labels == await client.classify("classifier", "The cat sat.", top_k=4)

@@ -11,6 +11,8 @@ import pytest
 
 from demo.processes import ServiceProcess
 from neuronpipe.client import Client
+from tests.certificates import Authority, replace
+from tests.integration.collector import Collector, grpc_collector, http_collector
 
 pytestmark = pytest.mark.local_only
 
@@ -65,6 +67,54 @@ def test_requests_are_answered_and_the_service_ends_whatever_its_collector_does(
             lost = _lost(process)
             process.signal(signal.SIGTERM)
             assert process.wait(_END_LIMIT_S) == 0
-    # Seven spans each: the request's, three stages', two of the prediction, a batch's. What is with the collector has no end yet.
+    # Seven spans each: the request's, three stages', two of the prediction, a batch's. What is with the collector has
+    # no end yet.
     assert lost["exported"] == 0
     assert lost["dropped"] >= 7 * _REQUESTS - 3 * _QUEUE
+
+
+def _over_tls(folder: Path, protocol: str, ca: str) -> dict[str, str]:
+    """Files for a collector and its callers alike, and what callers are told."""
+    authority = Authority()
+    authority.issue().write(folder)
+    replace(folder / "ca.crt", authority.certificate)
+    replace(folder / "other.crt", Authority("another").certificate)
+    return {
+        "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+        "OTEL_EXPORTER_OTLP_CERTIFICATE": str(folder / ca),
+        "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": str(folder / "tls.crt"),
+        "OTEL_EXPORTER_OTLP_CLIENT_KEY": str(folder / "tls.key"),
+        "OTEL_TRACES_SAMPLER": "always_on",
+        "OTEL_METRIC_EXPORT_INTERVAL": "100",
+        # Over HTTP, requests lets these go first where they are set.
+        "REQUESTS_CA_BUNDLE": "",
+        "CURL_CA_BUNDLE": "",
+    }
+
+
+@contextmanager
+def _sending(protocol: str, folder: Path, repository: Path, environment: dict[str, str]) -> Iterator[Collector]:
+    """A collector that asks for certificates, and a process that has answered a request."""
+    with (grpc_collector if protocol == "grpc" else http_collector)(tls=folder) as collector:
+        environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.endpoint
+        with ServiceProcess("all", "--repository", str(repository), environment=environment) as process:
+            with Client(process.wait_until_ready().target) as client:
+                client.embed("minilm", "a text")
+            yield collector
+            process.signal(signal.SIGTERM)  # the last spans are exported now
+            assert process.wait(_END_LIMIT_S) == 0
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_spans_and_metrics_are_exported_over_mtls(fake_repository: Path, tmp_path: Path, protocol: str) -> None:
+    environment = _over_tls(tmp_path, protocol, "ca.crt")
+    with _sending(protocol, tmp_path, fake_repository, environment) as collector:
+        collector.wait_until(lambda one: ("all", "neuronpipe.request.duration") in one.points and bool(one.spans))
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_a_collector_of_another_authority_gets_nothing(fake_repository: Path, tmp_path: Path, protocol: str) -> None:
+    environment = _over_tls(tmp_path, protocol, "other.crt")
+    with _sending(protocol, tmp_path, fake_repository, environment) as collector:
+        pass
+    assert (collector.spans, collector.points) == ([], {})

@@ -16,6 +16,9 @@ from neuronpipe.core.metrics import Meters
 from neuronpipe.neuron_executor.neuron_metrics import record_snapshot
 from neuronpipe.neuron_executor.neuron_monitor import parse_snapshot
 from neuronpipe.telemetry.prometheus import MetricsPort
+from neuronpipe.tls.files import TlsFiles, watched_tls
+from neuronpipe.tls.telemetry import show_tls
+from tests.certificates import Authority
 from tests.unit.neuron_executor.fake_monitor import SAMPLE
 
 pytestmark = pytest.mark.local_only
@@ -34,9 +37,11 @@ def _queries() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def series(fake_repository: Path) -> dict[str, set[str]]:
+def series(fake_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """The labels of each series, from all services after one request."""
     found: dict[str, set[str]] = {}
+    tls = tmp_path_factory.mktemp("tls")
+    Authority().issue().write(tls)
     # Spans are counted where they are exported: to nobody, here.
     environment = {
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9",
@@ -51,10 +56,13 @@ def series(fake_repository: Path) -> dict[str, set[str]]:
         for process in processes.values():
             _scrape(str(process.wait_for("metrics")["address"]), found)
     # What neuron-monitor says, where there are NeuronCores.
-    snapshot = parse_snapshot(SAMPLE.read_bytes().replace(b'"device_latency":null', b'"device_latency":{"p50":0.001}'), 4242)
+    snapshot = parse_snapshot(
+        SAMPLE.read_bytes().replace(b'"device_latency":null', b'"device_latency":{"p50":0.001}'), 4242
+    )
     assert snapshot
     meters = Meters()
     record_snapshot(meters, snapshot)
+    show_tls(meters, "server", watched_tls(TlsFiles(tls / "tls.crt", tls / "tls.key"), "server"))
     with contextlib.closing(MetricsPort("127.0.0.1:0", meters)) as port:
         _scrape(port.address, found)
     return found
@@ -72,7 +80,9 @@ def _scrape(address: str, found: dict[str, set[str]]) -> None:
 @pytest.mark.parametrize("where", _queries())
 def test_a_query_names_series_and_labels_that_exist(series: dict[str, set[str]], where: str) -> None:
     query = _queries()[where]
-    labels = {word for group in re.findall(r"(?:by|ignoring|on) \(([^)]*)\)", query) for word in re.split(r", *", group)}
+    labels = {
+        word for group in re.findall(r"(?:by|ignoring|on) \(([^)]*)\)", query) for word in re.split(r", *", group)
+    }
     labels |= set(re.findall(r"[{,] *(\w+) *(?:=~|!=|!~|=)", query))
     names = set(re.findall(r"\bneuronpipe_\w+", query)) - labels
     assert names

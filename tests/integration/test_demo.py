@@ -1,5 +1,6 @@
 """The demo leaves nothing running, however it ends."""
 
+import json
 import os
 import re
 import shutil
@@ -22,7 +23,13 @@ SERVICE_LINE = re.compile(r"^  ([a-z-]+) +127\.0\.0\.1:\d+ +pid (\d+)$")
 @pytest.fixture
 def demo(repository: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     """The demo on a repository that holds MiniLM already."""
-    command = [sys.executable, "-m", "demo", "--repository", str(link_models(tmp_path / "repository", repository, "minilm"))]
+    command = [
+        sys.executable,
+        "-m",
+        "demo",
+        "--repository",
+        str(link_models(tmp_path / "repository", repository, "minilm")),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         yield process
         process.kill()
@@ -41,7 +48,13 @@ def test_demo_shows_similar_pairs_and_the_latency_split(demo: "subprocess.Popen[
 
     assert demo.returncode == 0, output
     assert "How do I reset my password?  |  I forgot my login and cannot get into my account." in output
-    splits = re.findall(r"(four processes|one process) +(cold|warm) +([\d.]+) = +([\d.]+) \+ +([\d.]+) \+ +([\d.]+) \+ +([\d.]+)", output)
+    [scores] = re.findall(r"\$ curl .* http://127\.0\.0\.1:\d+/similarity --json .*\n  (\[.*\])\n", output)
+    alike, other = json.loads(scores)  # two sentences about a cat, and one about interest rates
+    assert alike > other
+    splits = re.findall(
+        r"(four processes|one process) +(cold|warm) +([\d.]+) = +([\d.]+) \+ +([\d.]+) \+ +([\d.]+) \+ +([\d.]+)",
+        output,
+    )
     assert len(splits) == 4
     for *_, total, preprocess, predict, postprocess, rest in splits:
         parts = sum(map(float, (preprocess, predict, postprocess, rest)))
@@ -50,7 +63,9 @@ def test_demo_shows_similar_pairs_and_the_latency_split(demo: "subprocess.Popen[
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
-def test_demo_ends_its_services_when_it_is_interrupted(demo: "subprocess.Popen[str]", number: signal.Signals, exit_code: int) -> None:
+def test_demo_ends_its_services_when_it_is_interrupted(
+    demo: "subprocess.Popen[str]", number: signal.Signals, exit_code: int
+) -> None:
     pids = read_pids(demo)
 
     demo.send_signal(number)

@@ -1,4 +1,6 @@
-"""Several processes of each stage behind one gateway: all of them work, and a caller does not notice that one of them goes."""
+"""Several processes of each stage behind one gateway: all of them work, and a caller does not notice that one of them
+goes.
+"""
 
 import asyncio
 import signal
@@ -17,7 +19,11 @@ from tests.integration.requests import classify
 
 pytestmark = pytest.mark.local_only
 
-_STAGES = {"tokenizer": "--tokenizer-target", "neuron-executor": "--executor-target", "postprocessor": "--postprocessor-target"}
+_STAGES = {
+    "tokenizer": "--tokenizer-target",
+    "neuron-executor": "--executor-target",
+    "postprocessor": "--postprocessor-target",
+}
 # Texts of different lengths and words, whose labels have different scores.
 _TEXTS = [" ".join(["one", "two", "three", "four", "five"][number % 5 :] * (1 + number)) for number in range(20)]
 _REQUESTS = 300
@@ -43,7 +49,9 @@ class _Doubled:
         return [await self.labels(text) for text in _TEXTS]
 
     async def ask_with_one_frozen(self, process: ServiceProcess) -> "list[asyncio.Task[dict[str, float]]]":
-        """Stops a process and asks for all texts at once; by the end it has some of them, and the other has answered the rest."""
+        """Stops a process and asks for all texts at once; by the end it has some of them, and the other has answered
+        the rest.
+        """
         process.signal(signal.SIGSTOP)
         for _ in range(10):  # on a busy machine the other may answer each text before the next arrives
             asked = [asyncio.create_task(self.labels(text)) for text in _TEXTS]
@@ -55,7 +63,9 @@ class _Doubled:
         raise AssertionError("the process that is stopped got no work")
 
     async def under_load(self, at: dict[int, tuple[ServiceProcess, signal.Signals]]) -> list[dict[str, float]]:
-        """What it says of the texts in turn to many callers at once, while processes get signals: before the nth request is sent."""
+        """What it says of the texts in turn to many callers at once, while processes get signals: before the nth
+        request is sent.
+        """
         numbers = iter(range(_REQUESTS))
         answers: dict[int, dict[str, float]] = {}
 
@@ -76,8 +86,12 @@ async def doubled(fake_repository: Path, tmp_path: Path) -> AsyncIterator[_Doubl
     (tmp_path / "repository" / "classifier").symlink_to(fake_repository / "classifier")
     repository = ("--repository", str(tmp_path / "repository"))
     async with AsyncExitStack() as stack:
-        stages = {stage: [stack.enter_context(ServiceProcess(stage, *repository)) for _ in range(2)] for stage in _STAGES}
-        targets = [f"{option}={','.join(process.target for process in stages[stage])}" for stage, option in _STAGES.items()]
+        stages = {
+            stage: [stack.enter_context(ServiceProcess(stage, *repository)) for _ in range(2)] for stage in _STAGES
+        }
+        targets = [
+            f"{option}={','.join(process.target for process in stages[stage])}" for stage, option in _STAGES.items()
+        ]
         for process in (process for processes in stages.values() for process in processes):
             process.wait_until_ready()
         gateway = stack.enter_context(ServiceProcess("gateway", *repository, *targets)).wait_until_ready()
@@ -106,7 +120,9 @@ async def test_what_a_process_dies_with_is_answered_by_another(doubled: _Doubled
 
 
 @pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGTERM], ids=lambda what: what.name)
-async def test_no_request_fails_while_one_of_two_processes_of_each_stage_goes(doubled: _Doubled, what: signal.Signals) -> None:
+async def test_no_request_fails_while_one_of_two_processes_of_each_stage_goes(
+    doubled: _Doubled, what: signal.Signals
+) -> None:
     expected = await doubled.undisturbed()
     victims = [processes[0] for processes in doubled.stages.values()]
     answers = await doubled.under_load({100: (victims[1], what), 150: (victims[0], what), 200: (victims[2], what)})

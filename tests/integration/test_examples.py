@@ -58,12 +58,21 @@ def _output(*command: str | Path) -> str:
 
 
 def test_semantic_search_finds_the_paragraph_by_its_meaning(gateway: str, tmp_path: Path) -> None:
-    (tmp_path / "kitchen.md").write_text("# Bread\n\nMix flour, water and yeast, and let the dough rise.\n\nSalt goes in last.")
+    (tmp_path / "kitchen.md").write_text(
+        "# Bread\n\nMix flour, water and yeast, and let the dough rise.\n\nSalt goes in last."
+    )
     (tmp_path / "garden").mkdir()
     (tmp_path / "garden/trees.txt").write_text("Apple trees are pruned in winter.\n\nPears need more sun.")
     (tmp_path / "notes.pdf").write_bytes(b"not read")
     lines = _output(
-        sys.executable, _EXAMPLES / "semantic_search.py", tmp_path, "How do I bake a loaf?", "--target", gateway, "--top", "5"
+        sys.executable,
+        _EXAMPLES / "semantic_search.py",
+        tmp_path,
+        "How do I bake a loaf?",
+        "--target",
+        gateway,
+        "--top",
+        "5",
     ).splitlines()
     assert len(lines) == 5
     assert "kitchen.md" in lines[0]
@@ -96,7 +105,10 @@ def test_retrieval_puts_the_reranked_candidates_into_the_prompt(gateway: str, tm
 def _service(script: str, *options: str) -> Iterator[str]:
     """The URL of an example that serves HTTP on a free port."""
     process = subprocess.Popen(
-        [sys.executable, str(_EXAMPLES / script), "--port", "0", *options], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        [sys.executable, str(_EXAMPLES / script), "--port", "0", *options],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
     )
     try:
         assert process.stderr is not None
@@ -122,13 +134,17 @@ def test_moderation_acts_by_the_worst_label_that_is_bad(gateway: str) -> None:
     comments = [_TEXT, "A fine day.", "The train is late again, and nobody says why.", "Thank you."]
     with Client(gateway) as client:
         found = [client.classify("multi-label", text, top_k=4, function=_SIGMOID) for text in comments]
-    worst = [max((one for one in labels if one.label in ("busy", "lost")), key=lambda one: one.score) for labels in found]
+    worst = [
+        max((one for one in labels if one.label in ("busy", "lost")), key=lambda one: one.score) for labels in found
+    ]
     review, block = sorted(one.score for one in worst)[1] - 1e-3, sorted(one.score for one in worst)[3] - 1e-3
     expected = ["block" if one.score >= block else "review" if one.score >= review else "pass" for one in worst]
     assert set(expected) == {"pass", "review", "block"}
 
     limits = ("--review", str(review), "--block", str(block))
-    with _service("moderation.py", "--labels", "busy,lost", "--model", "multi-label", "--target", gateway, *limits) as url:
+    with _service(
+        "moderation.py", "--labels", "busy,lost", "--model", "multi-label", "--target", gateway, *limits
+    ) as url:
         decisions = _post(f"{url}/moderate", {"comments": [*comments, "", "so " * 2000]})["decisions"]
     assert [one["action"] for one in decisions[:4]] == expected
     assert [one["label"] for one in decisions[:4]] == [one.label for one in worst]
@@ -141,7 +157,9 @@ async def test_a_neighbours_caller_finds_the_gateways_spans_in_its_own_trace(gat
     trace_id, parent_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     query = urllib.parse.urlencode({"text": _TEXT})
     with _service("traced_service.py", "--model", "multi-label", "--target", gateway) as url:
-        request = urllib.request.Request(f"{url}/sentiment?{query}", headers={"traceparent": f"00-{trace_id}-{parent_id}-01"})
+        request = urllib.request.Request(
+            f"{url}/sentiment?{query}", headers={"traceparent": f"00-{trace_id}-{parent_id}-01"}
+        )
         with urllib.request.urlopen(request, timeout=30) as response:
             answer = json.loads(response.read())
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -175,7 +193,10 @@ def _labels(gateway: str) -> list[str]:
 
 
 def test_go_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
-    if not all(map(shutil.which, ("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc"))) or not Path("/usr/share/gocode").is_dir():
+    if (
+        not all(map(shutil.which, ("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc")))
+        or not Path("/usr/share/gocode").is_dir()
+    ):
         pytest.skip("Go and its gRPC packages of Debian are not installed: examples/README.md")
     _output(_EXAMPLES / "go/build.sh", tmp_path)
     program = (tmp_path / "classify", "-target", gateway, "-top-k", "3", "-model")
@@ -186,7 +207,10 @@ def test_go_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
 
 
 def test_java_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
-    if not all(map(shutil.which, ("javac", "protoc", "grpc_java_plugin"))) or not Path("/usr/share/java/grpc-netty.jar").is_file():
+    if (
+        not all(map(shutil.which, ("javac", "protoc", "grpc_java_plugin")))
+        or not Path("/usr/share/java/grpc-netty.jar").is_file()
+    ):
         pytest.skip("Java and its gRPC packages of Debian are not installed: examples/README.md")
     _output(_EXAMPLES / "java/build.sh", tmp_path)
     program = ("java", "-cp", (tmp_path / "classpath").read_text().strip(), "Classify", gateway)

@@ -39,5 +39,8 @@ def test_a_gateway_without_stages_is_not_healthy_but_its_process_is(fake_reposit
         (warned,) = (event for event in process.events() if event["event"] == "stages not reached yet")
     assert warned["stages"] == ["neuron-executor", "postprocessor", "tokenizer"]
     assert needed.returncode == 1
-    assert "neuronpipe.api.v1.InferenceService: NOT_SERVING; it does not reach: tokenizer, neuron-executor, postprocessor" in needed.stderr
+    assert (
+        "neuronpipe.api.v1.InferenceService: NOT_SERVING; it does not reach: tokenizer, neuron-executor, postprocessor"
+        in needed.stderr
+    )
     assert alone.returncode == 0

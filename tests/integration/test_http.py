@@ -42,9 +42,14 @@ def test_a_connection_is_kept(connection: Connection) -> None:
 def test_requests_in_one_go_are_answered_in_their_order(connection: Connection) -> None:
     texts = ["one", "two", "three"]
     bodies = [
-        json.dumps({"model": "minilm", "input": [text] * (number + 1), "dimensions": 1}).encode() for number, text in enumerate(texts)
+        json.dumps({"model": "minilm", "input": [text] * (number + 1), "dimensions": 1}).encode()
+        for number, text in enumerate(texts)
     ]
-    connection.send(b"".join(post("/v1/embeddings", body, f"x-request-id: {text}") for body, text in zip(bodies, texts, strict=True)))
+    connection.send(
+        b"".join(
+            post("/v1/embeddings", body, f"x-request-id: {text}") for body, text in zip(bodies, texts, strict=True)
+        )
+    )
     answers = [connection.receive() for _ in texts]
     assert [answer.headers["x-request-id"] for answer in answers] == texts
     assert [len(answer.json["data"]) for answer in answers] == [1, 2, 3]
@@ -64,7 +69,10 @@ def test_http_1_0_is_answered_and_ended(connection: Connection) -> None:
 
 
 def test_a_body_in_chunks_is_taken(connection: Connection) -> None:
-    head = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = (
+        b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: "
+        b"chunked\r\n\r\n"
+    )
     chunks = [_EMBED[:10], _EMBED[10:]]
     connection.send(head + b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n")
     assert connection.receive().status == 200
@@ -88,7 +96,10 @@ def test_an_enormous_body_in_chunks_ends_at_the_limit(http_repository: Path) -> 
         running_http_server(http_repository, "--max-message-bytes", str(_MAX_BODY_BYTES)) as server,
         server.connect() as connection,
     ):
-        connection.send(b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
+        connection.send(
+            b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: "
+            b"chunked\r\n\r\n"
+        )
         chunk = b"%x\r\n%s\r\n" % (_MAX_BODY_BYTES // 4, b" " * (_MAX_BODY_BYTES // 4))
         for _ in range(5):
             connection.send(chunk)
@@ -105,7 +116,9 @@ def test_expect_100_continue_is_answered_before_the_body(connection: Connection)
     assert connection.receive().status == 200
 
 
-@pytest.mark.parametrize("request_bytes", [b"hello\r\n\r\n", b"GET / HTTP/1.1\r\ncontent-length: x\r\n\r\n", b"\x16\x03\x01\x02\x00"])
+@pytest.mark.parametrize(
+    "request_bytes", [b"hello\r\n\r\n", b"GET / HTTP/1.1\r\ncontent-length: x\r\n\r\n", b"\x16\x03\x01\x02\x00"]
+)
 def test_what_is_no_http_is_told_so_and_ended(connection: Connection, request_bytes: bytes) -> None:
     connection.send(request_bytes)
     assert connection.receive().status == 400
@@ -136,6 +149,17 @@ def test_answers_are_compressed_for_those_who_ask(connection: Connection) -> Non
     assert compressed.headers["content-encoding"] == "gzip"
     assert gzip.decompress(compressed.body) == plain.body
     assert len(compressed.body) < len(plain.body)
+
+
+def test_metrics_are_on_the_same_port(connection: Connection) -> None:
+    connection.send(post("/v1/embeddings", _EMBED))
+    connection.receive()
+    connection.send(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+    page = connection.receive()
+    assert (page.status, page.headers["content-type"].partition(";")[0]) == (200, "text/plain")
+    assert "neuronpipe_request_duration_seconds_count{" in page.body.decode()
+    connection.send(b"GET /metrics HTTP/1.1\r\nhost: x\r\naccept: application/openmetrics-text; version=1.0.0\r\n\r\n")
+    assert connection.receive().body.endswith(b"# EOF\n")
 
 
 def test_a_health_check_needs_no_body(connection: Connection) -> None:
@@ -196,7 +220,9 @@ def test_a_gateway_over_other_processes_has_the_door_too(http_repository: Path) 
                 ("postprocessor", "postprocessor"),
             )
         ]
-        with ServiceProcess("gateway", "--repository", str(http_repository), *targets, "--http-listen", "127.0.0.1:0") as gateway:
+        with ServiceProcess(
+            "gateway", "--repository", str(http_repository), *targets, "--http-listen", "127.0.0.1:0"
+        ) as gateway:
             address = str(gateway.wait_for("listening for HTTP")["address"])
             gateway.wait_for("all stages reached")
             with Connection(address) as connection:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from PIL import Image
 
 from neuronpipe.client import Client
-from tests.integration.http_server import HttpServer
+from tests.integration.http_server import HttpServer, running_http_server
 
 pytestmark = pytest.mark.local_only
 
@@ -57,16 +58,36 @@ def _labels(scored: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("options", [{}, {"encoding_format": "float"}, {"dimensions": 7}], ids=str)
 def test_openai_embeddings(openai_client: Any, ours: Client, options: dict[str, Any]) -> None:
     texts = [_TEXT, "Another."]
-    answer = openai_client.embeddings.create(model="minilm", input=texts, user="somebody", **options)  # Base64, unless told otherwise
+    answer = openai_client.embeddings.create(
+        model="minilm", input=texts, user="somebody", **options
+    )  # Base64, unless told otherwise
     for text, one in zip(texts, answer.data, strict=True):
         vector = ours.embed("minilm", text, dimensions=options.get("dimensions", 0))
         np.testing.assert_allclose(one.embedding, vector, atol=_TOLERANCE)
     assert answer.usage.total_tokens > 0
 
 
+def test_openai_token_ids(openai_client: Any, ours: Client) -> None:
+    ids = [token.token_id for token in ours.tokenize("minilm", _TEXT)]
+    for given in (ids, [ids]):
+        answer = openai_client.embeddings.create(model="minilm", input=given)
+        np.testing.assert_allclose(answer.data[0].embedding, ours.embed("minilm", _TEXT), atol=_TOLERANCE)
+        assert answer.usage.total_tokens == len(ids)
+
+
+def test_openai_headers_name_a_version_and_a_priority(openai_client: Any) -> None:
+    headers = {"neuronpipe-version": "1", "neuronpipe-priority": "bulk"}
+    answer = openai_client.embeddings.create(model="minilm", input="a", extra_headers=headers)
+    assert len(answer.data[0].embedding) == 384
+    with pytest.raises(openai.NotFoundError):
+        openai_client.embeddings.create(model="minilm", input="a", extra_headers={"neuronpipe-version": "7"})
+
+
 async def test_openai_without_waiting(http_server: HttpServer) -> None:
     async with openai.AsyncOpenAI(base_url=f"{http_server.url}/v1", api_key="none") as client:
-        answers = await asyncio.gather(*(client.embeddings.create(model="minilm", input=f"text {number}") for number in range(20)))
+        answers = await asyncio.gather(
+            *(client.embeddings.create(model="minilm", input=f"text {number}") for number in range(20))
+        )
     assert {len(answer.data[0].embedding) for answer in answers} == {384}
 
 
@@ -80,8 +101,8 @@ def test_openai_errors(openai_client: Any) -> None:
         openai_client.embeddings.create(model="unknown", input="a")
     assert unknown.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as ids:
-        openai_client.embeddings.create(model="minilm", input=[1, 2, 3])
-    assert (ids.value.param, ids.value.code) == ("input", "invalid_input")
+        openai_client.embeddings.create(model="minilm", input=[[1], [30_522]])
+    assert (ids.value.param, ids.value.code) == ("input[1]", "invalid_input")
     with pytest.raises(openai.BadRequestError) as task:
         openai_client.embeddings.create(model="classifier", input="a")
     assert task.value.code == "wrong_task"
@@ -100,14 +121,37 @@ def test_cohere(http_server: HttpServer, ours: Client, version: str) -> None:
     ]
 
 
+def test_what_clients_expect_and_do_not_get(
+    http_server: HttpServer, hub: Callable[[str], Any], openai_client: Any
+) -> None:
+    """As the table of docs/clients.md says."""
+    with pytest.raises(openai.NotFoundError):
+        openai_client.chat.completions.create(model="minilm", messages=[{"role": "user", "content": "Who sat?"}])
+    with cohere.ClientV2(api_key="none", base_url=http_server.url) as client:
+        with pytest.raises(cohere.NotFoundError):
+            client.embed(model="minilm", texts=["a"], input_type="search_query", embedding_types=["float"])
+        with pytest.raises(cohere.BadRequestError):
+            client.rerank(model="reranker", query="Who sat?", documents=["a"], max_tokens_per_doc=9)
+    with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="prompt_name: is not supported"):
+        hub("minilm").feature_extraction(_TEXT, prompt_name="query")
+    with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match=r"parameters\.max_seq_len: is not supported"):
+        hub("answerer").question_answering(question="Who?", context=_TEXT, max_seq_len=9)
+    labels = {one.label for one in hub("classifier").text_classification(_TEXT)}
+    assert {one["label"] for one in hub("classifier").summarization(_TEXT)} == labels
+
+
 def test_hub_text_classification(hub: Callable[[str], Any], ours: Client) -> None:
     answer = hub("classifier").text_classification(_TEXT, top_k=2)
     assert {one.label: one.score for one in answer} == _labels(ours.classify("classifier", _TEXT, top_k=2))
 
 
 def test_hub_zero_shot_classification(hub: Callable[[str], Any], ours: Client) -> None:
-    answer = hub("entailer").zero_shot_classification(_TEXT, ["home", "work"], multi_label=True, hypothesis_template="It is {}.")
-    expected = ours.classify_zero_shot("entailer", _TEXT, ["home", "work"], hypothesis_template="It is {}.", multi_label=True)
+    answer = hub("entailer").zero_shot_classification(
+        _TEXT, ["home", "work"], multi_label=True, hypothesis_template="It is {}."
+    )
+    expected = ours.classify_zero_shot(
+        "entailer", _TEXT, ["home", "work"], hypothesis_template="It is {}.", multi_label=True
+    )
     assert {one.label: one.score for one in answer} == _labels(expected)
 
 
@@ -139,7 +183,9 @@ def test_hub_feature_extraction(hub: Callable[[str], Any], ours: Client) -> None
     np.testing.assert_allclose(hub("minilm").feature_extraction(_TEXT), ours.embed("minilm", _TEXT), atol=_TOLERANCE)
     vectors = hub("minilm").feature_extraction(_TEXT, normalize=False, truncate=True)
     np.testing.assert_allclose(vectors, ours.embed("minilm", _TEXT, normalize=False), atol=_TOLERANCE)
-    np.testing.assert_allclose(hub("extractor").feature_extraction(_TEXT), ours.extract_features("extractor", _TEXT), atol=_TOLERANCE)
+    np.testing.assert_allclose(
+        hub("extractor").feature_extraction(_TEXT), ours.extract_features("extractor", _TEXT), atol=_TOLERANCE
+    )
 
 
 def test_hub_sentence_similarity(hub: Callable[[str], Any], ours: Client) -> None:
@@ -152,7 +198,9 @@ def test_hub_image_classification(hub: Callable[[str], Any], ours: Client, image
     file.write_bytes(image)
     expected = _labels(ours.classify_image("viewer", image))
     assert {one.label: one.score for one in hub("viewer").image_classification(str(file))} == expected
-    assert {one.label: one.score for one in hub("viewer").image_classification(image, top_k=3)} == expected  # Base64 in JSON
+    assert {
+        one.label: one.score for one in hub("viewer").image_classification(image, top_k=3)
+    } == expected  # Base64 in JSON
 
 
 def test_hub_asks_for_the_health_of_an_endpoint(http_server: HttpServer) -> None:
@@ -183,13 +231,24 @@ def test_curl_and_tei(http_server: HttpServer, ours: Client) -> None:
 def test_curl_and_an_image(http_server: HttpServer, ours: Client, image: bytes, tmp_path: Path) -> None:
     file = tmp_path / "image.png"
     file.write_bytes(image)
-    labels = _curl(f"{http_server.url}/models/viewer", "--header", "content-type: image/png", "--data-binary", f"@{file}")
+    labels = _curl(
+        f"{http_server.url}/models/viewer", "--header", "content-type: image/png", "--data-binary", f"@{file}"
+    )
     assert {one["label"]: one["score"] for one in labels} == _labels(ours.classify_image("viewer", image))
+
+
+def test_curl_and_a_folder_that_is_a_bundle(http_repository: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(http_repository / "classifier" / "1", tmp_path / "model")  # as SageMaker unpacks an archive
+    with running_http_server(model) as server:
+        (labels,) = _curl(f"{server.url}/invocations", "--json", json.dumps({"inputs": [_TEXT]}))
+    assert len(labels) == 4
 
 
 def test_curl_and_a_batch_transform(http_server: HttpServer, tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
     file.write_text("".join(json.dumps({"inputs": f"text {number}"}) + "\n" for number in range(3)))
     command = ["curl", "--silent", f"{http_server.url}/invocations?model=classifier", "--data-binary", f"@{file}"]
-    lines = subprocess.run([*command, "--header", "content-type: application/jsonlines"], capture_output=True, check=True).stdout
+    lines = subprocess.run(
+        [*command, "--header", "content-type: application/jsonlines"], capture_output=True, check=True
+    ).stdout
     assert [len(json.loads(line)) for line in lines.splitlines()] == [4, 4, 4]

@@ -1,4 +1,6 @@
-"""Processes that start, stop, die and come back. These tests break what they started, so they never run against --target."""
+"""Processes that start, stop, die and come back. These tests break what they started, so they never run against
+--target.
+"""
 
 import asyncio
 import os
@@ -23,10 +25,16 @@ from tests.integration.requests import classify
 pytestmark = pytest.mark.local_only
 
 INFERENCE_SERVICE = "neuronpipe.api.v1.InferenceService"
-OPTIONS = {"tokenizer": "--tokenizer-target", "neuron-executor": "--executor-target", "postprocessor": "--postprocessor-target"}
+OPTIONS = {
+    "tokenizer": "--tokenizer-target",
+    "neuron-executor": "--executor-target",
+    "postprocessor": "--postprocessor-target",
+}
 
 
-async def wait_for_health(target: str, status: "health_pb2.HealthCheckResponse.ServingStatus", service: str = INFERENCE_SERVICE) -> None:
+async def wait_for_health(
+    target: str, status: "health_pb2.HealthCheckResponse.ServingStatus", service: str = INFERENCE_SERVICE
+) -> None:
     """Follows a service's health until it is the one asked for; the test's time limit is the only other end."""
     async with open_channel(target) as channel:
         async for response in health_pb2_grpc.HealthStub(channel).Watch(
@@ -51,7 +59,9 @@ async def test_gateway_waits_for_a_stage_that_is_down_at_start(fake_repository: 
     stages = [ServiceProcess(service, *repository) for service in OPTIONS if service != missing]
     try:
         targets = {stage.service: stage.wait_until_ready().target for stage in stages} | {missing: address}
-        with ServiceProcess("gateway", *repository, *(f"{OPTIONS[service]}={targets[service]}" for service in OPTIONS)) as gateway:
+        with ServiceProcess(
+            "gateway", *repository, *(f"{OPTIONS[service]}={targets[service]}" for service in OPTIONS)
+        ) as gateway:
             gateway.wait_until_ready()
             async with AsyncClient(gateway.target, retries=False) as client:
                 with pytest.raises(Unavailable, match=f"the {missing} service cannot be reached"):
@@ -65,12 +75,15 @@ async def test_gateway_waits_for_a_stage_that_is_down_at_start(fake_repository: 
 
 
 @pytest.mark.parametrize("victim", OPTIONS)
-async def test_request_fails_as_unavailable_when_its_stage_dies_and_the_gateway_recovers(fake_repository: Path, victim: str) -> None:
+async def test_request_fails_as_unavailable_when_its_stage_dies_and_the_gateway_recovers(
+    fake_repository: Path, victim: str
+) -> None:
     with four_processes(fake_repository) as processes:
         gateway, address = processes["gateway"].target, processes[victim].target
         async with AsyncClient(gateway, retries=False) as client:
             await client.infer(classify("a"))
-            # Frozen, it keeps the request that comes in; and while other calls go through the gateway, the request gets there.
+            # Frozen, it keeps the request that comes in; and while other calls go through the gateway, the request gets
+            # there.
             processes[victim].signal(signal.SIGSTOP)
             inside = asyncio.create_task(client.infer(classify("a")))
             for _ in range(50):
@@ -95,7 +108,8 @@ async def test_sigterm_finishes_what_is_in_flight_and_refuses_the_rest(slow_repo
             await late.list_models()
             in_flight = client.infer_stream([classify("word " * count, request_id=str(count)) for count in range(1, 4)])
             first = await anext(in_flight)
-            # All three came in one stream and fit one batch or two; with one answered the stream is certain to be inside.
+            # All three came in one stream and fit one batch or two; with one answered the stream is certain to be
+            # inside.
             process.signal(signal.SIGTERM)
             process.wait_for("draining")
             with pytest.raises(Unavailable):
@@ -112,7 +126,9 @@ async def test_sigterm_finishes_a_unary_call_across_four_processes(slow_reposito
     with four_processes(slow_repository) as processes:
         target = processes["gateway"].target
         async with AsyncClient(target, retries=False) as client:
-            outcomes = client.infer_stream([classify("first", request_id="1"), classify("second " * 400, request_id="2")])
+            outcomes = client.infer_stream(
+                [classify("first", request_id="1"), classify("second " * 400, request_id="2")]
+            )
             await anext(outcomes)
             for process in processes.values():
                 process.signal(signal.SIGTERM)
@@ -122,7 +138,10 @@ async def test_sigterm_finishes_a_unary_call_across_four_processes(slow_reposito
 
         # Each stage finishes the call that it holds; the next stage of the pipeline may refuse it by then.
         assert len(rest) <= 1
-        assert all(outcome.WhichOneof("outcome") == "response" or "cannot be reached" in outcome.error.message for outcome in rest)
+        assert all(
+            outcome.WhichOneof("outcome") == "response" or "cannot be reached" in outcome.error.message
+            for outcome in rest
+        )
         assert [process.wait() for process in processes.values()] == [0, 0, 0, 0]
 
 
@@ -150,7 +169,9 @@ def test_port_in_use_is_said_at_start(fake_repository: Path) -> None:
 
 def test_two_services_cannot_share_a_port(fake_repository: Path) -> None:
     with ServiceProcess("postprocessor", "--repository", str(fake_repository)) as first:
-        result = serve("postprocessor", "--repository", str(fake_repository), "--listen", first.wait_until_ready().target)
+        result = serve(
+            "postprocessor", "--repository", str(fake_repository), "--listen", first.wait_until_ready().target
+        )
 
     assert result.returncode == 2
     assert "Address already in use" in result.stderr

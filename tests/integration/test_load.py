@@ -29,7 +29,9 @@ _STALL_S = 0.6
 
 
 class StallingGateway:
-    """Stops altogether for a while at its first request, as a garbage collection or a full disk does, and answers at once after it."""
+    """Stops altogether for a while at its first request, as a garbage collection or a full disk does, and answers at
+    once after it.
+    """
 
     def __init__(self) -> None:
         self.target = ""
@@ -49,9 +51,14 @@ class StallingGateway:
 async def stalling_gateway() -> AsyncIterator[StallingGateway]:
     gateway = StallingGateway()
     server = grpc.aio.server()
-    for service, name, method in (("InferenceService", "Infer", gateway.infer), ("ModelService", "GetModel", gateway.get_model)):
+    for service, name, method in (
+        ("InferenceService", "Infer", gateway.infer),
+        ("ModelService", "GetModel", gateway.get_model),
+    ):
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(method)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"neuronpipe.api.v1.{service}", {name: handler}),))
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(f"neuronpipe.api.v1.{service}", {name: handler}),)
+        )
     gateway.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     yield gateway
@@ -72,7 +79,9 @@ def _check_that_nothing_is_lost(result: LoadResult) -> None:
 
 def test_closed_loop_measures_every_figure(target: str) -> None:
     lines: list[str] = []
-    result = run_load(LoadRequest(target=target, model="classifier", concurrency=2, duration_s=0.6, warm_up_s=0.5), lines.append)
+    result = run_load(
+        LoadRequest(target=target, model="classifier", concurrency=2, duration_s=0.6, warm_up_s=0.5), lines.append
+    )
 
     _check_that_nothing_is_lost(result)
     assert (result.errors, result.is_broken_off) == ({}, False)
@@ -97,7 +106,9 @@ def test_the_input_is_made_for_the_task_of_the_model(target: str, model: str) ->
 
 
 def test_open_loop_of_two_processes_offers_its_rate_with_a_deadline_and_a_priority(target: str) -> None:
-    request = LoadRequest(target=target, model="classifier", rate_per_s=200.0, duration_s=0.5, warm_up_s=0.0, processes=2, priority="bulk")
+    request = LoadRequest(
+        target=target, model="classifier", rate_per_s=200.0, duration_s=0.5, warm_up_s=0.0, processes=2, priority="bulk"
+    )
     result = run_load(dataclasses.replace(request, deadline_ms=20_000.0))
 
     _check_that_nothing_is_lost(result)
@@ -110,7 +121,9 @@ def test_open_loop_of_two_processes_offers_its_rate_with_a_deadline_and_a_priori
 
 
 async def test_deadlines_that_are_not_kept_are_errors_and_no_goodput(stalling_gateway: StallingGateway) -> None:
-    request = LoadRequest(target=stalling_gateway.target, model="m", rate_per_s=100.0, duration_s=0.3, warm_up_s=0.0, deadline_ms=100.0)
+    request = LoadRequest(
+        target=stalling_gateway.target, model="m", rate_per_s=100.0, duration_s=0.3, warm_up_s=0.0, deadline_ms=100.0
+    )
     result = await asyncio.to_thread(run_load, request)
 
     _check_that_nothing_is_lost(result)
@@ -121,26 +134,33 @@ async def test_deadlines_that_are_not_kept_are_errors_and_no_goodput(stalling_ga
 
 
 async def test_open_loop_counts_the_stall_for_everyone_who_came_in_it(stalling_gateway: StallingGateway) -> None:
-    request = LoadRequest(target=stalling_gateway.target, model="m", rate_per_s=200.0, duration_s=_STALL_S, warm_up_s=0.0)
+    request = LoadRequest(
+        target=stalling_gateway.target, model="m", rate_per_s=200.0, duration_s=_STALL_S, warm_up_s=0.0
+    )
     result = await asyncio.to_thread(run_load, request)
 
     _check_that_nothing_is_lost(result)
     assert result.latency_ms is not None
-    # 120 requests come evenly over the stall and each waits for what is left of it: half of them half the stall or more. A third of it
-    # leaves room for the numbers being random; a generator that waits for answers would see one slow request and many fast ones.
+    # 120 requests come evenly over the stall and each waits for what is left of it: half of them half the stall or
+    # more. A third of it leaves room for the numbers being random; a generator that waits for answers would see one
+    # slow request and many fast ones.
     assert result.requests > 60
     assert result.latency_ms.p50 > _STALL_S * 1e3 / 3
 
 
 async def test_requests_that_a_gateway_never_answers_are_counted(stalling_gateway: StallingGateway) -> None:
-    request = LoadRequest(target=stalling_gateway.target, model="m", concurrency=2, duration_s=0.1, warm_up_s=0.0, drain_s=0.1)
+    request = LoadRequest(
+        target=stalling_gateway.target, model="m", concurrency=2, duration_s=0.1, warm_up_s=0.0, drain_s=0.1
+    )
     result = await asyncio.to_thread(run_load, request)
 
     assert (result.requests, result.errors, result.latency_ms) == (2, {"UNANSWERED": 2}, None)
 
 
 def test_target_that_is_not_there_is_said_at_once() -> None:
-    with pytest.raises(SetupError, match=r"^--target 127\.0\.0\.1:9: no gateway answers there within 5 s: UNAVAILABLE: "):
+    with pytest.raises(
+        SetupError, match=r"^--target 127\.0\.0\.1:9: no gateway answers there within 5 s: UNAVAILABLE: "
+    ):
         run_load(LoadRequest(target="127.0.0.1:9", model="m"))  # nothing listens on the discard port
 
 
@@ -150,9 +170,24 @@ def test_unknown_model_is_said(target: str) -> None:
 
 
 def test_ctrl_c_ends_the_run_with_the_report_of_what_was_measured(target: str) -> None:
-    options = ["--target", target, "--model", "classifier", "--duration", "3600", "--warm-up", "0", "--json", "-", "--processes", "2"]
+    options = [
+        "--target",
+        target,
+        "--model",
+        "classifier",
+        "--duration",
+        "3600",
+        "--warm-up",
+        "0",
+        "--json",
+        "-",
+        "--processes",
+        "2",
+    ]
     command = [sys.executable, "-m", "neuronpipe", "load", *options, "--concurrency", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stderr is not None
         process.stderr.readline()
         # To all of its processes, as a terminal does it.

@@ -23,7 +23,10 @@ from tests.unit.neuron_executor.fake_monitor import write_monitor
 
 pytestmark = pytest.mark.local_only
 
-_CONTEXT = "The ferry leaves Stockholm at half past nine. It gets to Helsinki the next morning, after a night on the Baltic Sea. "
+_CONTEXT = (
+    "The ferry leaves Stockholm at half past nine. It gets to Helsinki the next morning, after a night on the "
+    "Baltic Sea. "
+)
 _REQUESTS = [
     classify("A fine day."),
     embed("The cat sat on the mat.", model="embedder"),
@@ -37,7 +40,11 @@ _TOLERANCE = 1e-4
 @pytest.fixture
 def machine(neuron_double: Mapping[str, str], tmp_path: Path) -> dict[str, str]:
     """The environment of a machine with one device, and a log of what it does."""
-    return {**neuron_double, "NEURON_DOUBLE_FOLDER": str(tmp_path / "neuron"), "NEURON_DOUBLE_LOG": str(tmp_path / "log")}
+    return {
+        **neuron_double,
+        "NEURON_DOUBLE_FOLDER": str(tmp_path / "neuron"),
+        "NEURON_DOUBLE_LOG": str(tmp_path / "log"),
+    }
 
 
 @pytest.fixture
@@ -71,14 +78,20 @@ async def test_every_task_gives_the_same_results_as_with_openvino_and_nothing_is
 ) -> None:
     # Every bucket of the three models ran on both cores before readiness.
     warmed_up = Counter(line for line in _log(machine) if line.startswith("execute"))
-    assert set(warmed_up) == {f"execute core={core} shape={shape}" for core in (0, 1) for shape in ("1x16", "4x64", "16x64")}
+    assert set(warmed_up) == {
+        f"execute core={core} shape={shape}" for core in (0, 1) for shape in ("1x16", "4x64", "16x64")
+    }
     async with AsyncClient(processes["gateway"].target) as client, local_system(reference_repository) as reference:
         for request in _REQUESTS:
             result, expected = (await client.infer(request)).result, (await reference.infer(request)).result
             if result.WhichOneof("task") == "sentence_embedding":
-                assert list(result.sentence_embedding.embedding) == pytest.approx(expected.sentence_embedding.embedding, abs=_TOLERANCE)
+                assert list(result.sentence_embedding.embedding) == pytest.approx(
+                    expected.sentence_embedding.embedding, abs=_TOLERANCE
+                )
             elif result.WhichOneof("task") == "text_classification":
-                scores = [{one.label: one.score for one in each.text_classification.labels} for each in (result, expected)]
+                scores = [
+                    {one.label: one.score for one in each.text_classification.labels} for each in (result, expected)
+                ]
                 assert scores[0] == pytest.approx(scores[1], abs=_TOLERANCE)
             else:
                 (found,), (right,) = result.question_answering.answers, expected.question_answering.answers
@@ -90,13 +103,17 @@ async def test_every_task_gives_the_same_results_as_with_openvino_and_nothing_is
     assert not [line for line in _log(machine) if line.startswith("compile")]
 
 
-async def test_a_text_longer_than_the_largest_bucket_is_refused_by_its_name(processes: dict[str, ServiceProcess]) -> None:
+async def test_a_text_longer_than_the_largest_bucket_is_refused_by_its_name(
+    processes: dict[str, ServiceProcess],
+) -> None:
     async with AsyncClient(processes["gateway"].target, retries=False) as client:
         with pytest.raises(InvalidInput, match=r"102 tokens, the model takes 64 \(its largest bucket is 4x64\)"):
             await client.infer(classify("word " * 100))
 
 
-async def test_a_core_that_dies_under_load_costs_no_request(processes: dict[str, ServiceProcess], machine: Mapping[str, str]) -> None:
+async def test_a_core_that_dies_under_load_costs_no_request(
+    processes: dict[str, ServiceProcess], machine: Mapping[str, str]
+) -> None:
     async def call(number: int) -> bool:
         text = "word " * (1 + number % 50)
         requests = (classify(text), embed(text, model="embedder"))
@@ -114,19 +131,30 @@ async def test_a_core_that_dies_under_load_costs_no_request(processes: dict[str,
 async def test_a_core_that_is_dead_at_the_start_is_left_out(three_models: Path, machine: dict[str, str]) -> None:
     Path(machine["NEURON_DOUBLE_FOLDER"]).mkdir()
     (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
-    with four_processes(three_models, stage_options={"neuron-executor": ("--cores", "0-1")}, environment=machine) as processes:
+    with four_processes(
+        three_models, stage_options={"neuron-executor": ("--cores", "0-1")}, environment=machine
+    ) as processes:
         async with AsyncClient(processes["gateway"].target, retries=False) as client:
             assert all([(await client.infer(classify(f"text {number}"))).model for number in range(5)])
-        assert {line["cores"] for line in processes["neuron-executor"].events() if line["event"] == "model ready"} == {1}
+        assert {line["cores"] for line in processes["neuron-executor"].events() if line["event"] == "model ready"} == {
+            1
+        }
 
 
-async def test_one_process_without_a_core_answers_all_as_unavailable_and_ends(three_models: Path, machine: dict[str, str]) -> None:
+@pytest.mark.parametrize("fronts", [0, 2])
+async def test_a_service_without_a_core_answers_all_as_unavailable_and_ends(
+    three_models: Path, machine: dict[str, str], fronts: int
+) -> None:
     machine["NEURON_DOUBLE_EXECUTION_MS"] = "50"
-    options = ("--repository", str(three_models), "--cores", "1", "--in-flight", "2")
+    options = ("--repository", str(three_models), "--cores", "1", "--in-flight", "2", "--front-processes", str(fronts))
     with ServiceProcess("all", *options, environment=machine) as process:
         process.wait_until_ready()
         async with AsyncClient(process.target, retries=False) as client:
-            requests = [request for number in range(60) for request in (classify(f"{number}"), embed(f"{number}", model="embedder"))]
+            requests = [
+                request
+                for number in range(60)
+                for request in (classify(f"{number}"), embed(f"{number}", model="embedder"))
+            ]
             callers = [asyncio.create_task(client.infer(request, timeout_s=60)) for request in requests]
             await asyncio.wait(callers, return_when=asyncio.FIRST_COMPLETED)
             (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
@@ -137,7 +165,9 @@ async def test_one_process_without_a_core_answers_all_as_unavailable_and_ends(th
         assert process.wait() == 1
 
 
-async def test_neuron_monitor_is_read_beside_the_models(one_model: Path, machine: dict[str, str], tmp_path: Path) -> None:
+async def test_neuron_monitor_is_read_beside_the_models(
+    one_model: Path, machine: dict[str, str], tmp_path: Path
+) -> None:
     write_monitor(tmp_path)
     machine["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
     options = ("--repository", str(one_model), "--cores", "2", "--metrics-listen", "127.0.0.1:0")
@@ -148,7 +178,9 @@ async def test_neuron_monitor_is_read_beside_the_models(one_model: Path, machine
         async with asyncio.timeout(20):
             while "neuronpipe_neuron_core_utilization{" not in page:
                 await asyncio.sleep(0.05)
-                page = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{address}/metrics").read().decode())
+                page = await asyncio.to_thread(
+                    lambda: urllib.request.urlopen(f"http://{address}/metrics").read().decode()
+                )
         assert 'neuronpipe_neuron_core_utilization{neuronpipe_core="1"} 0.975' in page
         assert 'neuronpipe_neuron_errors_total{neuronpipe_neuron_error="hardware"} 1.0' in page
         assert 'neuronpipe_cores{neuronpipe_model_name="classifier",neuronpipe_model_version="1"} 2.0' in page
@@ -176,7 +208,11 @@ async def test_an_executor_without_a_core_ends_and_another_takes_its_work(
         with ServiceProcess("gateway", *options, *targets) as gateway:
             gateway.wait_until_ready()
             async with AsyncClient(gateway.target, retries=False) as client:
-                requests = [request for number in range(60) for request in (classify(f"{number}"), embed(f"{number}", model="embedder"))]
+                requests = [
+                    request
+                    for number in range(60)
+                    for request in (classify(f"{number}"), embed(f"{number}", model="embedder"))
+                ]
                 callers = [asyncio.create_task(client.infer(request, timeout_s=60)) for request in requests]
                 await asyncio.wait(callers, return_when=asyncio.FIRST_COMPLETED)
                 (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
@@ -185,7 +221,9 @@ async def test_an_executor_without_a_core_ends_and_another_takes_its_work(
 
 
 def _refusal(repository: Path, environment: Mapping[str, str], *options: str) -> str:
-    with ServiceProcess("neuron-executor", "--repository", str(repository), *options, environment=environment) as process:
+    with ServiceProcess(
+        "neuron-executor", "--repository", str(repository), *options, environment=environment
+    ) as process:
         with pytest.raises(RuntimeError) as refused:
             process.wait_until_ready()
         assert process.wait() == 2
@@ -211,9 +249,17 @@ def one_model(neuronx_repository: Path, tmp_path: Path) -> Path:
         ({}, (), "no Neuron device on this machine"),
         ({}, ("--cores", "0-3"), "its cores belong to another process"),
         ({"NEURON_DOUBLE_CORE_BYTES": "1000"}, ("--cores", "1"), "the core's memory is full"),
-        ({}, ("--cores", "2", "--cores-per-replica", "2"), "cores_per_replica: 2, the back end 'neuronx' computes a replica on one core"),
+        (
+            {},
+            ("--cores", "2", "--cores-per-replica", "2"),
+            "cores_per_replica: 2, the back end 'neuronx' computes a replica on one core",
+        ),
         ({DOUBLES_VARIABLE: ""}, ("--cores", "2"), "is the contract double of the tests, which is no Neuron device"),
-        ({"NEURON_RT_VISIBLE_CORES": "1"}, ("--cores", "2"), "cores 2: contradicts NEURON_RT_VISIBLE_CORES=1 in the environment"),
+        (
+            {"NEURON_RT_VISIBLE_CORES": "1"},
+            ("--cores", "2"),
+            "cores 2: contradicts NEURON_RT_VISIBLE_CORES=1 in the environment",
+        ),
         ({}, ("--cores", "zero"), "cores 'zero': must be a number of cores, or a list such as 0-3 or 0,2"),
     ],
     ids=["version", "no device", "no device found", "not ours", "memory", "group", "double", "environment", "cores"],

@@ -16,7 +16,12 @@ PROTOS = Path(__file__).parents[2] / "protos"
 
 async def test_node_client_gets_the_same_answers_for_all_three_tasks(gateway_target: str) -> None:
     process = await asyncio.create_subprocess_exec(
-        "node", str(FOLDER / "client.js"), gateway_target, str(PROTOS), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        "node",
+        str(FOLDER / "client.js"),
+        gateway_target,
+        str(PROTOS),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     output, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
@@ -26,7 +31,9 @@ async def test_node_client_gets_the_same_answers_for_all_three_tasks(gateway_tar
         classified = (await client.infer(classify("The cat sat.", top_k=2))).result.text_classification.labels
         embedded = (await client.infer(embed("The cat sat.", dimensions=8))).result.sentence_embedding.embedding
         answered = (await client.infer(answer("Wie heißt er?", found["context"]))).result.question_answering.answers
-    assert [(label["label"], label["score"]) for label in found["labels"]] == [(label.label, label.score) for label in classified]
+    assert [(label["label"], label["score"]) for label in found["labels"]] == [
+        (label.label, label.score) for label in classified
+    ]
     # JavaScript prints a float32 as the double that it is read into.
     assert found["embedding"] == pytest.approx(list(embedded), abs=1e-7)
     assert [one["text"] for one in found["answers"]] == [one.text for one in answered]

@@ -19,7 +19,9 @@ _CALLERS = 60
 _MESSAGE_MIB = 32
 
 
-async def test_large_messages_of_many_callers_at_once_are_bounded_in_memory_and_hold_up_nobody(fake_repository: Path) -> None:
+async def test_large_messages_of_many_callers_at_once_are_bounded_in_memory_and_hold_up_nobody(
+    fake_repository: Path,
+) -> None:
     large = classify("x" * (_MESSAGE_MIB << 20)).SerializeToString()
     small = classify("a").SerializeToString()
     codes: Counter[grpc.StatusCode] = Counter()

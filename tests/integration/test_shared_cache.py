@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +14,16 @@ from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.cache.cache import Cache, TimedValue
 from neuronpipe.cache.sealing import ValueCodec
 from neuronpipe.cache.settings import CachePolicy, RedisSettings
+from tests.certificates import Authority, replace
 from tests.redis_server import RedisServer, proxy, redis_server
 
 pytestmark = pytest.mark.local_only
 
-_HIT, _MISS, _BYPASS = CacheOutcome.CACHE_OUTCOME_HIT_REDIS, CacheOutcome.CACHE_OUTCOME_MISS, CacheOutcome.CACHE_OUTCOME_BYPASS
+_HIT, _MISS, _BYPASS = (
+    CacheOutcome.CACHE_OUTCOME_HIT_REDIS,
+    CacheOutcome.CACHE_OUTCOME_MISS,
+    CacheOutcome.CACHE_OUTCOME_BYPASS,
+)
 # Far more than a look-up is waited for (25 ms), for a machine that is busy.
 _SOON_S = 5.0
 
@@ -248,7 +254,10 @@ async def test_what_takes_long_to_compute_is_looked_up_by_itself(server: RedisSe
 async def test_a_password_and_a_user_are_given_to_redis(server: RedisServer) -> None:
     server.ask("ACL", "SETUSER", "reader", "on", ">se/cret", "~*", "+@all")
     host = f"127.0.0.1:{server.port}"
-    async with _cache(f"redis://reader:se%2Fcret@{host}/3") as cache, _cache(f"redis://reader:wrong@{host}/3") as refused:
+    async with (
+        _cache(f"redis://reader:se%2Fcret@{host}/3") as cache,
+        _cache(f"redis://reader:wrong@{host}/3") as refused,
+    ):
         await _connected(cache)
         await _stored(cache, b"key")
         assert "reader" in {client["user"] for client in server.ask("CLIENT LIST")}
@@ -258,26 +267,86 @@ async def test_a_password_and_a_user_are_given_to_redis(server: RedisServer) -> 
         assert {entry["reason"] for entry in server.ask("ACL LOG")} == {"auth"}
 
 
-async def test_a_master_is_found_by_its_sentinel(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> None:
-    configuration = tmp_path_factory.mktemp("sentinel") / "sentinel.conf"
-    configuration.write_text(f"sentinel monitor ours 127.0.0.1 {server.port} 1\n")
-    with RedisServer.sentinel(configuration) as sentinel:
-        url = f"redis+sentinel://127.0.0.1:{sentinel.port}/ours/0"
-        async with _cache(url, redis_timeout_ms=500) as cache:
+@pytest.fixture
+def tls(tmp_path: Path) -> Path:
+    """A folder of files for Redis and its clients alike."""
+    authority = Authority()
+    authority.issue().write(tmp_path)
+    replace(tmp_path / "ca.crt", authority.certificate)
+    return tmp_path
+
+
+async def test_redis_is_asked_over_tls_by_a_client_with_a_certificate(tls: Path) -> None:
+    with redis_server(tls=tls) as server:
+        async with _cache(server.url) as cache:
             await _connected(cache)
             await _stored(cache, b"key")
-    assert b"neuronpipe:tokens:key" in server.stored_keys()
+        assert b"neuronpipe:tokens:key" in server.stored_keys()
 
 
-async def test_a_cluster_is_asked_node_by_node() -> None:
-    with redis_server("--cluster-enabled", "yes") as server:
+@pytest.mark.parametrize("kind", ["plain", "other authority", "no certificate", "other name"])
+async def test_a_redis_that_is_not_to_be_trusted_is_told_nothing(tls: Path, kind: str) -> None:
+    other = Authority("another")
+    replace(tls / "other.crt", other.certificate)
+    with redis_server(tls=tls) as server:
+        url = {
+            "plain": f"redis://127.0.0.1:{server.port}/0",
+            "other authority": server.url.replace("ca.crt", "other.crt"),
+            "no certificate": f"rediss://127.0.0.1:{server.port}/0?ssl_ca_certs={tls}/ca.crt",
+            "other name": server.url.replace("127.0.0.1", "127.0.0.2"),
+        }[kind]
+        if kind == "other name":
+            server.ask("CONFIG", "SET", "bind", "127.0.0.1 127.0.0.2")
+        async with _cache(url) as cache:
+            assert {await _get(cache, b"key", 1) for _ in range(20)} == {_BYPASS}
+        assert server.stored_keys() == []
+
+
+async def test_new_connections_to_redis_take_certificates_that_have_changed(tls: Path) -> None:
+    """A client certificate of a new authority, and a server that is started again with files of its own."""
+    with redis_server(tls=tls) as server:
+        async with _cache(server.url) as cache:
+            await _connected(cache)
+            new = Authority("the next one")
+            new.issue().write(tls)
+            replace(tls / "ca.crt", new.certificate)
+            server.stop()
+            server.start()
+            await _connected(cache)
+            await _stored(cache, b"key")
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "TLS"])
+async def test_a_master_is_found_by_its_sentinel(
+    tls: Path, tmp_path_factory: pytest.TempPathFactory, is_encrypted: bool
+) -> None:
+    folder = tls if is_encrypted else None
+    configuration = tmp_path_factory.mktemp("sentinel") / "sentinel.conf"
+    with redis_server(tls=folder) as server:
+        configuration.write_text(f"sentinel monitor ours 127.0.0.1 {server.port} 1\n")
+        with RedisServer.sentinel(configuration, folder) as sentinel:
+            url = f"redis+sentinel://127.0.0.1:{sentinel.port}/ours/0"
+            if is_encrypted:
+                url = f"rediss{url.removeprefix('redis')}?{server.tls_query}"
+            async with _cache(url, redis_timeout_ms=500) as cache:
+                await _connected(cache)
+                await _stored(cache, b"key")
+        assert b"neuronpipe:tokens:key" in server.stored_keys()
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "TLS"])
+async def test_a_cluster_is_asked_node_by_node(tls: Path, is_encrypted: bool) -> None:
+    with redis_server("--cluster-enabled", "yes", tls=tls if is_encrypted else None) as server:
         server.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
 
         async def is_up() -> bool:
             return bool(server.ask("CLUSTER INFO")["cluster_state"] == "ok")
 
         await _wait_for(is_up)
-        async with _cache(f"redis+cluster://127.0.0.1:{server.port}", redis_timeout_ms=500) as cache:
+        url = f"redis+cluster://127.0.0.1:{server.port}"
+        if is_encrypted:
+            url = f"rediss{url.removeprefix('redis')}?{server.tls_query}"
+        async with _cache(url, redis_timeout_ms=500) as cache:
             await _connected(cache)
             await asyncio.gather(*(_get(cache, b"%d" % number) for number in range(30)))
             await _stored(cache, b"0")

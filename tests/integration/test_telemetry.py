@@ -1,4 +1,6 @@
-"""What arrives at a real OTLP receiver from four processes: complete, consistent, and the same numbers as in the responses."""
+"""What arrives at a real OTLP receiver from four processes: complete, consistent, and the same numbers as in the
+responses.
+"""
 
 import random
 import statistics
@@ -51,7 +53,10 @@ def observed(repository: Path, collector: Collector, **variables: str) -> Iterat
 @pytest.fixture(scope="module")
 def exporting(fake_repository: Path) -> Iterator[Observed]:
     """Samples what its caller samples, and nothing else."""
-    with grpc_collector() as collector, observed(fake_repository, collector, OTEL_TRACES_SAMPLER="parentbased_always_off") as one:
+    with (
+        grpc_collector() as collector,
+        observed(fake_repository, collector, OTEL_TRACES_SAMPLER="parentbased_always_off") as one,
+    ):
         yield one
 
 
@@ -129,7 +134,9 @@ async def test_a_request_of_several_sequences_links_each_row(exporting: Observed
 
 
 async def test_the_timings_of_a_response_are_the_durations_of_its_spans(exporting: Observed) -> None:
-    answered = await ask_sampled(exporting.target, [*(_embedding(f"text {number}") for number in range(20)), _question(windows=3)])
+    answered = await ask_sampled(
+        exporting.target, [*(_embedding(f"text {number}") for number in range(20)), _question(windows=3)]
+    )
     _wait_for_traces(exporting.collector, answered)
     covered = []
     for one in answered:
@@ -182,7 +189,10 @@ async def test_spans_tell_what_was_used(exporting: Observed) -> None:
 
 
 async def test_a_callers_decision_not_to_sample_is_honoured(fake_repository: Path) -> None:
-    with grpc_collector() as collector, observed(fake_repository, collector, OTEL_TRACES_SAMPLER="parentbased_always_on") as system:
+    with (
+        grpc_collector() as collector,
+        observed(fake_repository, collector, OTEL_TRACES_SAMPLER="parentbased_always_on") as system,
+    ):
         unsampled = await ask_sampled(system.target, [_embedding("no")] * 5, flags="00")
         sampled = await ask_sampled(system.target, [_embedding("yes")] * 5, flags="01")
         _wait_for_traces(collector, sampled)
@@ -213,7 +223,9 @@ async def test_every_request_of_a_stream_is_a_span(exporting: Observed) -> None:
     trace_id = f"{random.getrandbits(128):032x}"
     async with open_channel(exporting.target) as channel:
         metadata = (("traceparent", f"00-{trace_id}-00f067aa0ba902b7-01"),)
-        requests = [InferRequest(model="minilm", request_id=str(number), input=_embedding("x").input) for number in range(3)]
+        requests = [
+            InferRequest(model="minilm", request_id=str(number), input=_embedding("x").input) for number in range(3)
+        ]
         call = InferenceServiceStub(channel).InferStream(
             (InferStreamRequest(request=one) for one in requests), timeout=30, metadata=metadata
         )
@@ -230,7 +242,9 @@ async def test_an_expired_request_is_an_error_with_an_event_where_it_expired(slo
             request.input.text_classification.text = "too slow"
             with pytest.raises(grpc.aio.AioRpcError):
                 await InferenceServiceStub(channel).Infer(request, timeout=0.5)
-        collector.wait_until(lambda found: {Spans.INFER, Spans.PREDICT, Spans.QUEUE} <= {span.name for span in found.spans})
+        collector.wait_until(
+            lambda found: {Spans.INFER, Spans.PREDICT, Spans.QUEUE} <= {span.name for span in found.spans}
+        )
         by_name = _by_name(collector.spans)
     for name in (Spans.INFER, Spans.PREDICT, Spans.EXECUTE_RPC, Spans.QUEUE):
         assert by_name[name].is_error, name
@@ -240,13 +254,18 @@ async def test_an_expired_request_is_an_error_with_an_event_where_it_expired(slo
 
 
 async def test_histograms_hold_the_same_durations_as_the_responses(fake_repository: Path) -> None:
-    with grpc_collector() as collector, observed(fake_repository, collector, OTEL_TRACES_SAMPLER="always_off") as system:
+    with (
+        grpc_collector() as collector,
+        observed(fake_repository, collector, OTEL_TRACES_SAMPLER="always_off") as system,
+    ):
         answered = await ask_sampled(system.target, [_embedding(f"text {number}") for number in range(30)])
         key = ("gateway", Metrics.REQUEST_DURATION.name)
         collector.wait_until(lambda found: sum(point.count for point in found.points.get(key, [])) == 30)
         total, stages = collector.points[key], collector.points["gateway", Metrics.STAGE_DURATION.name]
         sizes = ("neuron-executor", Metrics.BATCH_SIZE.name)
-        collector.wait_until(lambda found: sum(point.sum for point in found.points.get(sizes, [])) == 30)  # sequences in all batches
+        collector.wait_until(
+            lambda found: sum(point.sum for point in found.points.get(sizes, [])) == 30
+        )  # sequences in all batches
     timings = [one.response.timings for one in answered]
     assert sum(point.sum for point in total) == pytest.approx(sum(one.total_ns for one in timings) / 1e9, rel=1e-12)
     sums: Counter[str] = Counter()
@@ -259,7 +278,10 @@ async def test_histograms_hold_the_same_durations_as_the_responses(fake_reposito
 
 
 async def test_traces_arrive_by_http_as_well(fake_repository: Path) -> None:
-    with http_collector() as collector, observed(fake_repository, collector, OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf") as system:
+    with (
+        http_collector() as collector,
+        observed(fake_repository, collector, OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf") as system,
+    ):
         answered = await ask_sampled(system.target, [_embedding("hello")])
         _wait_for_traces(collector, answered)
         collector.wait_until(lambda found: ("gateway", Metrics.STAGE_DURATION.name) in found.points)

@@ -16,7 +16,19 @@ _INPUT = '{"sentence_embedding": {"text": "A fine day."}}'
 
 
 def _trace(target: str, *options: str, model: str = "minilm") -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "neuronpipe", "trace", "--target", target, "--model", model, "--json", _INPUT, *options]
+    command = [
+        sys.executable,
+        "-m",
+        "neuronpipe",
+        "trace",
+        "--target",
+        target,
+        "--model",
+        model,
+        "--json",
+        _INPUT,
+        *options,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -28,12 +40,25 @@ def test_the_waterfall_shows_all_services_and_the_batch(fake_repository: Path, t
         failed = _trace(target, model="none")
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()
-    for word in ("Infer", Spans.PREPROCESS, "Tokenize", Spans.PREDICT, "Execute", Spans.QUEUE, Spans.COMPUTE, "Postprocess", *processes):
+    for word in (
+        "Infer",
+        Spans.PREPROCESS,
+        "Tokenize",
+        Spans.PREDICT,
+        "Execute",
+        Spans.QUEUE,
+        Spans.COMPUTE,
+        "Postprocess",
+        *processes,
+    ):
         assert word in words, word
     assert "batch of 1 on fake" in done.stdout
     assert "this request" in done.stdout
     assert "<svg" in page.read_text()
-    services = {resource["resource"]["attributes"][0]["value"]["stringValue"] for resource in json.loads(file.read_text())["resourceSpans"]}
+    services = {
+        resource["resource"]["attributes"][0]["value"]["stringValue"]
+        for resource in json.loads(file.read_text())["resourceSpans"]
+    }
     assert services == set(processes)
     # A request that fails is shown, too, and fails the command.
     assert failed.returncode == 1

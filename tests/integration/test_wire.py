@@ -17,6 +17,7 @@ from neuronpipe.rpc.client import open_channel
 from tests.integration.requests import classify
 
 INFERENCE_SERVICE = "neuronpipe.api.v1.InferenceService"
+OIP_SERVICE = "inference.GRPCInferenceService"
 
 
 async def test_text_that_is_not_utf8_is_the_callers_fault(gateway_target: str) -> None:
@@ -45,21 +46,29 @@ async def test_error_carries_its_reason_and_the_field_at_fault(gateway_target: s
     assert status.details[0].Unpack(info)
     assert status.details[1].Unpack(bad_request)
     assert (info.domain, info.reason) == ("neuronpipe", "INVALID_INPUT")
-    assert [(violation.field, violation.description) for violation in bad_request.field_violations] == [("text", "is empty")]
+    assert [(violation.field, violation.description) for violation in bad_request.field_violations] == [
+        ("text", "is empty")
+    ]
 
 
 async def test_a_request_of_a_stream_needs_an_id(gateway_target: str) -> None:
     async with open_channel(gateway_target) as channel:
-        infer_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{INFERENCE_SERVICE}/InferStream")
+        infer_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+            f"/{INFERENCE_SERVICE}/InferStream"
+        )
         messages = [InferStreamRequest(request=classify("a")).SerializeToString()]
         answers = [InferStreamResponse.FromString(data) async for data in infer_stream(iter(messages))]
     assert [answer.outcome.error.message for answer in answers] == ["request_id: is required on a stream"]
 
 
-async def test_broken_message_ends_a_stream_as_the_callers_fault_after_the_answers_to_what_came_before(gateway_target: str) -> None:
+async def test_broken_message_ends_a_stream_as_the_callers_fault_after_the_answers_to_what_came_before(
+    gateway_target: str,
+) -> None:
     good = [InferStreamRequest(request=classify("a", request_id=str(index))).SerializeToString() for index in range(3)]
     async with open_channel(gateway_target) as channel:
-        open_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{INFERENCE_SERVICE}/InferStream")
+        open_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+            f"/{INFERENCE_SERVICE}/InferStream"
+        )
         stream = open_stream(iter([*good, b"\xff"]))
 
         answers = [InferStreamResponse.FromString(cast(bytes, await stream.read())) for _ in good]
@@ -70,7 +79,7 @@ async def test_broken_message_ends_a_stream_as_the_callers_fault_after_the_answe
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize("service", ["", INFERENCE_SERVICE, "neuronpipe.api.v1.ModelService"])
+@pytest.mark.parametrize("service", ["", INFERENCE_SERVICE, "neuronpipe.api.v1.ModelService", OIP_SERVICE])
 async def test_gateway_is_healthy(gateway_target: str, service: str) -> None:
     async with open_channel(gateway_target) as channel:
         response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
@@ -93,7 +102,7 @@ async def test_reflection_lists_the_public_services(gateway_target: str) -> None
         response = await call.read()
 
     names = {service.name for service in response.list_services_response.service}
-    assert names >= {INFERENCE_SERVICE, "neuronpipe.api.v1.ModelService", "grpc.health.v1.Health"}
+    assert names >= {INFERENCE_SERVICE, OIP_SERVICE, "neuronpipe.api.v1.ModelService", "grpc.health.v1.Health"}
 
 
 @pytest.mark.local_only
@@ -111,7 +120,9 @@ async def test_text_larger_than_a_message_may_be_is_refused(pipeline_processes: 
 
 @pytest.mark.local_only
 @pytest.mark.parametrize("service", ["tokenizer", "neuron-executor", "postprocessor"])
-async def test_every_stage_has_health_and_reflection(pipeline_processes: dict[str, ServiceProcess], service: str) -> None:
+async def test_every_stage_has_health_and_reflection(
+    pipeline_processes: dict[str, ServiceProcess], service: str
+) -> None:
     async with open_channel(pipeline_processes[service].target) as channel:
         health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)

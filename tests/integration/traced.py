@@ -9,6 +9,7 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.core.names import Spans
 from neuronpipe.rpc.client import open_channel
+from neuronpipe.tls.files import TlsFiles, watched_tls
 
 # service → the spans that each of its requests has there.
 TREE = {
@@ -39,9 +40,11 @@ class Answered:
     response: InferResponse
 
 
-async def ask_sampled(target: str, requests: Sequence[InferRequest], *, flags: str = "01") -> list[Answered]:
+async def ask_sampled(
+    target: str, requests: Sequence[InferRequest], *, flags: str = "01", tls: TlsFiles | None = None
+) -> list[Answered]:
     """Sends the requests at once, each in a trace of its own."""
-    async with open_channel(target) as channel:
+    async with open_channel(target, tls=watched_tls(tls, "client").value if tls else None) as channel:
         stub = InferenceServiceStub(channel)
 
         async def ask(request: InferRequest) -> Answered:

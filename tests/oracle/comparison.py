@@ -1,7 +1,8 @@
 """Keeps count of how our results compare with a reference's, and writes it down.
 
-A test calls `compare` for every case and `check` at its end; a run ends with a table of all comparisons, which are written to
-.cache/oracle/NAME.json too. Records travel as properties of the tests' reports, from whichever process ran the test.
+A test calls `compare` for every case and `check` at its end; a run ends with a table of all comparisons, which are
+written to .cache/oracle/NAME.json too. Records travel as properties of the tests' reports, from whichever process ran
+the test.
 """
 
 import json
@@ -12,8 +13,8 @@ from typing import Any
 
 RECORDS = Path(__file__).parents[2] / ".cache" / "oracle"
 
-# The sums of a model's layers run in another order in OpenVINO than in PyTorch: scores of up to 1 differ by up to 1e-5 (the bundles'
-# manifests say by how much exactly); 5e-5 leaves room for other CPUs.
+# The sums of a model's layers run in another order in OpenVINO than in PyTorch: scores of up to 1 differ by up to 1e-5
+# (the bundles' manifests say by how much exactly); 5e-5 leaves room for other CPUs.
 TOLERANCE = 5e-5
 
 # The name of a record among a report's properties.
@@ -24,7 +25,9 @@ _SHOWN = 5
 
 @dataclass
 class Comparison:
-    """One task, or one part of it, against its reference. `name` is the table's row and the record's file, `scope` says which cases."""
+    """One task, or one part of it, against its reference. `name` is the table's row and the record's file, `scope` says
+    which cases.
+    """
 
     name: str
     reference: str
@@ -34,8 +37,9 @@ class Comparison:
     mismatches: list[str] = field(default_factory=list)
 
     def compare(self, case: object, ours: Any, expected: Any, *, tolerance: float = TOLERANCE) -> None:
-        """Counts a case. `ours` and `expected` are values as JSON has them: numbers with a fraction agree within the tolerance, whatever
-        their type says; everything else must be equal."""
+        """Counts a case. `ours` and `expected` are values as JSON has them: numbers with a fraction agree within the
+        tolerance, whatever their type says; everything else must be equal.
+        """
         self.cases += 1
         difference, problem = _difference(ours, expected, tolerance)
         self.largest_difference = max(self.largest_difference, difference)
@@ -43,15 +47,23 @@ class Comparison:
             self.mismatches.append(f"{case!r}: {problem}")
 
     def compare_ranked(
-        self, case: object, ours: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]], *, tolerance: float = TOLERANCE
+        self,
+        case: object,
+        ours: Sequence[Mapping[str, Any]],
+        expected: Sequence[Mapping[str, Any]],
+        *,
+        tolerance: float = TOLERANCE,
     ) -> None:
-        """Counts a case of results that are sorted by their `score`. Two correct implementations, which round differently, may swap
-        results of nearly the same score, also the last with the first that is left out."""
+        """Counts a case of results that are sorted by their `score`. Two correct implementations, which round
+        differently, may swap results of nearly the same score, also the last with the first that is left out.
+        """
         self.compare(case, _in_order(ours, expected, tolerance), list(expected), tolerance=tolerance)
 
     def check(self, *, at_least: int) -> None:
         """Raises AssertionError where cases differ, or where fewer were compared than a suite is meant to."""
-        assert not self.mismatches, "\n".join([f"{len(self.mismatches)} of {self.cases} cases differ:", *self.mismatches[:_SHOWN]])
+        assert not self.mismatches, "\n".join(
+            [f"{len(self.mismatches)} of {self.cases} cases differ:", *self.mismatches[:_SHOWN]]
+        )
         assert self.cases >= at_least, f"{self.cases} cases compared, expected {at_least}"
 
     def record(self) -> dict[str, Any]:
@@ -72,7 +84,9 @@ HEADER = f"{'COMPARISON':34} {'CASES':>6} {'DIFFERENCE':>12} {'MISMATCHES':>11} 
 def write(record: Mapping[str, Any]) -> None:
     """Writes the record of a comparison."""
     RECORDS.mkdir(parents=True, exist_ok=True)
-    (RECORDS / f"{record['name']}.json").write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    (RECORDS / f"{record['name']}.json").write_text(
+        json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def row(record: Mapping[str, Any]) -> str:
@@ -81,8 +95,12 @@ def row(record: Mapping[str, Any]) -> str:
     return f"{record['name']:34} {numbers}  {record['reference']}"
 
 
-def _in_order(ours: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]], tolerance: float) -> list[Mapping[str, Any]]:
-    """Ours in the order of the reference as far as scores are too close to have one, with the reference's own where it was cut there."""
+def _in_order(
+    ours: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]], tolerance: float
+) -> list[Mapping[str, Any]]:
+    """Ours in the order of the reference as far as scores are too close to have one, with the reference's own where it
+    was cut there.
+    """
     if any(abs(one["score"] - other["score"]) > tolerance for one, other in zip(ours, expected, strict=False)):
         return list(ours)
     waiting = list(ours)

@@ -1,4 +1,6 @@
-"""What the oracle suites share: their comparisons, which the run's end shows and writes down, and the sample of their cases."""
+"""What the oracle suites share: their comparisons, which the run's end shows and writes down, and the sample of their
+cases.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -17,7 +19,9 @@ def sample(pytestconfig: pytest.Config) -> Sample:
 
 @pytest.fixture
 def comparison(request: pytest.FixtureRequest, sample: Sample) -> Iterator[Callable[[str, str], Comparison]]:
-    """comparison(name, reference) → a new comparison, which goes with the test's report to where the run's end is shown."""
+    """comparison(name, reference) → a new comparison, which goes with the test's report to where the run's end is
+    shown.
+    """
     started: list[Comparison] = []
 
     def start(name: str, reference: str) -> Comparison:
@@ -30,7 +34,9 @@ def comparison(request: pytest.FixtureRequest, sample: Sample) -> Iterator[Calla
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread_for_the_reference() -> Iterator[None]:
-    """Small models are computed ten times as fast by one thread as by two that wait for each other beside other processes."""
+    """Small models are computed ten times as fast by one thread as by two that wait for each other beside other
+    processes.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

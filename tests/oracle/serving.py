@@ -32,7 +32,8 @@ class Served:
 
 @asynccontextmanager
 async def serving(folder: Path, sources: Mapping[str, tuple[str, Path]]) -> AsyncIterator[Served]:
-    """Compiles models (name in requests → task and source) for openvino in float32, and serves them from four processes.
+    """Compiles models (name in requests → task and source) for openvino in float32, and serves them from four
+    processes.
 
     Use it in a fixture of the scope "module", with a folder of `tmp_path_factory`.
     """

@@ -1,6 +1,7 @@
 """Text classification by every architecture equals TextClassificationPipeline, through four processes.
 
-The compiler compares with the module that it made itself; what it changed of a model, or left out of its inputs, shows here.
+The compiler compares with the module that it made itself; what it changed of a model, or left out of its inputs, shows
+here.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -31,7 +32,9 @@ def architecture_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @pytest_asyncio.fixture(scope="module")
-async def served(architecture_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+async def served(
+    architecture_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
     sources = {name: ("text_classification", source) for name, source in architecture_sources.items()}
     async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
         yield running
@@ -39,17 +42,27 @@ async def served(architecture_sources: dict[str, Path], tmp_path_factory: pytest
 
 @pytest.mark.parametrize("name", _ARCHITECTURES)
 async def test_logits_equal_those_of_transformers(
-    name: str, served: Served, architecture_sources: dict[str, Path], sample: Sample, comparison: Callable[[str, str], Comparison]
+    name: str,
+    served: Served,
+    architecture_sources: dict[str, Path],
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
 ) -> None:
-    compared = comparison(f"architecture-{name}", f"TextClassificationPipeline, transformers {transformers.__version__}")
+    compared = comparison(
+        f"architecture-{name}", f"TextClassificationPipeline, transformers {transformers.__version__}"
+    )
     tokenizer = transformers.AutoTokenizer.from_pretrained(architecture_sources[name], split_special_tokens=True)
-    pipeline = transformers.pipeline("text-classification", model=str(architecture_sources[name]), tokenizer=tokenizer, device="cpu")
+    pipeline = transformers.pipeline(
+        "text-classification", model=str(architecture_sources[name]), tokenizer=tokenizer, device="cpu"
+    )
     pairs = [(text, pair) for number, text in enumerate(_TEXTS) for pair in ("", _TEXTS[-number - 1])]
     cases = sample.draw(pairs, lambda case: [bool(case[1])], at_least=80)
     outcomes = await served.infer_all(name, [_input(*case) for case in cases])
     for (text, pair), outcome in zip(cases, outcomes, strict=True):
         assert outcome.HasField("response"), (text, pair, outcome.error.message)
-        (expected,) = pipeline([{"text": text, "text_pair": pair or None}], function_to_apply="none", top_k=None, truncation=True)
+        (expected,) = pipeline(
+            [{"text": text, "text_pair": pair or None}], function_to_apply="none", top_k=None, truncation=True
+        )
         ours = [{"label": one.label, "score": one.score} for one in outcome.response.result.text_classification.labels]
         compared.compare_ranked((text, pair), ours, expected, tolerance=_TOLERANCE)
     compared.check(at_least=len(cases))
@@ -57,4 +70,8 @@ async def test_logits_equal_those_of_transformers(
 
 def _input(text: str, pair: str) -> TaskInput:
     function, right = ScoreFunction.SCORE_FUNCTION_NONE, Truncation.TRUNCATION_RIGHT
-    return TaskInput(text_classification=TextClassificationInput(text=text, text_pair=pair, top_k=3, function=function, truncation=right))
+    return TaskInput(
+        text_classification=TextClassificationInput(
+            text=text, text_pair=pair, top_k=3, function=function, truncation=right
+        )
+    )

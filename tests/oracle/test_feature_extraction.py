@@ -10,7 +10,14 @@ import pytest
 import pytest_asyncio
 import transformers
 
-from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionInput, FeatureExtractionResult, FeaturePooling, FeatureType, TaskInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import (
+    FeatureExtractionInput,
+    FeatureExtractionResult,
+    FeaturePooling,
+    FeatureType,
+    TaskInput,
+    Truncation,
+)
 from tests.oracle.comparison import Comparison
 from tests.oracle.serving import Served, serving
 from tests.oracle.small_models import FAMILIES, make_source
@@ -69,7 +76,11 @@ def _reference(source: Path) -> Callable[[str, str], Any]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_vectors_equal_those_of_transformers(
-    family: str, served: Served, encoder_sources: dict[str, Path], sample: Sample, comparison: Callable[[str, str], Comparison]
+    family: str,
+    served: Served,
+    encoder_sources: dict[str, Path],
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
 ) -> None:
     version = f"transformers {transformers.__version__}"
     compared = comparison(f"feature_extraction-{family}", f"FeatureExtractionPipeline, {version}")
@@ -77,13 +88,19 @@ async def test_vectors_equal_those_of_transformers(
     cases = sample.draw(_cases(), _options, at_least=280)
     outcomes = await served.infer_all(family, [_input(*case) for case in cases])
     for (text, pair, pooling), outcome in zip(cases, outcomes, strict=True):
-        ours = _vectors(outcome.response.result.feature_extraction).tolist() if outcome.HasField("response") else outcome.error.message
+        ours = (
+            _vectors(outcome.response.result.feature_extraction).tolist()
+            if outcome.HasField("response")
+            else outcome.error.message
+        )
         compared.compare((text, pair, pooling), ours, _POOLINGS[pooling][1](state(text, pair)).tolist())
     compared.check(at_least=len(cases))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("number", [FeatureType.FEATURE_TYPE_FLOAT16, FeatureType.FEATURE_TYPE_INT8], ids=["float16", "int8"])
+@pytest.mark.parametrize(
+    "number", [FeatureType.FEATURE_TYPE_FLOAT16, FeatureType.FEATURE_TYPE_INT8], ids=["float16", "int8"]
+)
 async def test_shorter_numbers_are_as_near_as_they_can_be(
     family: str,
     number: "FeatureType.ValueType",
@@ -93,7 +110,9 @@ async def test_shorter_numbers_are_as_near_as_they_can_be(
     comparison: Callable[[str, str], Comparison],
 ) -> None:
     is_int8 = number == FeatureType.FEATURE_TYPE_INT8
-    compared = comparison(f"feature_extraction-{family}-{'int8' if is_int8 else 'float16'}", "FeatureExtractionPipeline, rounded")
+    compared = comparison(
+        f"feature_extraction-{family}-{'int8' if is_int8 else 'float16'}", "FeatureExtractionPipeline, rounded"
+    )
     state = _reference(encoder_sources[family])
     cases = sample.draw(list(_cases())[::5], _options, at_least=50)
     outcomes = await served.infer_all(family, [_input(*case, number) for case in cases])
@@ -111,7 +130,9 @@ async def test_the_client_gives_the_array_that_the_bytes_are(served: Served) -> 
     np.testing.assert_array_equal(array, _vectors(outcome.response.result.feature_extraction))
 
 
-def _input(text: str, pair: str, pooling: str, number: "FeatureType.ValueType" = FeatureType.FEATURE_TYPE_UNSPECIFIED) -> TaskInput:
+def _input(
+    text: str, pair: str, pooling: str, number: "FeatureType.ValueType" = FeatureType.FEATURE_TYPE_UNSPECIFIED
+) -> TaskInput:
     input = FeatureExtractionInput(
         text=text, text_pair=pair, pooling=_POOLINGS[pooling][0], type=number, truncation=Truncation.TRUNCATION_RIGHT
     )
@@ -124,5 +145,7 @@ def _vectors(result: FeatureExtractionResult) -> Any:
         scales = np.array(result.scales, np.float32)
         numbers = np.frombuffer(result.data, np.int8).reshape(len(scales), -1) * scales[:, np.newaxis]
     else:
-        numbers = np.frombuffer(result.data, "<f2" if result.type == FeatureType.FEATURE_TYPE_FLOAT16 else "<f4").astype(np.float32)
+        numbers = np.frombuffer(
+            result.data, "<f2" if result.type == FeatureType.FEATURE_TYPE_FLOAT16 else "<f4"
+        ).astype(np.float32)
     return numbers.reshape(tuple(result.shape))

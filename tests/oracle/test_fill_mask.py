@@ -19,7 +19,8 @@ from tests.sampling import Sample
 
 _MAX_TOKENS = 192
 _LONG = generated(23, 6, words=(150, 250))
-# Of probabilities the logarithms are compared, since most are about one in a thousand: the differences are those of logits of up to 30.
+# Of probabilities the logarithms are compared, since most are about one in a thousand: the differences are those of
+# logits of up to 30.
 _TOLERANCE = 3e-4
 
 
@@ -41,7 +42,11 @@ def _cases(tokenizer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     chosen, mask = random.Random(21), tokenizer.mask_token
     vocabulary = sorted(token for token in tokenizer.get_vocab() if token not in tokenizer.all_special_tokens)
     # What spells another special token: without its mask, transformers cannot be asked to take it for text.
-    texts = [text for text in (*PICKED, *generated(22, 60, words=(1, 20))) if not any(one in text for one in tokenizer.all_special_tokens)]
+    texts = [
+        text
+        for text in (*PICKED, *generated(22, 60, words=(1, 20)))
+        if not any(one in text for one in tokenizer.all_special_tokens)
+    ]
     for number, text in enumerate(texts * 2):
         words = text.split(" ")
         for _ in range(number % 4 + 1):
@@ -61,9 +66,15 @@ def _options(case: tuple[str, dict[str, Any]]) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_tokens_equal_those_of_transformers(
-    family: str, served: Served, filler_sources: dict[str, Path], sample: Sample, comparison: Callable[[str, str], Comparison]
+    family: str,
+    served: Served,
+    filler_sources: dict[str, Path],
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
 ) -> None:
-    compared = comparison(f"fill_mask-{family}", f"FillMaskPipeline, transformers {transformers.__version__}; logarithms of scores")
+    compared = comparison(
+        f"fill_mask-{family}", f"FillMaskPipeline, transformers {transformers.__version__}; logarithms of scores"
+    )
     pipeline = transformers.pipeline("fill-mask", model=str(filler_sources[family]), device="cpu")
     cases = sample.draw(_cases(pipeline.tokenizer), _options, at_least=150)
     outcomes = await served.infer_all(family, [_input(text, **options) for text, options in cases])
@@ -72,12 +83,17 @@ async def test_tokens_equal_those_of_transformers(
         masks = outcome.response.result.fill_mask.masks
         reference = pipeline(text, **options)
         expected = reference if isinstance(reference[0], list) else [reference]
-        assert [text[mask.start : mask.end].strip() for mask in masks] == [pipeline.tokenizer.mask_token] * len(expected), text
+        assert [text[mask.start : mask.end].strip() for mask in masks] == [pipeline.tokenizer.mask_token] * len(
+            expected
+        ), text
         for mask, candidates in zip(masks, expected, strict=True):
             compared.compare_ranked(
                 (text, options),
                 [{"token": one.token, "token_id": one.token_id, "score": math.log(one.score)} for one in mask.tokens],
-                [{"token": one["token_str"], "token_id": one["token"], "score": math.log(one["score"])} for one in candidates],
+                [
+                    {"token": one["token_str"], "token_id": one["token"], "score": math.log(one["score"])}
+                    for one in candidates
+                ],
                 tolerance=_TOLERANCE,
             )
     compared.check(at_least=300 if sample.is_whole else len(cases))

@@ -63,15 +63,23 @@ def _cases(labels: int) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
 
 @pytest.mark.parametrize("model", [*IMAGE_FAMILIES, "multi-label", "one-label"])
 async def test_labels_equal_those_of_transformers(
-    model: str, served: Served, image_sources: Mapping[str, Path], sample: Sample, comparison: Callable[[str, str], Comparison]
+    model: str,
+    served: Served,
+    image_sources: Mapping[str, Path],
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
 ) -> None:
-    compared = comparison(f"image_classification-{model}", f"ImageClassificationPipeline, transformers {transformers.__version__}")
+    compared = comparison(
+        f"image_classification-{model}", f"ImageClassificationPipeline, transformers {transformers.__version__}"
+    )
     pipeline = transformers.pipeline("image-classification", model=str(image_sources[model]), device="cpu")
     cases = sample.draw(_cases(pipeline.model.config.num_labels), lambda case: case[2], at_least=100)
     outcomes = await served.infer_all(model, [_input(data, **options) for _, data, options in cases])
     for (description, data, options), outcome in zip(cases, outcomes, strict=True):
         given = {name: value for name, value in options.items() if value is not None}
-        compared.compare_ranked((description, options), _labels(outcome), pipeline(Image.open(io.BytesIO(data)), **given))
+        compared.compare_ranked(
+            (description, options), _labels(outcome), pipeline(Image.open(io.BytesIO(data)), **given)
+        )
     compared.check(at_least=len(cases))
 
 

@@ -31,7 +31,8 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
 _STRIDES = (None, 5, 30)
 _SHORT = (*PICKED, *generated(51, 12, words=(1, 30)))
 _LONG = generated(52, 10, words=(80, 250))
-# Of probabilities the logarithms are compared: a score is the product of two, each of the difference of two logits of up to 30.
+# Of probabilities the logarithms are compared: a score is the product of two, each of the difference of two logits of
+# up to 30.
 _TOLERANCE = 3e-4
 # With less, float32 has few digits left.
 _SMALLEST_SCORE = 1e-30
@@ -40,7 +41,10 @@ _SMALLEST_SCORE = 1e-30
 @pytest.fixture(scope="module")
 def answerer_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("answerers")
-    return {family: make_source(folder / family, family, "ForQuestionAnswering", max_tokens=_MAX_TOKENS) for family in FAMILIES}
+    return {
+        family: make_source(folder / family, family, "ForQuestionAnswering", max_tokens=_MAX_TOKENS)
+        for family in FAMILIES
+    }
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -51,7 +55,8 @@ async def served(answerer_sources: dict[str, Path], tmp_path_factory: pytest.Tem
 
 
 def _cases() -> Iterator[dict[str, Any]]:
-    """All contexts with all options; questions in turns; long contexts, which make several windows, also with strides."""
+    """All contexts with all options; questions in turns; long contexts, which make several windows,
+    also with strides."""
     questions = itertools.cycle(_QUESTIONS)
     for context, options in itertools.product(_SHORT, _OPTIONS):
         yield {"question": next(questions), "context": context, **options}
@@ -73,9 +78,14 @@ class _Reference:
 
 
 @pytest.fixture(scope="module")
-def reference(answerer_sources: dict[str, Path], sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> _Reference:
+def reference(
+    answerer_sources: dict[str, Path], sample: Sample, tmp_path_factory: pytest.TempPathFactory
+) -> _Reference:
     cases = sample.draw(_cases(), _options_of, at_least=300)
-    models = {family: (source, transformers.AutoTokenizer.from_pretrained(source)) for family, source in answerer_sources.items()}
+    models = {
+        family: (source, transformers.AutoTokenizer.from_pretrained(source))
+        for family, source in answerer_sources.items()
+    }
     return _Reference(cases, *ask(models, cases, tmp_path_factory.mktemp("transformers4")))
 
 
@@ -85,7 +95,8 @@ async def test_answers_equal_those_of_transformers(
 ) -> None:
     cases = reference.cases
     compared = comparison(
-        f"question_answering-{family}", f"QuestionAnsweringPipeline, transformers {reference.version}; logarithms of scores"
+        f"question_answering-{family}",
+        f"QuestionAnsweringPipeline, transformers {reference.version}; logarithms of scores",
     )
     outcomes = await served.infer_all(family, [_input(**case) for case in cases])
     for case, outcome, expected in zip(cases, outcomes, reference.answers[family], strict=True):
@@ -104,7 +115,12 @@ def _logarithmic(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _input(
-    question: str, context: str, top_k: int = 0, max_answer_len: int = 0, doc_stride: int = 0, handle_impossible_answer: bool = False
+    question: str,
+    context: str,
+    top_k: int = 0,
+    max_answer_len: int = 0,
+    doc_stride: int = 0,
+    handle_impossible_answer: bool = False,
 ) -> TaskInput:
     return TaskInput(
         question_answering=QuestionAnsweringInput(

@@ -21,7 +21,8 @@ from tests.sampling import Sample
 
 _MAX_TOKENS = 64
 _IDENTITY = "torch.nn.modules.linear.Identity"
-# How each names the function that makes scores of its logits: not at all (sigmoid), and in the ways of version 4 and of version 3.
+# How each names the function that makes scores of its logits: not at all (sigmoid), and in the ways of version 4 and of
+# version 3.
 _CONFIGS: dict[str, dict[str, Any]] = {
     "Bert": {},
     "Roberta": {"sentence_transformers": {"activation_fn": _IDENTITY}},
@@ -42,7 +43,9 @@ def ranker_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One cross-encoder of each family, and one that sentence-transformers itself saved, with a prompt."""
     folder = tmp_path_factory.mktemp("rankers")
     made = {
-        family: make_source(folder / family, family, "ForSequenceClassification", max_tokens=_MAX_TOKENS, num_labels=1, **config)
+        family: make_source(
+            folder / family, family, "ForSequenceClassification", max_tokens=_MAX_TOKENS, num_labels=1, **config
+        )
         for family, config in _CONFIGS.items()
     }
     with_prompt = CrossEncoder(
@@ -64,7 +67,8 @@ async def served(ranker_sources: dict[str, Path], tmp_path_factory: pytest.TempP
 
 
 def _cases() -> Iterator[tuple[str, list[str], int, str]]:
-    """Every text as a query of some others, drawn from a seed, with every function; how many are wanted goes in turns."""
+    """Every text as a query of some others, drawn from a seed, with every function;
+    how many are wanted goes in turns."""
     chosen = random.Random(33)
     wanted = itertools.cycle(_TOP_N)
     for query, function in itertools.product(_TEXTS, _FUNCTIONS):
@@ -74,9 +78,15 @@ def _cases() -> Iterator[tuple[str, list[str], int, str]]:
 
 @pytest.mark.parametrize("model", _MODELS)
 async def test_rankings_equal_those_of_sentence_transformers(
-    model: str, served: Served, ranker_sources: dict[str, Path], sample: Sample, comparison: Callable[[str, str], Comparison]
+    model: str,
+    served: Served,
+    ranker_sources: dict[str, Path],
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
 ) -> None:
-    compared = comparison(f"rerank-{model}", f"CrossEncoder.rank, sentence-transformers {sentence_transformers.__version__}")
+    compared = comparison(
+        f"rerank-{model}", f"CrossEncoder.rank, sentence-transformers {sentence_transformers.__version__}"
+    )
     # As here, what looks like a special token in a text is text.
     reference = CrossEncoder(str(ranker_sources[model]), device="cpu", processor_kwargs={"split_special_tokens": True})
     cases = sample.draw(_cases(), lambda case: case[2:], at_least=150)
@@ -94,4 +104,8 @@ async def test_rankings_equal_those_of_sentence_transformers(
 
 def _input(query: str, texts: list[str], top_n: int, function: str) -> TaskInput:
     number = _FUNCTIONS[function][0]
-    return TaskInput(rerank=RerankInput(query=query, texts=texts, top_n=top_n, function=number, truncation=Truncation.TRUNCATION_RIGHT))
+    return TaskInput(
+        rerank=RerankInput(
+            query=query, texts=texts, top_n=top_n, function=number, truncation=Truncation.TRUNCATION_RIGHT
+        )
+    )

@@ -35,7 +35,9 @@ def embedder_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     sources = {"minilm": find_minilm()}
     for family, pooling in _POOLING.items():
         base = make_source(folder / f"{family}-base", family, "Model", max_tokens=_MAX_TOKENS)
-        SentenceTransformer(modules=[Transformer(str(base)), Pooling(32, pooling)], device="cpu").save(str(folder / family))
+        SentenceTransformer(modules=[Transformer(str(base)), Pooling(32, pooling)], device="cpu").save(
+            str(folder / family)
+        )
         sources[family] = folder / family
     return sources
 
@@ -56,9 +58,15 @@ def _cases() -> Iterator[tuple[str, int | None, bool, str]]:
 
 @pytest.mark.parametrize("model", _MODELS)
 async def test_vectors_equal_those_of_sentence_transformers(
-    model: str, served: Served, embedder_sources: dict[str, Path], sample: Sample, comparison: Callable[[str, str], Comparison]
+    model: str,
+    served: Served,
+    embedder_sources: dict[str, Path],
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
 ) -> None:
-    compared = comparison(f"sentence_embedding-{model}", f"SentenceTransformer.encode {sentence_transformers.__version__}")
+    compared = comparison(
+        f"sentence_embedding-{model}", f"SentenceTransformer.encode {sentence_transformers.__version__}"
+    )
     reference = _reference(embedder_sources[model])
     cases = sample.draw(_cases(), lambda case: case[1:], at_least=180)
     outcomes = await served.infer_all(model, [_input(*case) for case in cases])
@@ -74,12 +82,15 @@ async def test_vectors_equal_those_of_sentence_transformers(
 
 def _reference(source: Path) -> SentenceTransformer:
     model = SentenceTransformer(str(source), device="cpu")
-    # MiniLM scales its vectors itself; here that is the caller's choice. As here, what looks like a special token in a text is text.
+    # MiniLM scales its vectors itself; here that is the caller's choice. As here, what looks like a special token in a
+    # text is text.
     reference = SentenceTransformer(modules=list(model)[:2], device="cpu")
     reference.tokenizer.split_special_tokens = True
     return reference
 
 
 def _input(text: str, dimensions: int | None, is_scaled: bool, side: str) -> TaskInput:
-    input = SentenceEmbeddingInput(text=text, dimensions=dimensions or 0, skip_normalize=not is_scaled, truncation=_TRUNCATIONS[side])
+    input = SentenceEmbeddingInput(
+        text=text, dimensions=dimensions or 0, skip_normalize=not is_scaled, truncation=_TRUNCATIONS[side]
+    )
     return TaskInput(sentence_embedding=input)

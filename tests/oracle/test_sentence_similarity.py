@@ -34,7 +34,9 @@ def embedder_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
         base = make_source(folder / "base" / family, family, "Model", max_tokens=_MAX_TOKENS)
         modules = [Transformer(str(base)), Pooling(_WIDTH, _POOLINGS[family])]
         prompt = {"prompts": {"query": "query: "}, "default_prompt_name": "query"} if family == "Roberta" else {}
-        whole = SentenceTransformer(modules=[*modules, Normalize()] if family == "Bert" else modules, device="cpu", **prompt)
+        whole = SentenceTransformer(
+            modules=[*modules, Normalize()] if family == "Bert" else modules, device="cpu", **prompt
+        )
         whole.save(str(folder / family))
     return {family: folder / family for family in FAMILIES}
 
@@ -56,23 +58,34 @@ def _cases() -> Iterator[tuple[str, list[str], int]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_scores_equal_those_of_sentence_transformers(
-    family: str, served: Served, embedder_sources: dict[str, Path], sample: Sample, comparison: Callable[[str, str], Comparison]
+    family: str,
+    served: Served,
+    embedder_sources: dict[str, Path],
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
 ) -> None:
     compared = comparison(
-        f"sentence_similarity-{family}", f"util.cos_sim of encode, sentence-transformers {sentence_transformers.__version__}"
+        f"sentence_similarity-{family}",
+        f"util.cos_sim of encode, sentence-transformers {sentence_transformers.__version__}",
     )
     # As here, what looks like a special token in a text is text.
-    reference = SentenceTransformer(str(embedder_sources[family]), device="cpu", processor_kwargs={"split_special_tokens": True})
+    reference = SentenceTransformer(
+        str(embedder_sources[family]), device="cpu", processor_kwargs={"split_special_tokens": True}
+    )
     cases = sample.draw(_cases(), lambda case: case[2:], at_least=190)
     outcomes = await served.infer_all(family, [_input(*case) for case in cases])
     for (source, texts, dimensions), outcome in zip(cases, outcomes, strict=True):
         ours = list(outcome.response.result.sentence_similarity.scores)
         vectors = reference.encode([source, *texts], truncate_dim=dimensions or None)
         expected = util.cos_sim(vectors[:1], vectors[1:])[0].tolist()
-        compared.compare((source, texts, dimensions), ours if outcome.HasField("response") else outcome.error.message, expected)
+        compared.compare(
+            (source, texts, dimensions), ours if outcome.HasField("response") else outcome.error.message, expected
+        )
     compared.check(at_least=len(cases))
 
 
 def _input(source: str, texts: list[str], dimensions: int) -> TaskInput:
-    input = SentenceSimilarityInput(source=source, texts=texts, dimensions=dimensions, truncation=Truncation.TRUNCATION_RIGHT)
+    input = SentenceSimilarityInput(
+        source=source, texts=texts, dimensions=dimensions, truncation=Truncation.TRUNCATION_RIGHT
+    )
     return TaskInput(sentence_similarity=input)

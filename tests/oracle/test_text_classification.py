@@ -44,7 +44,9 @@ def classifier_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
 
 @pytest_asyncio.fixture(scope="module")
-async def served(classifier_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+async def served(
+    classifier_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
     sources = {name: ("text_classification", source) for name, source in classifier_sources.items()}
     async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
         yield running
@@ -59,18 +61,28 @@ def _cases(labels: int) -> Iterator[tuple[str, str | None, str | None, int, str]
 
 @pytest.mark.parametrize("model", _MODELS)
 async def test_labels_equal_those_of_transformers(
-    model: str, served: Served, classifier_sources: dict[str, Path], sample: Sample, comparison: Callable[[str, str], Comparison]
+    model: str,
+    served: Served,
+    classifier_sources: dict[str, Path],
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
 ) -> None:
-    compared = comparison(f"text_classification-{model}", f"TextClassificationPipeline, transformers {transformers.__version__}")
+    compared = comparison(
+        f"text_classification-{model}", f"TextClassificationPipeline, transformers {transformers.__version__}"
+    )
     tokenizer = transformers.AutoTokenizer.from_pretrained(classifier_sources[model], split_special_tokens=True)
-    pipeline = transformers.pipeline("text-classification", model=str(classifier_sources[model]), tokenizer=tokenizer, device="cpu")
+    pipeline = transformers.pipeline(
+        "text-classification", model=str(classifier_sources[model]), tokenizer=tokenizer, device="cpu"
+    )
     cases = sample.draw(_cases(_MODELS[model][1]["num_labels"]), lambda case: (bool(case[1]), *case[2:]), at_least=180)
     outcomes = await served.infer_all(model, [_input(*case) for case in cases])
     for case, outcome in zip(cases, outcomes, strict=True):
         assert outcome.HasField("response"), (case, outcome.error.message)
         text, pair, function, top_k, side = case
         tokenizer.truncation_side = side
-        (expected,) = pipeline([{"text": text, "text_pair": pair}], function_to_apply=function, top_k=top_k, truncation=True)
+        (expected,) = pipeline(
+            [{"text": text, "text_pair": pair}], function_to_apply=function, top_k=top_k, truncation=True
+        )
         usage = outcome.response.usage
         assert usage.tokens + usage.truncated_tokens == len(tokenizer(text, pair)["input_ids"]), case
         labels = outcome.response.result.text_classification.labels

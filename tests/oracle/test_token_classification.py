@@ -38,7 +38,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:Tokenizer does not support real 
 def tagger_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("taggers")
     labels = {"id2label": dict(enumerate(_LABELS)), "label2id": {label: index for index, label in enumerate(_LABELS)}}
-    return {family: make_source(folder / family, family, "ForTokenClassification", max_tokens=_MAX_TOKENS, **labels) for family in FAMILIES}
+    return {
+        family: make_source(folder / family, family, "ForTokenClassification", max_tokens=_MAX_TOKENS, **labels)
+        for family in FAMILIES
+    }
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -55,7 +58,9 @@ def _reference(source: Path) -> Any:
 
 
 def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Texts and options of the pipeline: all aggregations with all texts, ignored labels in turns, windows for texts of many tokens."""
+    """Texts and options of the pipeline: all aggregations with all texts, ignored labels in turns, windows for texts of
+    many tokens.
+    """
     ignored = itertools.cycle(_IGNORED)
     for text, aggregation in itertools.product(_SHORT, _AGGREGATIONS):
         yield text, {"aggregation_strategy": aggregation, "ignore_labels": next(ignored)}
@@ -68,9 +73,15 @@ def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_entities_equal_those_of_transformers(
-    family: str, served: Served, tagger_sources: dict[str, Path], sample: Sample, comparison: Callable[[str, str], Comparison]
+    family: str,
+    served: Served,
+    tagger_sources: dict[str, Path],
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
 ) -> None:
-    compared = comparison(f"token_classification-{family}", f"TokenClassificationPipeline, transformers {transformers.__version__}")
+    compared = comparison(
+        f"token_classification-{family}", f"TokenClassificationPipeline, transformers {transformers.__version__}"
+    )
     pipeline = _reference(tagger_sources[family])
     cases = sample.draw(_cases(), lambda case: case[1], at_least=400)
     outcomes = await served.infer_all(family, [_input(text, **options) for text, options in cases])
@@ -94,7 +105,9 @@ async def test_entities_equal_those_of_transformers(
     compared.check(at_least=len(cases))
 
 
-def _input(text: str, *, aggregation_strategy: str | None, ignore_labels: list[str] | None = None, stride: int = 0) -> TaskInput:
+def _input(
+    text: str, *, aggregation_strategy: str | None, ignore_labels: list[str] | None = None, stride: int = 0
+) -> TaskInput:
     input = TokenClassificationInput(
         text=text,
         aggregation=_AGGREGATIONS[aggregation_strategy],

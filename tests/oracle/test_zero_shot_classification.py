@@ -10,7 +10,13 @@ import pytest_asyncio
 import transformers
 from google.rpc import code_pb2
 
-from neuronpipe.api.v1.tasks_pb2 import RerankInput, TaskInput, TextClassificationInput, Truncation, ZeroShotClassificationInput
+from neuronpipe.api.v1.tasks_pb2 import (
+    RerankInput,
+    TaskInput,
+    TextClassificationInput,
+    Truncation,
+    ZeroShotClassificationInput,
+)
 from tests.oracle.comparison import Comparison
 from tests.oracle.serving import Served, serving
 from tests.oracle.small_models import make_source
@@ -28,7 +34,14 @@ _CANDIDATES = (
     ["urgent"],
     ["urgent", "not urgent"],
     ["politics", "sport", "la météo", "天气", "الطقس", "☀️ weather"],
-    ["one, two", "  spaces  ", "ALL CAPS", "x", "[SEP] as text", "a very long label of a good many words for so short a text"],
+    [
+        "one, two",
+        "  spaces  ",
+        "ALL CAPS",
+        "x",
+        "[SEP] as text",
+        "a very long label of a good many words for so short a text",
+    ],
     ["same", "same", "other"],
 )
 _TEMPLATES = (None, "It is about {}.", "{}", "这个文本是关于{}的。", "👍 {} ! 100 % [SEP]")
@@ -53,7 +66,9 @@ def entailment_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
 
 @pytest_asyncio.fixture(scope="module")
-async def served(entailment_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+async def served(
+    entailment_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
     # By an empty task it is found what the models are for.
     sources = {family: ("", source) for family, source in entailment_sources.items()}
     async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
@@ -67,26 +82,41 @@ def _reference(source: Path) -> Any:
 
 
 def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
-    """All texts with one or many labels true, each with candidates and templates in turns; long ones with every template, which are cut."""
+    """All texts with one or many labels true, each with candidates and templates in turns; long ones with every
+    template, which are cut.
+    """
     candidates, templates = itertools.cycle(_CANDIDATES), itertools.cycle((*_TEMPLATES, _TEMPLATES[0]))
     for text, multi_label, _ in itertools.product(_SHORT, (False, True), range(2)):
-        yield text, {"candidate_labels": next(candidates), "hypothesis_template": next(templates), "multi_label": multi_label}
+        yield (
+            text,
+            {"candidate_labels": next(candidates), "hypothesis_template": next(templates), "multi_label": multi_label},
+        )
     for text, template, multi_label in itertools.product(_LONG, _TEMPLATES, (False, True)):
         yield text, {"candidate_labels": next(candidates), "hypothesis_template": template, "multi_label": multi_label}
 
 
 @pytest.mark.parametrize("family", _LABELS)
 async def test_labels_equal_those_of_transformers(
-    family: str, served: Served, entailment_sources: dict[str, Path], sample: Sample, comparison: Callable[[str, str], Comparison]
+    family: str,
+    served: Served,
+    entailment_sources: dict[str, Path],
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
 ) -> None:
-    compared = comparison(f"zero_shot_classification-{family}", f"ZeroShotClassificationPipeline, transformers {transformers.__version__}")
+    compared = comparison(
+        f"zero_shot_classification-{family}", f"ZeroShotClassificationPipeline, transformers {transformers.__version__}"
+    )
     pipeline = _reference(entailment_sources[family])
     cases = sample.draw(_cases(), lambda case: case[1], at_least=200)
     outcomes = await served.infer_all(family, [_input(text, **options) for text, options in cases])
     for (text, options), outcome in zip(cases, outcomes, strict=True):
-        ours = [{"label": one.label, "score": one.score} for one in outcome.response.result.zero_shot_classification.labels]
+        ours = [
+            {"label": one.label, "score": one.score} for one in outcome.response.result.zero_shot_classification.labels
+        ]
         result = pipeline(text, **{name: value for name, value in options.items() if value is not None})
-        expected = [{"label": label, "score": score} for label, score in zip(result["labels"], result["scores"], strict=True)]
+        expected = [
+            {"label": label, "score": score} for label, score in zip(result["labels"], result["scores"], strict=True)
+        ]
         if outcome.HasField("response"):
             compared.compare_ranked((text, options), ours, expected)
         else:
@@ -94,7 +124,9 @@ async def test_labels_equal_those_of_transformers(
     compared.check(at_least=len(cases))
 
 
-async def test_every_token_of_the_pairs_was_used_or_dropped(served: Served, entailment_sources: dict[str, Path]) -> None:
+async def test_every_token_of_the_pairs_was_used_or_dropped(
+    served: Served, entailment_sources: dict[str, Path]
+) -> None:
     for family in _LABELS:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             entailment_sources[family], split_special_tokens=True, model_max_length=10_000
@@ -116,18 +148,26 @@ async def test_every_token_of_the_pairs_was_used_or_dropped(served: Served, enta
 async def test_the_same_bundle_answers_text_classification_of_pairs(
     served: Served, entailment_sources: dict[str, Path], comparison: Callable[[str, str], Comparison]
 ) -> None:
-    compared = comparison("text_classification-of-pairs", f"TextClassificationPipeline, transformers {transformers.__version__}")
+    compared = comparison(
+        "text_classification-of-pairs", f"TextClassificationPipeline, transformers {transformers.__version__}"
+    )
     pairs = list(zip(PICKED, reversed(PICKED), strict=True))
     for family, labels in _LABELS.items():
         tokenizer = transformers.AutoTokenizer.from_pretrained(entailment_sources[family], split_special_tokens=True)
-        pipeline = transformers.pipeline("text-classification", model=str(entailment_sources[family]), tokenizer=tokenizer, device="cpu")
+        pipeline = transformers.pipeline(
+            "text-classification", model=str(entailment_sources[family]), tokenizer=tokenizer, device="cpu"
+        )
         inputs = [
-            TextClassificationInput(text=text, text_pair=pair, top_k=len(labels), truncation=Truncation.TRUNCATION_RIGHT)
+            TextClassificationInput(
+                text=text, text_pair=pair, top_k=len(labels), truncation=Truncation.TRUNCATION_RIGHT
+            )
             for text, pair in pairs
         ]
         outcomes = await served.infer_all(family, [TaskInput(text_classification=input) for input in inputs])
         for (text, pair), outcome in zip(pairs, outcomes, strict=True):
-            ours = [{"label": one.label, "score": one.score} for one in outcome.response.result.text_classification.labels]
+            ours = [
+                {"label": one.label, "score": one.score} for one in outcome.response.result.text_classification.labels
+            ]
             expected = pipeline({"text": text, "text_pair": pair}, top_k=None, truncation=True)
             compared.compare_ranked((family, text, pair), ours, expected)
     compared.check(at_least=70)
@@ -136,7 +176,9 @@ async def test_the_same_bundle_answers_text_classification_of_pairs(
 async def test_a_task_that_the_labels_do_not_allow_is_refused(served: Served) -> None:
     (outcome,) = await served.infer_all("Bert", [TaskInput(rerank=RerankInput(query="a", texts=["b"]))])
     assert outcome.error.code == code_pb2.FAILED_PRECONDITION
-    assert outcome.error.message == ("model 'Bert' has the task zero_shot_classification or text_classification, the input is for rerank")
+    assert outcome.error.message == (
+        "model 'Bert' has the task zero_shot_classification or text_classification, the input is for rerank"
+    )
 
 
 def _input(text: str, *, candidate_labels: list[str], hypothesis_template: str | None, multi_label: bool) -> TaskInput:

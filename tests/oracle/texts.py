@@ -36,7 +36,9 @@ _CHARACTERS = "éüñçøßłžİıŒæ中文字漢東京한국어שלוםمرح
 
 
 def generated(seed: int, count: int, *, words: tuple[int, int] = (1, 40)) -> Sequence[str]:
-    """Texts of so many words: those of the Python manual, some of them changed in case, joined, or with strange characters inside."""
+    """Texts of so many words: those of the Python manual, some of them changed in case, joined, or with strange
+    characters inside.
+    """
     chosen = random.Random(seed)
     return [" ".join(_word(chosen) for _ in range(chosen.randint(*words))) for _ in range(count)]
 

@@ -1,4 +1,5 @@
-"""The question-answering pipeline of transformers 4, which 5 has none of, in the environment that `make setup` gives it.
+"""The question-answering pipeline of transformers 4, which 5 has none of, in the environment that `make setup` gives
+it.
 
 Run by `ask` there as: python -m tests.oracle.transformers4 JOB.json ANSWERS.json
 """
@@ -19,18 +20,26 @@ _TIME_LIMIT_S = 280
 Answers: TypeAlias = list[list[dict[str, Any]]]
 
 
-def ask(models: Mapping[str, tuple[Path, Any]], cases: Sequence[Mapping[str, Any]], folder: Path) -> tuple[str, dict[str, Answers]]:
+def ask(
+    models: Mapping[str, tuple[Path, Any]], cases: Sequence[Mapping[str, Any]], folder: Path
+) -> tuple[str, dict[str, Answers]]:
     """The version of transformers, and by each model a list of answers for each case (the pipeline's arguments).
 
-    A model is its source with its tokenizer; the form in which transformers 5 saves one is not read by 4, so it is described anew. Works in
-    `folder`.
+    A model is its source with its tokenizer; the form in which transformers 5 saves one is not read by 4, so it is
+    described anew. Works in `folder`.
     """
-    described = {name: {"source": str(source), "tokenizer": _describe(tokenizer)} for name, (source, tokenizer) in models.items()}
+    described = {
+        name: {"source": str(source), "tokenizer": _describe(tokenizer)} for name, (source, tokenizer) in models.items()
+    }
     job, answers = folder / "job.json", folder / "answers.json"
     job.write_text(json.dumps({"models": described, "cases": list(cases)}), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT / "services"), str(_ROOT)])}
     subprocess.run(
-        [_PYTHON, "-m", "tests.oracle.transformers4", job, answers], check=True, cwd=_ROOT, env=environment, timeout=_TIME_LIMIT_S
+        [_PYTHON, "-m", "tests.oracle.transformers4", job, answers],
+        check=True,
+        cwd=_ROOT,
+        env=environment,
+        timeout=_TIME_LIMIT_S,
     )
     content = json.loads(answers.read_text(encoding="utf-8"))
     return content["version"], content["answers"]
@@ -56,7 +65,9 @@ def main(job: Path, answers: Path) -> None:
     found: dict[str, Answers] = {}
     for name, described in content["models"].items():
         source = Path(described["source"])
-        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(source / "tokenizer.json"), **described["tokenizer"])
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_file=str(source / "tokenizer.json"), **described["tokenizer"]
+        )
         model = transformers.AutoModelForQuestionAnswering.from_pretrained(source)
         pipeline = transformers.pipeline("question-answering", model=model, tokenizer=splitting(tokenizer))
         results = [pipeline(**case) for case in content["cases"]]

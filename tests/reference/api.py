@@ -1,5 +1,6 @@
 """docs/reference/api.md, from the comments of the protos."""
 
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -73,7 +74,8 @@ def _method(service: str, method: MethodDescriptorProto, comment: str) -> Iterat
     stream = [" a stream of" if is_stream else "" for is_stream in (method.client_streaming, method.server_streaming)]
     yield from ("", f"#### {service}.{method.name}", "", f"Takes{stream[0]} {sent}, returns{stream[1]} {got}.")
     for paragraph in comment.split("\n\n"):
-        yield from ("", text(paragraph))
+        first, *items = re.split(r"^ - ", paragraph, flags=re.MULTILINE)
+        yield from ("", *([text(first)] if first else []), *(f"- {text(item)}" for item in items))
 
 
 def _message(message: DescriptorProto, path: tuple[int, ...], comments: _Comments) -> Iterator[str]:

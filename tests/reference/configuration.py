@@ -29,7 +29,7 @@ variable counts as not set. A variable that begins with the prefix of the servic
 Units are part of the names: `_s` is seconds, `_ms` milliseconds, `_bytes` bytes, `_tokens` tokens of the model."""
 
 _OTHER = """
-## Variables of other projects
+## Other variables
 
 These are read where the service or command needs them:
 
@@ -37,6 +37,7 @@ These are read where the service or command needs them:
 |---|---|
 | `OTEL_*` | where traces and metrics are exported, and which requests are sampled: [Tracing](../tracing.md) |
 | `NEURON_RT_VISIBLE_CORES`, `NEURON_RT_NUM_CORES` | the NeuronCores of the process; `--cores` must agree |
+| `NEURONPIPE_API_KEY` | the API key or token that the Python client and the commands call with |
 | `HF_TOKEN`, `HF_HUB_OFFLINE`, `HF_HOME` | `neuronpipe compile`: access to the Hugging Face Hub, by huggingface-hub |
 """
 
@@ -69,7 +70,7 @@ def default_of(name: str, field: FieldInfo) -> str:
     """The default as it is written."""
     if field.default is PydanticUndefined:
         return "required"
-    return _value(name, field.default) if field.default != "" else "empty"
+    return _value(name, field.default) if field.default not in ("", None) else "empty"
 
 
 def bounds_of(name: str, field: FieldInfo) -> str:
@@ -84,7 +85,13 @@ def bounds_of(name: str, field: FieldInfo) -> str:
 
 
 # int | str is `cores`, whose description says which strings there are.
-_TYPES: dict[Any, str] = {str: "text", Path: "a path", int | str: "a number or ranges"}
+_TYPES: dict[Any, str] = {
+    str: "text",
+    Path: "a path",
+    Path | None: "a path",
+    int | str: "a number or ranges",
+    bool: "an option without a value; as a variable `true`",
+}
 
 
 def _value(name: str, value: object) -> str:

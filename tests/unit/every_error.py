@@ -8,6 +8,7 @@ from neuronpipe.core.errors import (
     ModelNotFound,
     NeuronpipeError,
     Overloaded,
+    Unauthenticated,
     Unavailable,
     WrongTask,
 )
@@ -21,4 +22,5 @@ EVERY_ERROR: tuple[NeuronpipeError, ...] = (
     Cancelled("the caller left"),
     Unavailable("the tokenizer cannot be reached"),
     InternalError("internal error"),
+    Unauthenticated("no valid API key came with the call"),
 )

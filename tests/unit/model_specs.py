@@ -14,7 +14,10 @@ _OUTPUTS = {
     "sentence_similarity": (OutputSpec(name="sentence_embedding", axes=(4,)),),
     "rerank": (OutputSpec(name="logits", axes=(1,)),),
     "zero_shot_classification": (OutputSpec(name="logits", axes=(3,)),),
-    "question_answering": (OutputSpec(name="start_logits", axes=("tokens",)), OutputSpec(name="end_logits", axes=("tokens",))),
+    "question_answering": (
+        OutputSpec(name="start_logits", axes=("tokens",)),
+        OutputSpec(name="end_logits", axes=("tokens",)),
+    ),
     "image_classification": (OutputSpec(name="logits", axes=(3,)),),
 }
 
@@ -38,7 +41,9 @@ def model_spec(task: str = "text_classification", **changes: Any) -> ModelSpec:
     kinds = {answered: TASKS[answered].facts for answered in (task, *changes.get("also_answers", ()))}
     named = {name: changes.pop(name) for kind in kinds.values() for name in kind.model_fields if name in changes}
     facts = {
-        answered: kind(**_FACTS.get(answered, {}) | {name: value for name, value in named.items() if name in kind.model_fields})
+        answered: kind(
+            **_FACTS.get(answered, {}) | {name: value for name, value in named.items() if name in kind.model_fields}
+        )
         for answered, kind in kinds.items()
     }
     described: dict[str, Any] = {
@@ -60,5 +65,11 @@ def model_spec(task: str = "text_classification", **changes: Any) -> ModelSpec:
 def image_spec(**changes: Any) -> ModelSpec:
     """A model of images of 32 x 48 pixels, which count as 6 tokens."""
     image = ImageSpec(resize=(32, 48))
-    described = {"inputs": ("pixels",), "image": image, "max_tokens": image.tokens, "vocabulary_size": 0, "labels": ("a", "b", "c")}
+    described = {
+        "inputs": ("pixels",),
+        "image": image,
+        "max_tokens": image.tokens,
+        "vocabulary_size": 0,
+        "labels": ("a", "b", "c"),
+    }
     return model_spec("image_classification", **described | changes)

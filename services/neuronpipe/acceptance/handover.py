@@ -12,7 +12,11 @@ REQUEST_FILE, FOUND_FILE = "request.json", "found.json"
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequest:
-    """`batches` batches of comparison are in the folder as in-0.npz and so on; each of `shapes`, as 8x128, is measured for `seconds`."""
+    """The parameters of the measuring process.
+
+    `batches` is the number of batches of the comparison, in the folder as in-0.npz and so on. Each of `shapes`, such as
+    8x128, is measured for `seconds`.
+    """
 
     bundle: str
     backend: str
@@ -28,12 +32,12 @@ def output_file(core: int, number: int) -> str:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Arrays by name."""
+    """Writes arrays by name."""
     np.savez(path, **arrays)
 
 
 def read_arrays(path: Path) -> dict[str, Any]:
-    """See write_arrays."""
+    """Reads arrays by name."""
     with np.load(path) as arrays:
         return dict(arrays)
 

@@ -15,7 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from neuronpipe.acceptance.handover import FOUND_FILE, REQUEST_FILE, MeasureRequest, error_text, output_file, read_arrays, write_arrays
+from neuronpipe.acceptance.handover import (
+    FOUND_FILE,
+    REQUEST_FILE,
+    MeasureRequest,
+    error_text,
+    output_file,
+    read_arrays,
+    write_arrays,
+)
 from neuronpipe.bundles.buckets import Bucket, parse_bucket
 from neuronpipe.bundles.repository import read_bundle
 from neuronpipe.core.errors import SetupError
@@ -49,7 +57,7 @@ class _Findings:
 
 
 def measure(folder: Path) -> None:
-    """Does what a folder asks for: loads, compares, measures, and only then provokes errors."""
+    """Loads, compares and measures as the folder requests. Errors are provoked last."""
     request, found = MeasureRequest(**json.loads((folder / REQUEST_FILE).read_text())), _Findings(folder / FOUND_FILE)
     loaded = list[tuple[Backend, ModelSpec]]()
     with found.step("load"):
@@ -104,7 +112,9 @@ async def _measure(backend: Backend, spec: ModelSpec, request: MeasureRequest, f
     with found.step("provoke errors"):
         found.values["refusals"] = {}
         longer = Bucket(batch=1, tokens=backend.buckets.largest.tokens + 1)
-        found.values["refusals"]["a shape that was not compiled, of us"] = await _error(backend, _full_batch(longer, spec))
+        found.values["refusals"]["a shape that was not compiled, of us"] = await _error(
+            backend, _full_batch(longer, spec)
+        )
         texts: Callable[[], dict[str, str]] | None = getattr(backend, "error_texts", None)
         if texts:
             found.values["refusals"] |= await asyncio.to_thread(texts)
@@ -128,7 +138,8 @@ async def _compute(backend: Backend, core: int, batch: Mapping[str, Any], spec: 
         parts.append(await compute(backend, core, inputs))
     outputs = {output.name: np.concatenate([part[output.name] for part in parts]) for output in spec.outputs}
     return {
-        output.name: outputs[output.name][:, :tokens] if output.axes[:1] == ("tokens",) else outputs[output.name] for output in spec.outputs
+        output.name: outputs[output.name][:, :tokens] if output.axes[:1] == ("tokens",) else outputs[output.name]
+        for output in spec.outputs
     }
 
 

@@ -1,4 +1,4 @@
-"""The report of an acceptance: the columns of the published figures, for this machine, and what else was found."""
+"""The report of an acceptance test: the columns of the published figures, for this machine, and other findings."""
 
 import importlib.metadata
 import os
@@ -13,7 +13,19 @@ from neuronpipe.runtimes.neuron import device_count, sdk_words
 
 _PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "libneuronxla", "transformers", "openvino", "numpy")
 _DOUBLE = "made on the contract double of the Neuron SDK: its times say nothing of Neuron"
-_COLUMNS = ("Model", "Back end", "dtype", "Shape", "Cores", "In flight", "Throughput /s", "p50 ms", "p95 ms", "p99 ms", "Cost per 1M")
+_COLUMNS = (
+    "Model",
+    "Back end",
+    "dtype",
+    "Shape",
+    "Cores",
+    "In flight",
+    "Throughput /s",
+    "p50 ms",
+    "p95 ms",
+    "p99 ms",
+    "Cost per 1M",
+)
 # The instance type, and the version of the loaded driver.
 _INSTANCE = Path("/sys/devices/virtual/dmi/id/product_name")
 _DRIVER = Path("/sys/module/neuron/version")
@@ -59,7 +71,10 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     if any(model.get("is_double") for model in found["models"]):
         yield f"**This report was {_DOUBLE}.**"
         yield ""
-    yield f"Full batches for {found['seconds']:g} s a row on all cores, without a pipeline around the model; latency is that of a batch."
+    yield (
+        f"Full batches for {found['seconds']:g} s a row on all cores, without a pipeline around the model; latency "
+        "is that of a batch."
+    )
     yield ""
     yield f"| {' | '.join(_COLUMNS)} |"
     yield "|---" * len(_COLUMNS) + "|"
@@ -87,18 +102,24 @@ def _model(model: Mapping[str, Any]) -> Iterator[str]:
     if parity := model.get("parity"):
         agreement = "" if parity["agreement"] is None else f", agreement {parity['agreement']:.4f}"
         yield (
-            f"- parity with PyTorch float32, {parity['texts']} texts on each core ({parity['cores']}): largest difference "
-            f"{parity['largest_difference']:.2e} (largest output {parity['largest_output']:.3g}){agreement}; between cores "
+            f"- parity with PyTorch float32, {parity['texts']} texts on each core ({parity['cores']}): "
+            "largest difference "
+            f"{parity['largest_difference']:.2e} (largest output {parity['largest_output']:.3g}){agreement}; "
+            "between cores "
             f"{parity['largest_difference_of_cores']:.2e}"
         )
     if emulator := (model.get("accuracy_of_compilation") or {}).get("emulator"):
         yield f"- the difference in the bundle itself is of {emulator}"
-    yield from (f"- {words}: {model[key]} s" for key, words in (("compile_s", "compile"), ("load_s", "load")) if key in model)
+    yield from (
+        f"- {words}: {model[key]} s" for key, words in (("compile_s", "compile"), ("load_s", "load")) if key in model
+    )
     memory = {"host memory": model.get("host_memory_bytes"), "device memory": model.get("device_memory_bytes")}
     yield from (f"- {name}: {value / 2**20:.0f} MiB" for name, value in memory.items() if value)
     yield from (f"- compiled with {name} {version}" for name, version in model.get("versions", {}).items())
     # The last line; tracebacks are in report.json.
-    yield from (f"- refused, {name}: `{_one_line(sdk_words(text))}`" for name, text in model.get("refusals", {}).items())
+    yield from (
+        f"- refused, {name}: `{_one_line(sdk_words(text))}`" for name, text in model.get("refusals", {}).items()
+    )
 
 
 def _one_line(text: str) -> str:

@@ -1,7 +1,7 @@
 """The acceptance test of a back end: real models on the hardware of this machine, with a report in one folder.
 
-All models are compiled before any is measured, and each is measured in a process of its own (measure.py): a runtime may own its cores
-until its process ends, and a crash ends that process only.
+All models are compiled before any is measured, and each is measured in a process of its own (measure.py): a runtime may
+own its cores until its process ends, and a crash ends that process only.
 """
 
 import dataclasses
@@ -20,7 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from neuronpipe.acceptance.handover import FOUND_FILE, REQUEST_FILE, MeasureRequest, error_text, output_file, read_arrays, write_arrays
+from neuronpipe.acceptance.handover import (
+    FOUND_FILE,
+    REQUEST_FILE,
+    MeasureRequest,
+    error_text,
+    output_file,
+    read_arrays,
+    write_arrays,
+)
 from neuronpipe.acceptance.report import describe, describe_machine
 from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.bundles.compiler import Compiled, CompileRequest, compile_with_reference
@@ -35,9 +43,10 @@ _LAST_LINES = 8
 
 @dataclass(frozen=True, slots=True)
 class AcceptRequest:
-    """Each of `models` is compiled, and measured at each of `shapes` on `cores` cores (0: all).
+    """The models, shapes and limits of an acceptance test.
 
-    `environment` is added to that of the processes that measure. `price_per_hour` is that of the machine, 0 for unknown.
+    Each of `models` is compiled, and measured at each of `shapes` on `cores` cores (0: all). `environment` is added to
+    that of the measuring processes. `price_per_hour` is that of the machine, 0 if unknown.
     """
 
     models: Sequence[CompileRequest]
@@ -59,7 +68,13 @@ def accept(request: AcceptRequest, report: Callable[[str], None]) -> Path:
     compiled: list[tuple[Compiled, dict[str, Any]]] = []
     for model in request.models:
         report(f"{model.name}: compile")
-        one: dict[str, Any] = {"name": model.name, "source": model.source, "backend": model.backend, "dtype": model.dtype, "errors": {}}
+        one: dict[str, Any] = {
+            "name": model.name,
+            "source": model.source,
+            "backend": model.backend,
+            "dtype": model.dtype,
+            "errors": {},
+        }
         found["models"].append(one)
         if made := _compile(model, one, report):
             compiled.append((made, one))
@@ -110,7 +125,9 @@ def _measure(made: Compiled, one: dict[str, Any], request: AcceptRequest, report
         for number, batch in enumerate(made.batches):
             write_arrays(folder / f"in-{number}.npz", batch)
         shapes = list(map(str, request.shapes))
-        asked = MeasureRequest(str(made.bundle.folder), one["backend"], request.cores, shapes, request.seconds, len(made.batches))
+        asked = MeasureRequest(
+            str(made.bundle.folder), one["backend"], request.cores, shapes, request.seconds, len(made.batches)
+        )
         (folder / REQUEST_FILE).write_text(json.dumps(dataclasses.asdict(asked)))
         code, lines = _run(folder, request.environment, report)
         if (folder / FOUND_FILE).exists():
@@ -125,7 +142,9 @@ def _measure(made: Compiled, one: dict[str, Any], request: AcceptRequest, report
                 errors["parity"] = "some outputs are not numbers"
         for figures in one.get("figures", ()):
             if request.price_per_hour and not one["is_double"]:
-                figures["cost_per_million"] = round(1e6 * request.price_per_hour / 3600 / figures["throughput_per_s"], 4)
+                figures["cost_per_million"] = round(
+                    1e6 * request.price_per_hour / 3600 / figures["throughput_per_s"], 4
+                )
 
 
 def _run(folder: Path, environment: Mapping[str, str], report: Callable[[str], None]) -> tuple[int, Sequence[str]]:
@@ -158,7 +177,7 @@ def _outputs(folder: Path, cores: int, batches: int) -> list[list[dict[str, Any]
 
 
 def _parity(made: Compiled, outputs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """How far the loaded back end is from PyTorch in float32 on the worst core, and how far the cores are from each other."""
+    """The difference of the back end to PyTorch in float32 on the worst core, and the difference between cores."""
     task, batches, reference = made.bundle.spec.task, made.batches, made.reference
     per_token = {output.name for output in made.bundle.spec.outputs if "tokens" in output.axes}
     agreements = [agreement(task, of_core, reference, batches) for of_core in outputs]
@@ -168,5 +187,7 @@ def _parity(made: Compiled, outputs: Sequence[Sequence[Mapping[str, Any]]]) -> d
         "largest_output": max(float(np.abs(array).max()) for one in reference for array in one.values()),
         "largest_difference": max(largest_difference(per_token, of_core, reference, batches) for of_core in outputs),
         "agreement": None if None in agreements else min(value for value in agreements if value is not None),
-        "largest_difference_of_cores": max(largest_difference(per_token, of_core, outputs[0], batches) for of_core in outputs),
+        "largest_difference_of_cores": max(
+            largest_difference(per_token, of_core, outputs[0], batches) for of_core in outputs
+        ),
     }

@@ -1,4 +1,4 @@
-"""Buckets: the batch x token shapes that a model is compiled for, for back ends that compute no other shapes."""
+"""Buckets: the batch x token shapes for which a model is compiled, for back ends that compute no other shapes."""
 
 import re
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class Bucket(BaseModel):
 
     @property
     def padded_tokens(self) -> int:
-        """The number of tokens that the device computes, padding and unused rows included."""
+        """The number of tokens that the device computes, including padding and unused rows."""
         return self.batch * self.tokens
 
     def holds(self, rows: int, tokens: int) -> bool:
@@ -49,7 +49,8 @@ class BucketPlan:
         self.buckets = tuple(sorted(set(buckets), key=lambda bucket: (bucket.tokens, bucket.batch)))
         self._lengths = sorted({bucket.tokens for bucket in self.buckets})
         self._batches = {
-            length: tuple(bucket.batch for bucket in self.buckets if bucket.tokens == length) for length in self._lengths
+            length: tuple(bucket.batch for bucket in self.buckets if bucket.tokens == length)
+            for length in self._lengths
         }  # ascending
 
     @property
@@ -72,16 +73,18 @@ class BucketPlan:
 
 
 def fill_bucket(inputs: Arrays, bucket: Bucket, pad_token_id: int) -> dict[str, Array]:
-    """Pads a batch to its bucket: on the right with the tokenizer's padding id, and unused rows with the first
-    sequence.
+    """Pads a batch to its bucket.
 
-    No row's mask is all zero, because a softmax over masked tokens only is not a number on some devices. The padding id
-    matters, because RoBERTa's positions depend on it.
+    Rows are padded on the right with the tokenizer's padding id. Unused rows are copies of the first sequence: no row's
+    mask is all zero, because a softmax over masked tokens only is NaN on some devices. The padding id matters, because
+    RoBERTa's positions depend on it.
     """
     filled = {}
     for name, array in inputs.items():
         rows, tokens = array.shape
-        whole: np.ndarray[Any, Any] = np.full((bucket.batch, bucket.tokens), pad_token_id if name == "input_ids" else 0, array.dtype)
+        whole: np.ndarray[Any, Any] = np.full(
+            (bucket.batch, bucket.tokens), pad_token_id if name == "input_ids" else 0, array.dtype
+        )
         whole[:rows, :tokens] = array
         whole[rows:] = whole[0]
         filled[name] = whole

@@ -1,4 +1,4 @@
-"""The manifest of a bundle: manifest.json, which names every other file of the bundle with its digest."""
+"""The manifest of a bundle: manifest.json, which lists every other file of the bundle with its digest."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from neuronpipe.tasks import TASKS
 MANIFEST_FILE = "manifest.json"
 SCHEMA_VERSION = 4
 
-# Before schema version 4 the facts of all tasks were fields of the model: task → name of the fact → name of the field.
+# Before schema version 4, facts of tasks were fields of the model: task → name of the fact → name of the field.
 _FIELDS_BEFORE_4 = {
     "text_classification": {"score_function": "score_function"},
     "image_classification": {"score_function": "score_function"},
@@ -35,7 +35,10 @@ class _Frozen(BaseModel):
 
 
 class Source(_Frozen):
-    """Where the model came from. `revision` is the Hub's commit, `weights_sha256` the digest over the files with weights."""
+    """The source of the model.
+
+    `revision` is the Hub's commit, `weights_sha256` the digest over the files with weights.
+    """
 
     location: str
     revision: str | None = None
@@ -44,32 +47,39 @@ class Source(_Frozen):
 
 
 class Accuracy(_Frozen):
-    """The artefact against PyTorch float32 on sample texts.
+    """The comparison of the artefact with PyTorch float32 on sample texts.
 
     `largest_difference` is absolute, over all outputs, as this artefact ran on the compiling machine, which computed in
-    `computed_dtype`. Where that is not the artefact's dtype (a CPU without bfloat16 instructions), `emulated_difference` and
-    `emulated_agreement` are those of PyTorch computing in the artefact's dtype, which any machine can do.
+    `computed_dtype`. If that is not the artefact's dtype (a CPU without bfloat16 instructions), `emulated_difference`
+    and `emulated_agreement` are those of PyTorch in the artefact's dtype, which any machine can compute.
     """
 
     samples: int
-    sample_texts: str = Field("", description="what they are: built-in sample text and its languages, images, or a file")
+    sample_texts: str = Field(
+        "", description="what they are: built-in sample text and its languages, images, or a file"
+    )
     sample_shapes: tuple[tuple[int, int], ...] = Field(description="batch x tokens of each batch of samples")
     largest_output: float
     largest_difference: float
     computed_dtype: str
-    emulator: str = Field("", description="what computed in the artefact's place where the compiling machine could not run it")
+    emulator: str = Field(
+        "", description="what computed in the artefact's place where the compiling machine could not run it"
+    )
     emulated_difference: float | None = None
     agreement: float | None = Field(
         None,
-        description="text-classification: share of texts with the same best label (none for a model with one label); question-answering: "
-        "share of texts with the same best start and end; sentence-embedding: smallest cosine similarity of a text's embeddings; "
-        "feature-extraction: smallest cosine similarity of a token's vectors; image-classification: as text-classification",
+        description="text-classification: share of texts with the same best label (none for a model with one label); "
+        "question-answering: "
+        "share of texts with the same best start and end; sentence-embedding: smallest cosine similarity of a text's "
+        "embeddings; "
+        "feature-extraction: smallest cosine similarity of a token's vectors; image-classification: as "
+        "text-classification",
     )
     emulated_agreement: float | None = None
 
 
 class Calibration(_Frozen):
-    """The texts on which the ranges of an int8 artefact were found."""
+    """The texts that calibrated an int8 artefact."""
 
     texts: int
     source: str = Field(description="the file that they are from, or built-in sample text and its languages")
@@ -77,7 +87,10 @@ class Calibration(_Frozen):
 
 
 class Artifact(_Frozen):
-    """The compiled model for one back end. `files` are relative to the bundle; `properties` are handed to the back end at load."""
+    """The compiled model for one back end.
+
+    `files` are relative to the bundle. The back end gets `properties` when it loads the model.
+    """
 
     backend: str
     dtype: str
@@ -87,7 +100,9 @@ class Artifact(_Frozen):
     buckets: tuple[Bucket, ...] = Field((), description="the only shapes that the artefact computes; empty: any")
     accuracy: Accuracy | None = None
     calibration: Calibration | None = None
-    float_parts: tuple[str, ...] = Field((), description="of int8: parts of the model that compute in float32, on weights of 8 bits")
+    float_parts: tuple[str, ...] = Field(
+        (), description="of int8: parts of the model that compute in float32, on weights of 8 bits"
+    )
 
 
 class Manifest(_Frozen):
@@ -96,10 +111,14 @@ class Manifest(_Frozen):
     schema_version: int
     model: ModelSpec
     source: Source
-    tokenizer_file: str = Field("", description="empty for a model of images, which has no tokenizer (since schema version 3)")
+    tokenizer_file: str = Field(
+        "", description="empty for a model of images, which has no tokenizer (since schema version 3)"
+    )
     tokens_file: str = Field("", description="each token as text, a JSON list, for fill-mask (since schema version 3)")
     artifacts: tuple[Artifact, ...] = Field(min_length=1)
-    cache_results: bool = Field(False, description="whether a gateway caches this model's results (since schema version 2)")
+    cache_results: bool = Field(
+        False, description="whether a gateway caches this model's results (since schema version 2)"
+    )
     files: dict[str, str] = Field(description="sha256 of every file of the bundle but this one")
 
     @field_validator("model", mode="before")
@@ -119,19 +138,24 @@ class Manifest(_Frozen):
             versioned = _SchemaVersion.model_validate_json(path.read_bytes())
             if versioned.schema_version > SCHEMA_VERSION:
                 raise SetupError(
-                    f"{path}: schema version {versioned.schema_version}, this neuronpipe reads up to {SCHEMA_VERSION}; update it, or "
+                    f"{path}: schema version {versioned.schema_version}, this neuronpipe reads up to {SCHEMA_VERSION}; "
+                    "update it, or "
                     "compile the model again with this one"
                 )
             content = json.loads(path.read_bytes())
             return cls.model_validate(_upgraded(content) if versioned.schema_version < SCHEMA_VERSION else content)
         except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:3])
+            problems = "; ".join(
+                f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:3]
+            )
             raise SetupError(f"{path}: not a valid manifest: {problems}") from error
 
 
 def _tasks(model: Mapping[str, Any]) -> list[str]:
     others = model.get("also_answers")
-    return [task for task in (model.get("task"), *(others if isinstance(others, list) else ())) if isinstance(task, str)]
+    return [
+        task for task in (model.get("task"), *(others if isinstance(others, list) else ())) if isinstance(task, str)
+    ]
 
 
 def _typed(task: str, facts: Any) -> TaskFacts:
@@ -150,7 +174,9 @@ def _upgraded(content: dict[str, Any]) -> dict[str, Any]:
         return content
     former = {field for fields in _FIELDS_BEFORE_4.values() for field in fields.values()}
     facts = {
-        task: {fact: model[field] for fact, field in _FIELDS_BEFORE_4.get(task, {}).items() if model.get(field) is not None}
+        task: {
+            fact: model[field] for fact, field in _FIELDS_BEFORE_4.get(task, {}).items() if model.get(field) is not None
+        }
         for task in _tasks(model)
     }
     kept = {name: value for name, value in model.items() if name not in former}

@@ -38,7 +38,10 @@ class Bundle:
         return self._verified(self.manifest.tokenizer_file)
 
     def decoding_spec(self) -> ModelSpec:
-        """The model with its tokens as text, where its task decodes to tokens. Raises SetupError for a file that was changed."""
+        """The model with its tokens as text, if its task decodes to tokens.
+
+        Raises SetupError for a file that was changed.
+        """
         if not self.manifest.tokens_file:
             return self.spec
         tokens = json.loads(self._verified(self.manifest.tokens_file).read_text(encoding="utf-8"))
@@ -50,7 +53,10 @@ class Bundle:
             if backend in ("", artifact.backend):
                 return artifact
         known = ", ".join(artifact.backend for artifact in self.manifest.artifacts)
-        raise SetupError(f"{self.folder}: no artefact for the back end {backend!r}, only for: {known}; compile it with --backend {backend}")
+        raise SetupError(
+            f"{self.folder}: no artefact for the back end {backend!r}, only for: {known}; compile it with "
+            f"--backend {backend}"
+        )
 
     def artifact_files(self, artifact: Artifact) -> list[Path]:
         """The artefact's verified files."""
@@ -61,19 +67,35 @@ class Bundle:
         if not path.is_file():
             raise SetupError(f"{path}: missing, though the manifest names it; compile the model again")
         if file_sha256(path) != self.manifest.files.get(name):
-            raise SetupError(f"{path}: changed since it was compiled (its sha256 is not the manifest's); compile the model again")
+            raise SetupError(
+                f"{path}: changed since it was compiled (its sha256 is not the manifest's); compile the model again"
+            )
         return path
 
 
 def read_repository(repository: Path) -> list[Bundle]:
-    """Every bundle of the repository. Raises SetupError where there is none, or one that cannot be read."""
+    """Every bundle of the repository, or the one of a folder that is a bundle itself.
+
+    Raises SetupError where there is none, or one that cannot be read.
+    """
+    if (repository / MANIFEST_FILE).is_file():
+        return [_read(repository)]
     if not repository.is_dir():
-        raise SetupError(f"{repository}: no such folder; make a repository with `neuronpipe compile SOURCE --repository {repository}`")
+        raise SetupError(
+            f"{repository}: no such folder; make a repository with `neuronpipe compile SOURCE --repository "
+            f"{repository}`"
+        )
     folders = sorted(
-        version for model in repository.iterdir() if _is_visible_folder(model) for version in model.iterdir() if _is_visible_folder(version)
+        version
+        for model in repository.iterdir()
+        if _is_visible_folder(model)
+        for version in model.iterdir()
+        if _is_visible_folder(version)
     )
     if not folders:
-        raise SetupError(f"{repository}: holds no bundle; make one with `neuronpipe compile SOURCE --repository {repository}`")
+        raise SetupError(
+            f"{repository}: holds no bundle; make one with `neuronpipe compile SOURCE --repository {repository}`"
+        )
     return [read_bundle(folder) for folder in folders]
 
 
@@ -86,10 +108,17 @@ def read_bundle(folder: Path) -> Bundle:
     path = folder / MANIFEST_FILE
     if not path.is_file():
         raise SetupError(f"{folder}: half-written: it has no {MANIFEST_FILE}; delete it and compile the model again")
-    manifest = Manifest.read(path)
-    if (folder.parent.name, folder.name) != (manifest.model.name, str(manifest.model.version)):
-        raise SetupError(f"{folder}: its manifest is for {manifest.model.name}/{manifest.model.version}; the folder was moved or renamed")
-    return Bundle(folder, manifest, file_sha256(path))
+    bundle = _read(folder)
+    if (folder.parent.name, folder.name) != (bundle.spec.name, str(bundle.spec.version)):
+        raise SetupError(
+            f"{folder}: its manifest is for {bundle.spec.name}/{bundle.spec.version}; the folder was moved or renamed"
+        )
+    return bundle
+
+
+def _read(folder: Path) -> Bundle:
+    path = folder / MANIFEST_FILE
+    return Bundle(folder, Manifest.read(path), file_sha256(path))
 
 
 def default_name(source: str) -> str:
@@ -103,9 +132,13 @@ def check_writable(repository: Path, name: str) -> None:
     if not name.strip() or name.startswith(".") or "/" in name or not name.isprintable():
         raise SetupError(f"name {name!r} cannot be a folder's name; choose one with --name")
     if "," in name or " " in name:
-        raise SetupError(f"name {name!r} has a comma or a space, which separate names in settings; choose another with --name")
+        raise SetupError(
+            f"name {name!r} has a comma or a space, which separate names in settings; choose another with --name"
+        )
     try:
-        existing = next(path for path in (repository / name, repository, *repository.absolute().parents) if path.exists())
+        existing = next(
+            path for path in (repository / name, repository, *repository.absolute().parents) if path.exists()
+        )
         with tempfile.TemporaryDirectory(prefix=".", dir=existing) as probe:
             (Path(probe) / name).mkdir()
     except OSError as error:
@@ -113,7 +146,9 @@ def check_writable(repository: Path, name: str) -> None:
 
 
 def _not_writable(folder: Path, error: OSError) -> SetupError:
-    return SetupError(f"{folder}: cannot be written to: {os.strerror(error.errno or errno.EIO)}; see --repository and --name")
+    return SetupError(
+        f"{folder}: cannot be written to: {os.strerror(error.errno or errno.EIO)}; see --repository and --name"
+    )
 
 
 def choose_version(repository: Path, name: str, version: int | None) -> int:
@@ -125,7 +160,7 @@ def choose_version(repository: Path, name: str, version: int | None) -> int:
 
 
 def newest_bundle(repository: Path, name: str, backend: str) -> Bundle | None:
-    """A model's newest bundle for a back end; None where there is none. Raises SetupError for one that cannot be read."""
+    """A model's newest bundle for a back end; None if there is none. Raises SetupError for one that cannot be read."""
     for version in sorted(_versions(repository, name), reverse=True):
         bundle = read_bundle(repository / name / str(version))
         if any(artifact.backend == backend for artifact in bundle.manifest.artifacts):
@@ -139,10 +174,10 @@ def _versions(repository: Path, name: str) -> list[int]:
 
 @contextlib.contextmanager
 def new_bundle(repository: Path, name: str, version: int) -> Iterator[Path]:
-    """A folder to write a bundle's files into. It becomes the bundle when the block ends without error, and is deleted
-    otherwise.
+    """A folder for a new bundle's files. It becomes the bundle when the block ends without an error.
 
-    Raises SetupError if no folder can be made, or if another process has written the version in the meantime.
+    Otherwise it is deleted. Raises SetupError if no folder can be made, or if another process has written the version
+    in the meantime.
     """
     model_folder = repository / name
     try:
@@ -175,7 +210,9 @@ def _rename(folder: Path, bundle: Path) -> None:
         folder.rename(bundle)
     except OSError as error:
         if bundle.exists():
-            raise SetupError(f"{bundle}: exists now, written by another process in the meantime; compile the model again") from error
+            raise SetupError(
+                f"{bundle}: exists now, written by another process in the meantime; compile the model again"
+            ) from error
         raise
 
 

@@ -100,7 +100,9 @@ class ServedModels(Generic[ResourceT]):
         """Loads a model and then serves it. Raises SetupError if it is served already, and what loading raises."""
         model: ServedModel[ResourceT] = ServedModel(bundle)
         if model.key in self.keys | self._opening:
-            raise SetupError(f"{bundle.folder}: model {bundle.spec.name!r} version {bundle.spec.version} is served already")
+            raise SetupError(
+                f"{bundle.folder}: model {bundle.spec.name!r} version {bundle.spec.version} is served already"
+            )
         self._opening.add(model.key)
         try:
             await model.open(self._open_model(bundle))
@@ -122,7 +124,9 @@ class ServedModels(Generic[ResourceT]):
 
 
 @asynccontextmanager
-async def running_models(models: ServedModels[ResourceT], bundles: list[Bundle]) -> AsyncIterator[ServedModels[ResourceT]]:
+async def running_models(
+    models: ServedModels[ResourceT], bundles: list[Bundle]
+) -> AsyncIterator[ServedModels[ResourceT]]:
     """Opens these models; at the end of the block closes all models of the table, the last one first.
 
     Raises what loading raises.

@@ -1,4 +1,4 @@
-"""A circuit breaker (M. Nygard, Release It!): after a failure Redis is not used until a single probe has succeeded."""
+"""A circuit breaker (M. Nygard, Release It!): after a failure, Redis is not used until one probe has succeeded."""
 
 import math
 import time
@@ -11,10 +11,10 @@ _WELL_AFTER_S = 10.0
 
 
 class Breaker:
-    """Closed while Redis works. The first failure opens it: skipping Redis costs a few cache hits, waiting for one that
-    hangs costs latency.
+    """Closed while Redis works; the first failure opens it.
 
-    It is open at first, as nothing is connected yet.
+    Skipping Redis costs a few cache hits. Waiting for a Redis that hangs costs latency. The breaker is open at first,
+    because nothing is connected yet.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,7 +26,7 @@ class Breaker:
 
     @property
     def pause_s(self) -> float:
-        """Seconds until the next probe is due; 0 where it is due now."""
+        """Seconds until the next probe is due; 0 if it is due now."""
         return max(0.0, self._probe_at_s - self._clock())
 
     def close(self) -> None:

@@ -59,7 +59,9 @@ class Cache(Generic[ValueT]):
     All callers get the same object, so a value must be immutable, and never None.
     """
 
-    def __init__(self, kind: Kind, memory_bytes: int, redis: RedisSettings, policy: CachePolicy, codec: ValueCodec[ValueT]) -> None:
+    def __init__(
+        self, kind: Kind, memory_bytes: int, redis: RedisSettings, policy: CachePolicy, codec: ValueCodec[ValueT]
+    ) -> None:
         self._kind: Kind = kind
         self._memory: MemoryCache[ValueT] = MemoryCache(memory_bytes, codec.size_bytes)
         self._computing: dict[tuple[bytes, bool], asyncio.Future[_Outcome[ValueT]]] = {}
@@ -73,13 +75,19 @@ class Cache(Generic[ValueT]):
             meters.gauge(Metrics.CACHE_REDIS, lambda: not lookups.is_away, self._kind)
 
     async def get(
-        self, key: bytes, size: int, compute: Callable[[], Awaitable[TimedValue[ValueT]]], *, refresh: bool = False, is_bulk: bool = False
+        self,
+        key: bytes,
+        size: int,
+        compute: Callable[[], Awaitable[TimedValue[ValueT]]],
+        *,
+        refresh: bool = False,
+        is_bulk: bool = False,
     ) -> tuple[ValueT, "CacheOutcome.ValueType"]:
-        """The value of a key, computed if it is not cached, and where it came from.
+        """The value of a key, and where it came from. It is computed if it is not cached.
 
         `size` is a measure of the input that the time to compute grows with. `refresh` always computes, and replaces
-        the cached value. Interactive and bulk requests do not wait for each other's computations, as bulk work may be
-        delayed.
+        the cached value. Interactive and bulk requests do not wait for each other's computations, because bulk work may
+        be delayed.
 
         Raises what `compute` raises. Callers who wait for the same value get the error too if it holds for them:
         invalid input, or a stage that is unavailable. After any other error, such as this caller's deadline, they
@@ -100,7 +108,12 @@ class Cache(Generic[ValueT]):
         return await self._find_or_compute((key, is_bulk), size, compute, refresh=refresh)
 
     async def _find_or_compute(
-        self, flight: tuple[bytes, bool], size: int, compute: Callable[[], Awaitable[TimedValue[ValueT]]], *, refresh: bool
+        self,
+        flight: tuple[bytes, bool],
+        size: int,
+        compute: Callable[[], Awaitable[TimedValue[ValueT]]],
+        *,
+        refresh: bool,
     ) -> tuple[ValueT, "CacheOutcome.ValueType"]:
         key = flight[0]
         computing: asyncio.Future[_Outcome[ValueT]] = asyncio.get_running_loop().create_future()
@@ -136,7 +149,9 @@ class Cache(Generic[ValueT]):
             await self._lookups.close()
 
 
-def _lookups(settings: RedisSettings, policy: CachePolicy, worth: LookupEconomics, codec: ValueCodec[ValueT]) -> "Lookups[ValueT]":
+def _lookups(
+    settings: RedisSettings, policy: CachePolicy, worth: LookupEconomics, codec: ValueCodec[ValueT]
+) -> "Lookups[ValueT]":
     # Imported here, since redis-py takes 0.1 s to import and most processes do not need it.
     from neuronpipe.cache.lookups import Lookups
     from neuronpipe.cache.remote import Remote

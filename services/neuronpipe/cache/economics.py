@@ -6,7 +6,7 @@ from collections.abc import Sequence
 # Storing a value takes three times as long as looking one up (30 and 10 µs, measured 2026-11-21). It is not measured at
 # run time: values are stored concurrently with other work, which would be included.
 _STORE_TO_LOOKUP = 3.0
-# The lower quartile estimates the time of the work itself, without what else the event loop did meanwhile.
+# The lower quartile estimates the time of the work itself, without other work that the event loop did meanwhile.
 _QUANTILE, _STEP = 0.25, 0.1
 _HIT_WEIGHT = 0.02
 # Lower bound of every estimate.
@@ -33,7 +33,7 @@ class RunningQuantile:
 
 
 class LookupEconomics:
-    """Compares, for inputs of each size (in powers of two), the time to compute with the time to look up and to store.
+    """Compares the time to compute with the time to look up and to store, for inputs of each size (in powers of two).
 
     A look-up of `n` values takes a fixed time and a time for each value. It saves the time to compute for the share of
     hits; misses have to be stored afterwards. `size` is any measure of an input that the time to compute grows with,
@@ -69,8 +69,9 @@ class LookupEconomics:
         self._hit_rates[kind] = rate + _HIT_WEIGHT * (is_hit - rate)
 
     def choose(self, sizes: Sequence[int]) -> list[bool]:
-        """Chooses which of the wanted values to look up together: those that save time, if together they save more than
-        the look-up costs.
+        """Chooses which of the wanted values to look up together.
+
+        These are the values that save time, if together they save more than the look-up costs.
         """
         savings_s = [self.saving_s(size) for size in sizes]
         if sum(saving_s for saving_s in savings_s if saving_s > 0) <= self._lookup_s.value:
@@ -78,7 +79,7 @@ class LookupEconomics:
         return [saving_s > 0 for saving_s in savings_s]
 
     def saving_s(self, size: int) -> float:
-        """What looking up one more value saves on average, without the fixed time of a look-up.
+        """The average time that looking up one more value saves, without the fixed time of a look-up.
 
         A size that was never computed is computed first: as long as all are hits, the time that they save is unknown.
         """
@@ -86,7 +87,10 @@ class LookupEconomics:
         if kind not in self._compute_s:
             return -math.inf
         hit_rate = self._hit_rates.get(kind, _FIRST_HIT_RATE)
-        return hit_rate * self._compute_s[kind].value - (1 + (1 - hit_rate) * _STORE_TO_LOOKUP) * self._lookup_value_s.value
+        return (
+            hit_rate * self._compute_s[kind].value
+            - (1 + (1 - hit_rate) * _STORE_TO_LOOKUP) * self._lookup_value_s.value
+        )
 
     def could_save(self, size: int) -> bool:
         """Whether a look-up could save time if every one were a hit."""

@@ -17,7 +17,8 @@ from neuronpipe.core.logs import log, log_fault, log_warning
 
 # Values in one MGET, and in one pipeline of SETs.
 _MAX_VALUES = 256
-# How often, and how many times, a look-up is measured while the cache is used, and how many missing keys the larger measurement asks for.
+# How often, and how many times, a look-up is measured while the cache is used, and how many missing keys the larger
+# measurement asks for.
 _MEASURE_EVERY_S, _MEASUREMENTS, _MEASURED_VALUES = 2.0, 3, 32
 # No request waits for a probe, which may have to connect.
 _PROBE_LIMIT_S = 1.0
@@ -41,7 +42,14 @@ class Lookups(Generic[ValueT]):
     """One process's use of Redis for one cache. Create and close it in the same running event loop."""
 
     def __init__(
-        self, remote: Remote, policy: CachePolicy, worth: LookupEconomics, codec: ValueCodec[ValueT], *, ttl_s: int, connections: int
+        self,
+        remote: Remote,
+        policy: CachePolicy,
+        worth: LookupEconomics,
+        codec: ValueCodec[ValueT],
+        *,
+        ttl_s: int,
+        connections: int,
     ) -> None:
         self._remote = remote
         self._codec = codec
@@ -88,7 +96,12 @@ class Lookups(Generic[ValueT]):
     def store(self, key: bytes, value: ValueT, *, is_wanted: bool) -> None:
         """Stores a value soon, in the background, if it is wanted or if its key is one of the sampled ones."""
         self._is_used.set()
-        if not self.breaker.is_closed or self._is_closed or time.monotonic() < self._store_again_s or not (is_wanted or _is_sample(key)):
+        if (
+            not self.breaker.is_closed
+            or self._is_closed
+            or time.monotonic() < self._store_again_s
+            or not (is_wanted or _is_sample(key))
+        ):
             return
         self._unstored.add(key, value)
         if not self._is_storing:
@@ -146,7 +159,13 @@ class Lookups(Generic[ValueT]):
 
     def _sample(self, others: list[_Wanted[ValueT]]) -> None:
         now_s = time.monotonic()
-        if self._policy != "auto" or self._is_sampling or now_s < self._sample_again_s or not self.breaker.is_closed or self._is_closed:
+        if (
+            self._policy != "auto"
+            or self._is_sampling
+            or now_s < self._sample_again_s
+            or not self.breaker.is_closed
+            or self._is_closed
+        ):
             return
         sample = [one for one in others if _is_sample(one.key) and self._worth.could_save(one.size)]
         if sample:
@@ -163,7 +182,11 @@ class Lookups(Generic[ValueT]):
             self._is_sampling = False
 
     async def _get(self, wanted: list[_Wanted[ValueT]], *, is_timed: bool = True) -> list[ValueT | None]:
-        values = await self._timed_get([one.key for one in wanted]) if is_timed else await self._remote.get([one.key for one in wanted])
+        values = (
+            await self._timed_get([one.key for one in wanted])
+            if is_timed
+            else await self._remote.get([one.key for one in wanted])
+        )
         sealed = [None if value is None else unseal(one.key, value) for one, value in zip(wanted, values, strict=True)]
         for one, payload in zip(wanted, sealed, strict=True):
             self._worth.found(one.size, is_hit=payload is not None)

@@ -6,16 +6,19 @@ from typing import Generic, TypeVar
 
 ValueT = TypeVar("ValueT")
 
-# What an entry takes besides the bytes of its key and its value: two objects' headers, a pair, a number and a place in the table
-# (measured with tracemalloc on CPython 3.11, 2026-11-22: 239 bytes).
+# What an entry takes besides the bytes of its key and its value: two objects' headers, a pair, a number and a place in
+# the table (measured with tracemalloc on CPython 3.11, 2026-11-22: 239 bytes).
 _OVERHEAD_BYTES = 240
 
 
 class MemoryCache(Generic[ValueT]):
-    """Holds at most `max_bytes`, keys and overhead included. A value that alone takes more than an eighth of it is not kept."""
+    """Holds at most `max_bytes`, including keys and overhead.
+
+    A value that takes more than an eighth of this limit is not kept.
+    """
 
     def __init__(self, max_bytes: int, size_bytes_of: Callable[[ValueT], int]) -> None:
-        """`size_bytes_of`: what a value takes in memory when it is put."""
+        """`size_bytes_of` returns the memory that a value takes when it is put."""
         self._max_bytes = max_bytes
         self._size_bytes_of = size_bytes_of
         # Each value with the bytes that it takes.

@@ -1,12 +1,12 @@
 """Redis, by redis-py. No other file imports redis-py.
 
-URLs are redis-py's own (redis://, rediss:// with TLS, unix://; user, password, database and, behind a question mark, any option of its
-connections, such as ssl_ca_certs). Two more forms are for what redis-py has no URL for:
+URLs are redis-py's own (redis://, rediss:// with TLS, unix://; user, password, database and, after a question mark, any
+option of its connections, such as ssl_ca_certs). Two more forms exist, because redis-py has no URLs for these:
 
-    redis+cluster://HOST:PORT                                     a cluster, found from one of its nodes
-    redis+sentinel://HOST:PORT,HOST:PORT/SERVICE[/DATABASE]       the master that sentinels name; user and password are the master's
+    redis+cluster://HOST:PORT                                  a cluster, found from one of its nodes
+    redis+sentinel://HOST:PORT,HOST:PORT/SERVICE[/DATABASE]    the master that sentinels name
 
-and rediss+cluster and rediss+sentinel likewise.
+User and password in a sentinel URL are those of the master. rediss+cluster and rediss+sentinel use TLS.
 """
 
 import asyncio
@@ -36,7 +36,10 @@ class RemoteError(Exception):
 
 
 class Remote:
-    """The keys under one prefix. Connects when first used; every call ends within `timeout_s`, with RemoteError if need be."""
+    """The keys under one prefix. It connects when it is first used.
+
+    Every call ends within `timeout_s`, with RemoteError if Redis has not answered by then.
+    """
 
     def __init__(self, url: str, *, prefix: str, timeout_s: float, connections: int) -> None:
         """Raises SetupError for an invalid URL."""
@@ -65,7 +68,7 @@ class Remote:
         asked = client.mget_nonatomic(named) if isinstance(client, RedisCluster) else client.mget(named)
         values = await self._within_limit(asked, limit_s)
         if not isinstance(values, list) or len(values) != len(keys):
-            raise RemoteError("not an answer to the question")
+            raise RemoteError("an invalid answer")
         return [value if isinstance(value, bytes) else None for value in values]
 
     async def put(self, values: Mapping[bytes, bytes], ttl_s: int) -> int:
@@ -94,7 +97,7 @@ class Remote:
             yield found
 
     async def sizes(self, keys: Sequence[bytes]) -> list[int]:
-        """What keys take in the server's memory, in bytes, values and overhead included; 0 for one that is missing."""
+        """The memory that keys take in the server, in bytes, including values and overhead; 0 for a missing key."""
         pipeline = self._client.pipeline(transaction=False)
         for key in keys:
             pipeline.memory_usage(self._prefix + key)
@@ -106,6 +109,10 @@ class Remote:
         for key in keys:
             pipeline.unlink(self._prefix + key)
         return sum(await self._within_limit(pipeline.execute()))
+
+    async def evaluate(self, script: str, key: bytes, *arguments: str) -> Any:
+        """What a Lua script returns for a key."""
+        return await self._within_limit(self._client.eval(script, 1, self._prefix + key, *arguments))
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -152,14 +159,18 @@ def _client(url: str, options: Mapping[str, Any]) -> "tuple[Redis | RedisCluster
     if not service:
         raise ValueError("it names no service, as in redis+sentinel://HOST:PORT/SERVICE")
     credentials, _, hosts = parts.netloc.rpartition("@")
-    given = parse_url(urlunsplit(parts._replace(scheme=scheme, netloc=f"{credentials}@" if credentials else "", path=f"/{database}")))
+    given = parse_url(
+        urlunsplit(parts._replace(scheme=scheme, netloc=f"{credentials}@" if credentials else "", path=f"/{database}"))
+    )
     # Redis itself knows no connection class but takes ssl=True; Sentinel passes all on to it.
     settings: dict[str, Any] = {**options, **given}
     settings.pop("connection_class", None)
     sentinels = [_address(host) for host in hosts.split(",")]
     settings["ssl"] = scheme == "rediss"
     # Sentinels are connected to like their master, except for its user and database.
-    to_sentinels = {name: value for name, value in settings.items() if name == "retry" or name.startswith(("socket_", "ssl"))}
+    to_sentinels = {
+        name: value for name, value in settings.items() if name == "retry" or name.startswith(("socket_", "ssl"))
+    }
     sentinel = Sentinel(sentinels, sentinel_kwargs=to_sentinels, **settings)  # type: ignore[no-untyped-call]
     return sentinel.master_for(service), sentinel.sentinels
 

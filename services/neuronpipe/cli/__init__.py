@@ -7,20 +7,27 @@ A command imports its dependencies when it runs: `infer` must work where only th
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 from neuronpipe import __version__
+from neuronpipe.cli import serve
 from neuronpipe.cli.parser import CommandParser
+from neuronpipe.cli.request import use_key_of
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 
-COMMANDS = ("compile", "accept", "serve", "infer", "trace", "models", "health", "load", "cache")
+COMMANDS = ("compile", "accept", "serve", "infer", "trace", "models", "health", "load", "cache", "key", "completion")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command. Exit codes: 0 done, 1 the request failed, 2 the command, a setting or a bundle is wrong."""
+    if "_ARGCOMPLETE" in os.environ:
+        _complete(os.environ.get("COMP_LINE", "").split())
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
+        if getattr(options, "api_key_file", None):
+            use_key_of(options.api_key_file)
         options.run(options)
     except SetupError as error:
         _exit(str(error), 2)
@@ -33,6 +40,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _exit(f"{options.command} needs the package {error.name}, which is not installed: pip install {wanted}", 2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _complete(line: Sequence[str]) -> None:
+    """Answers a shell that runs the script of `neuronpipe completion`, and ends the process."""
+    import argcomplete
+
+    parser = make_parser()
+    if line[1:2] == ["serve"] and {*line[2:3]} & serve.SERVICES.keys():
+        # `serve` itself leaves the options of a service to the service's own parser.
+        parser = CommandParser(prog="neuronpipe")
+        services = parser.add_subparsers().add_parser("serve").add_subparsers()
+        services.add_parser(line[2], parents=[serve.settings_parser(line[2])], add_help=False)
+    argcomplete.autocomplete(parser)
 
 
 def _exit(message: str, code: int) -> None:

@@ -16,17 +16,30 @@ _SHAPES = ("1x128", "8x128")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="folders of models, or ids on the Hub: a small one and a base one")
+    parser.add_argument(
+        "sources", nargs="+", metavar="SOURCE", help="folders of models, or ids on the Hub: a small one and a base one"
+    )
     parser.add_argument("--task", required=True, help="the task of all of them")
     parser.add_argument("--backend", required=True, choices=["neuronx", "openvino", "torch"])
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the report's folder")
     parser.add_argument("--dtype", default="float32", help="default: float32")
     parser.add_argument(
-        "--bucket", action="append", metavar="BATCHxTOKENS", help="shapes to measure, and to compile for neuronx (default: 1x128 and 8x128)"
+        "--bucket",
+        action="append",
+        metavar="BATCHxTOKENS",
+        help="shapes to measure, and to compile for neuronx (default: 1x128 and 8x128)",
     )
     parser.add_argument("--cores", default="0", help="how many cores, or which, as 0-1 (default: all)")
-    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to measure each row (default: 10)")
-    parser.add_argument("--price-per-hour", type=float, default=0.0, metavar="USD", help="price of this machine, for the cost of a million")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, metavar="S", help="how long to measure each row (default: 10)"
+    )
+    parser.add_argument(
+        "--price-per-hour",
+        type=float,
+        default=0.0,
+        metavar="USD",
+        help="price of this machine, for the cost of a million",
+    )
 
 
 def run(options: argparse.Namespace) -> None:

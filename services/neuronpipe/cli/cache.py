@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
     from neuronpipe.cache.remote import Remote
     from neuronpipe.cache.settings import RedisSettings
-    from neuronpipe.tokenizer.stage import Encoder
+    from neuronpipe.tokenizer.encoder import Encoder
 
 HELP = "show, delete or fill the caches in Redis"
 EXTRA = "tokenizer"
@@ -44,18 +44,35 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     warm.add_argument("--model", required=True, metavar="M", help="the model's name")
     warm.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
     source = warm.add_mutually_exclusive_group(required=True)
-    source.add_argument("--texts", type=Path, metavar="FILE", help="UTF-8, a text a line, for tasks of one text")
-    source.add_argument("--inputs", type=Path, metavar="FILE", help="""UTF-8, a TaskInput as JSON a line, as {"sentence_embedding": …}""")
+    source.add_argument(
+        "--texts", type=Path, metavar="FILE", help="UTF-8, one text on each line, for tasks of one text"
+    )
+    source.add_argument(
+        "--inputs",
+        type=Path,
+        metavar="FILE",
+        help="""UTF-8, one TaskInput as JSON on each line, as {"sentence_embedding": …}""",
+    )
+    warm.add_argument(
+        "--tenant", default="", metavar="T", help="the tenant that will send them, where tenants share no cache"
+    )
     for verb in (stats, clear, warm):
         verb.add_argument(
-            "--redis-url", default=argparse.SUPPRESS, metavar="URL", help="Redis of the services (or NEURONPIPE_CACHE_REDIS_URL)"
+            "--redis-url",
+            default=argparse.SUPPRESS,
+            metavar="URL",
+            help="Redis of the services (or NEURONPIPE_CACHE_REDIS_URL)",
         )
-        verb.add_argument("--redis-prefix", default=argparse.SUPPRESS, metavar="P", help="their prefix (default: neuronpipe)")
-    warm.add_argument("--redis-ttl-s", default=argparse.SUPPRESS, metavar="S", help="seconds that Redis keeps them (default: a week)")
+        verb.add_argument(
+            "--redis-prefix", default=argparse.SUPPRESS, metavar="P", help="their prefix (default: neuronpipe)"
+        )
+    warm.add_argument(
+        "--redis-ttl-s", default=argparse.SUPPRESS, metavar="S", help="seconds that Redis keeps them (default: a week)"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
-    """Runs one of the commands. Raises Unavailable where Redis does not answer."""
+    """Runs one of the commands. Raises Unavailable if Redis does not answer."""
     from neuronpipe.cache.remote import Remote, RemoteError
     from neuronpipe.cache.settings import CacheCommandSettings
     from neuronpipe.core.settings import read_settings
@@ -66,7 +83,12 @@ def run(options: argparse.Namespace) -> None:
         raise SetupError("--redis-url: is missing; give the Redis URL of the services")
 
     async def ask() -> None:
-        remote = Remote(settings.redis_url, prefix=settings.redis_prefix, timeout_s=_TIMEOUT_S, connections=settings.redis_connections)
+        remote = Remote(
+            settings.redis_url,
+            prefix=settings.redis_prefix,
+            timeout_s=_TIMEOUT_S,
+            connections=settings.redis_connections,
+        )
         try:
             await options.verb(options, remote, settings)
         except RemoteError as error:
@@ -95,8 +117,9 @@ async def _stats(options: argparse.Namespace, remote: "Remote", settings: "Redis
 
 
 def _sample(sample: list[bytes], key: bytes, number: int) -> None:
-    """Adds the key with that number to the sample, each key with the same probability (reservoir sampling, algorithm
-    R).
+    """Adds the key with that number to the sample, each key with the same probability.
+
+    This is reservoir sampling, algorithm R.
     """
     if len(sample) < _SAMPLED_KEYS:
         sample.append(key)
@@ -117,26 +140,32 @@ async def _clear(options: argparse.Namespace, remote: "Remote", settings: "Redis
 async def _warm(options: argparse.Namespace, remote: "Remote", settings: "RedisSettings") -> None:
     from neuronpipe.bundles.repository import read_repository
     from neuronpipe.core.model import ModelTable
-    from neuronpipe.tokenizer.stage import Encoder
+    from neuronpipe.tokenizer.encoder import Encoder
 
     bundles = ModelTable({bundle.key: bundle for bundle in read_repository(options.repository)})
     bundle = bundles.find(options.model, options.version)
     inputs = list(_inputs(options, bundle.spec.tasks))
     encoder, report = Encoder(bundle), _Report(len(inputs))
     for begin in range(0, len(inputs), _BATCH):
-        await _warm_batch(encoder, remote, settings.redis_ttl_s, inputs[begin : begin + _BATCH], report)
+        part = inputs[begin : begin + _BATCH]
+        await _warm_batch(encoder, remote, settings.redis_ttl_s, part, options.tenant, report)
         report.show()
     report.end()
 
 
 async def _warm_batch(
-    encoder: "Encoder", remote: "Remote", ttl_s: int, inputs: "Sequence[tuple[int, TaskInput]]", report: "_Report"
+    encoder: "Encoder",
+    remote: "Remote",
+    ttl_s: int,
+    inputs: "Sequence[tuple[int, TaskInput]]",
+    tenant: str,
+    report: "_Report",
 ) -> None:
     from neuronpipe.cache.cache import name_of
     from neuronpipe.cache.sealing import seal, unseal
     from neuronpipe.tokenizer.packing import pack
 
-    wanted = {name_of(encoder.kind, encoder.key(input)): (line, input) for line, input in inputs}
+    wanted = {name_of(encoder.kind, encoder.key(input, tenant)): (line, input) for line, input in inputs}
     stored = await remote.get(list(wanted))
     values = {}
     for (key, (line, input)), value in zip(wanted.items(), stored, strict=True):
@@ -150,7 +179,10 @@ async def _warm_batch(
     if values:
         refused = await remote.put(values, ttl_s)
         if refused:
-            raise Unavailable(f"Redis refused to store {refused} values: it is full, or read-only; {report.stored:,} were stored before")
+            raise Unavailable(
+                f"Redis refused to store {refused} values: it is full, or read-only; {report.stored:,} were "
+                "stored before"
+            )
     report.done += len(inputs)
     report.stored += len(values)
 
@@ -174,7 +206,10 @@ class _Report:
 
     def end(self) -> None:
         known = self.done - self.stored - self.refused
-        print(f"{self.done:,} inputs: {self.stored:,} stored, {known:,} there already or given twice, {self.refused:,} refused")
+        print(
+            f"{self.done:,} inputs: {self.stored:,} stored, {known:,} there already or given twice, "
+            f"{self.refused:,} refused"
+        )
 
 
 def _inputs(options: argparse.Namespace, tasks: Sequence[str]) -> "Iterator[tuple[int, TaskInput]]":
@@ -201,6 +236,8 @@ def _inputs(options: argparse.Namespace, tasks: Sequence[str]) -> "Iterator[tupl
             yield number, read(line)
         except (json_format.ParseError, SetupError) as error:
             problem = (
-                "the model's task takes more than a text; use --inputs" if options.texts else f"is not an input of this model: {error}"
+                "the model's task takes more than a text; use --inputs"
+                if options.texts
+                else f"is not an input of this model: {error}"
             )
             raise SetupError(f"{option} {path}: line {number}: {problem}") from error

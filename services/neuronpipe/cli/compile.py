@@ -22,44 +22,62 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task",
         default="",
-        help="what to compile for, such as text-classification, rerank or sentence-embedding (default: found in its configuration)",
+        help="what to compile for, such as text-classification, rerank or sentence-embedding (default: found in its "
+        "configuration)",
     )
     parser.add_argument("--repository", required=True, type=Path, metavar="DIR", help="folder of bundles to write to")
     parser.add_argument("--name", help="the model's name in requests (default: the last part of SOURCE)")
     parser.add_argument("--version", type=int, metavar="V", help="the bundle's version (default: the next free one)")
-    parser.add_argument("--if-missing", action="store_true", help="do nothing where the repository has the model for this back end already")
+    parser.add_argument(
+        "--if-missing",
+        action="store_true",
+        help="do nothing if the repository already has the model for this back end",
+    )
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
     parser.add_argument(
-        "--merge-adapter", action="store_true", help="SOURCE is an adapter (LoRA): merge it into its base model and compile the result"
+        "--merge-adapter",
+        action="store_true",
+        help="SOURCE is an adapter (LoRA): merge it into its base model and compile the result",
     )
     parser.add_argument(
-        "--base-model", default="", metavar="MODEL", help="the adapter's base model, folder or id (default: as adapter_config.json says)"
+        "--base-model",
+        default="",
+        metavar="MODEL",
+        help="the adapter's base model, folder or id (default: as adapter_config.json says)",
     )
     parser.add_argument("--backend", default="openvino", help="openvino (default), neuronx, torch or fake")
     parser.add_argument(
         "--dtype",
         default="",
-        help="float32, bfloat16, float16 (torch), int8 or int8-weights (openvino: computes in int8; or weights alone are of 8 bits, which "
+        help="float32, bfloat16, float16 (torch), int8 or int8-weights (openvino: computes in int8; or weights alone "
+        "are of 8 bits, which "
         "loses less); default: as its weights, or else float32",
     )
     parser.add_argument(
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="for int8: texts like those that the model will get, UTF-8, one a line, 64 or more; every second one is compared on, the "
+        help="for int8: texts like those that the model will get, UTF-8, one a line, 64 or more; every second one is "
+        "compared on, the "
         "others calibrate (default: sample text in many languages)",
     )
     parser.add_argument(
-        "--max-divergence", type=float, metavar="X", help="fail where an output differs from PyTorch float32 by more than this"
+        "--max-divergence",
+        type=float,
+        metavar="X",
+        help="fail if an output differs from PyTorch float32 by more than this",
     )
     parser.add_argument(
         "--min-agreement",
         type=float,
         metavar="Y",
-        help="fail where the agreement with PyTorch float32 is less (0 to 1): the share of texts with the same best label or answer, or "
+        help="fail if the agreement with PyTorch float32 is less (0 to 1): the share of texts with the same best "
+        "label or answer, or "
         "the smallest cosine similarity of embeddings; int8 keeps the layers that lose most in float32 until it is met",
     )
-    parser.add_argument("--cache-results", action="store_true", help="have gateways cache this model's results (see docs/caching.md)")
+    parser.add_argument(
+        "--cache-results", action="store_true", help="have gateways cache this model's results (see docs/caching.md)"
+    )
     parser.add_argument(
         "--bucket",
         action="append",
@@ -67,28 +85,53 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="BATCHxTOKENS",
         help="a shape to compile for, as in 8x128; repeat it for others. Longer inputs are refused",
     )
-    parser.add_argument("--buckets", choices=["auto"], help="choose the lengths that leave the least padding, for --lengths")
     parser.add_argument(
-        "--lengths", type=Path, metavar="FILE", help='lengths of real inputs in tokens, a line "LENGTH" or "LENGTH COUNT" for each'
+        "--buckets", choices=["auto"], help="choose the lengths that leave the least padding, for --lengths"
     )
-    parser.add_argument("--max-lengths", type=int, metavar="N", help="most bucket lengths of --buckets auto (default: 4)")
-    parser.add_argument("--batches", type=_whole_numbers, metavar="B,B", help="batch sizes of --buckets auto (default: 1,8)")
+    parser.add_argument(
+        "--lengths",
+        type=Path,
+        metavar="FILE",
+        help='lengths of real inputs in tokens, a line "LENGTH" or "LENGTH COUNT" for each',
+    )
+    parser.add_argument(
+        "--max-lengths", type=int, metavar="N", help="most bucket lengths of --buckets auto (default: 4)"
+    )
+    parser.add_argument(
+        "--batches", type=_whole_numbers, metavar="B,B", help="batch sizes of --buckets auto (default: 1,8)"
+    )
 
     parser.add_argument(
-        "--device-times", default="", metavar="TABLE", help="for fake: simulate a device, inf2-bert-base or inf2-distilbert"
+        "--device-times",
+        default="",
+        metavar="TABLE",
+        help="for fake: simulate a device, inf2-bert-base or inf2-distilbert",
     )
     neuron = parser.add_argument_group("for neuronx")
-    neuron.add_argument("--target", default="inf2", choices=["inf2", "trn1", "trn1n"], help="instances to compile for (default: inf2)")
-    neuron.add_argument("--optlevel", type=int, default=2, choices=[1, 2, 3], help="the compiler's optimization level (default: 2)")
-    neuron.add_argument("--model-type", default="transformer", choices=["transformer", "generic"], help="default: transformer")
+    neuron.add_argument(
+        "--target", default="inf2", choices=["inf2", "trn1", "trn1n"], help="instances to compile for (default: inf2)"
+    )
+    neuron.add_argument(
+        "--optlevel", type=int, default=2, choices=[1, 2, 3], help="the compiler's optimization level (default: 2)"
+    )
+    neuron.add_argument(
+        "--model-type", default="transformer", choices=["transformer", "generic"], help="default: transformer"
+    )
     neuron.add_argument(
         "--auto-cast",
         default="",
         choices=["none", "matmult", "all"],
         help="what to compute in bfloat16 (default: matmult with that --dtype)",
     )
-    neuron.add_argument("--attention", default="eager", choices=["eager", "sdpa"], help="form of attention that is traced (default: eager)")
-    neuron.add_argument("--compile-workers", type=int, default=1, metavar="N", help="buckets compiled at once (default: 1)")
+    neuron.add_argument(
+        "--attention",
+        default="eager",
+        choices=["eager", "sdpa"],
+        help="form of attention that is traced (default: eager)",
+    )
+    neuron.add_argument(
+        "--compile-workers", type=int, default=1, metavar="N", help="buckets compiled at once (default: 1)"
+    )
     neuron.add_argument(
         "--compile-cache",
         type=Path,
@@ -112,7 +155,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _compile(options: argparse.Namespace) -> Path:
-    """Compiles and returns the bundle's folder, or with --if-missing the newest that is there. Raises SetupError."""
+    """Compiles and returns the bundle's folder; with --if-missing, it may be an existing one. Raises SetupError."""
     from neuronpipe.bundles.repository import default_name, newest_bundle
 
     name = options.name if options.name is not None else default_name(options.source)

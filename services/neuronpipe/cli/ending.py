@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block by an exception, so that it cleans up, with the exit code that shells expect."""
+    """Turns SIGTERM into an exception in the block, which then cleans up. The exit code is that which shells expect."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         yield

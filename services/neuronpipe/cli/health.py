@@ -2,7 +2,8 @@
 
 import argparse
 
-from neuronpipe.cli.request import parse_target, parse_timeout_s
+from neuronpipe.cli.request import add_key, parse_target, parse_timeout_s
+from neuronpipe.cli.tls import add_tls, tls_files
 
 HELP = "ask a server for its health; exits with 0 if it is serving"
 EXTRA = ""
@@ -11,17 +12,22 @@ EXTRA = ""
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--target", required=True, type=parse_target, metavar="HOST:PORT", help="any of the services")
+    add_tls(parser)
+    add_key(parser)
     parser.add_argument(
         "--service",
         metavar="S",
-        help="a gRPC service of it by its full name; '' is the process alone (default: InferenceService where the server has it)",
+        help="a gRPC service of it by its full name; '' is the process alone (default: InferenceService where the "
+        "server has it)",
     )
-    parser.add_argument("--timeout-s", type=parse_timeout_s, default=3.0, metavar="S", help="how long to wait, in seconds (default: 3)")
+    parser.add_argument(
+        "--timeout-s", type=parse_timeout_s, default=3.0, metavar="S", help="how long to wait, in seconds (default: 3)"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints what is serving. Raises Unavailable."""
+    """Prints what is serving. Raises Unavailable and SetupError."""
     from neuronpipe.rpc.health_check import check_health
 
-    service = check_health(options.target, options.service, options.timeout_s)
+    service = check_health(options.target, options.service, options.timeout_s, tls_files(options))
     print(f"{options.target}: {service or 'the process'} is serving")

@@ -9,7 +9,9 @@ import json
 import sys
 from pathlib import Path
 
-from neuronpipe.cli.request import parse_target
+from neuronpipe.cli.completers import complete_models, completed_by
+from neuronpipe.cli.request import add_key, parse_target
+from neuronpipe.cli.tls import add_tls, tls_files
 from neuronpipe.core.errors import SetupError
 from neuronpipe.load import request as limits
 from neuronpipe.load.request import PRIORITIES, LoadRequest
@@ -21,7 +23,10 @@ EXTRA = ""
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `neuronpipe load`."""
     parser.add_argument("--target", required=True, type=parse_target, metavar="HOST:PORT", help="the gateway")
-    parser.add_argument("--model", required=True, metavar="M", help="the model's name")
+    add_tls(parser)
+    add_key(parser)
+    model = parser.add_argument("--model", required=True, metavar="M", help="the model's name")
+    completed_by(model, complete_models)
     parser.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
     loop = parser.add_mutually_exclusive_group()
     loop.add_argument(
@@ -37,7 +42,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"open loop: requests a second, sent without waiting for answers, at most {limits.MAX_RATE_PER_S:,}",
     )
     parser.add_argument(
-        "--duration", type=float, default=10.0, metavar="S", help=f"seconds to measure, at most {limits.MAX_DURATION_S:,} (default: 10)"
+        "--duration",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help=f"seconds to measure, at most {limits.MAX_DURATION_S:,} (default: 10)",
     )
     parser.add_argument(
         "--warm-up",
@@ -47,15 +56,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"seconds of load before the measurement, at most {limits.MAX_WARM_UP_S:,} (default: 1)",
     )
     parser.add_argument(
-        "--texts", type=Path, metavar="FILE", help="texts to send, one a line, UTF-8 (default: English, 33 tokens on average)"
+        "--texts",
+        type=Path,
+        metavar="FILE",
+        help="texts to send, one a line, UTF-8 (default: English, 33 tokens on average)",
     )
-    parser.add_argument("--deadline-ms", type=float, metavar="MS", help=f"deadline of each request, at most {limits.MAX_DEADLINE_MS:,}")
+    parser.add_argument(
+        "--deadline-ms", type=float, metavar="MS", help=f"deadline of each request, at most {limits.MAX_DEADLINE_MS:,}"
+    )
     parser.add_argument("--priority", choices=PRIORITIES, help="priority of each request")
     parser.add_argument(
-        "--processes", type=int, default=1, metavar="N", help=f"processes to send from, at most {limits.MAX_PROCESSES} (default: 1)"
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help=f"processes to send from, at most {limits.MAX_PROCESSES} (default: 1)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the arrival times and of the built-in texts (default: 0)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; -: to standard output, in place of the table")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of the arrival times and of the built-in texts (default: 0)",
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the figures as JSON; -: to standard output, in place of the table"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -76,6 +102,7 @@ def run(options: argparse.Namespace) -> None:
         priority=options.priority,
         processes=options.processes,
         seed=options.seed,
+        tls=tls_files(options),
     )
     _check_json(options.json)
 

@@ -3,7 +3,9 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from neuronpipe.cli.request import add_target
+from neuronpipe.cli.request import add_target, tasks_of
+from neuronpipe.cli.table import print_table
+from neuronpipe.cli.tls import tls_files
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.models_pb2 import Model
@@ -24,20 +26,16 @@ def run(options: argparse.Namespace) -> None:
     """Prints a line for each version of each model. Raises the errors of the call."""
     from neuronpipe.client import Client
 
-    with Client(options.target, timeout_s=options.timeout_s) as client:
+    with Client(options.target, timeout_s=options.timeout_s, tls=tls_files(options)) as client:
         models = client.list_models()
-    rows = [_COLUMNS, *map(_row, models)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_table([_COLUMNS, *map(_row, models)])
 
 
 def _row(model: "Model") -> tuple[str, ...]:
-    tasks = dict.fromkeys([model.task, *model.tasks])  # the task that it was compiled for comes first
     return (
         model.name,
         model.version + ("*" if model.is_default else ""),
-        ",".join(task.replace("_", "-") for task in tasks),
+        ",".join(task.replace("_", "-") for task in tasks_of(model)),
         str(model.max_tokens),
         ",".join(model.backends),
         model.dtype,

@@ -12,7 +12,9 @@ class CommandParser(argparse.ArgumentParser):
 
     _arguments: Sequence[str] = ()
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
         """As the base class, but an argument that a command does not know is an error of that command."""
         self._arguments = sys.argv[1:] if args is None else args
         options, unknown = super().parse_known_args(args, namespace)

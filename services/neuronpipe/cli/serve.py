@@ -5,14 +5,17 @@ import asyncio
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from neuronpipe.cli.parser import CommandParser
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
+    from neuronpipe.core.metrics import Telemetry
     from neuronpipe.process.settings import ServerSettings
+    from neuronpipe.tls.server import ServerTls
 
 HELP = "run one service, or all of them in one process"
 EXTRA = "server"
@@ -21,41 +24,67 @@ EXTRA = "server"
 # its dependencies
 SERVICES = {
     "all": ("neuronpipe.local", "AllSettings", "all"),
-    "gateway": ("neuronpipe.gateway", "GatewaySettings", "gateway"),
+    "gateway": ("neuronpipe.local", "PipelineProcessSettings", "gateway"),
     "tokenizer": ("neuronpipe.tokenizer", "TokenizerSettings", "tokenizer"),
     "neuron-executor": ("neuronpipe.neuron_executor", "NeuronExecutorSettings", "executor-openvino"),
     "postprocessor": ("neuronpipe.postprocessor", "PostprocessorSettings", "postprocessor"),
 }
 # The package of a back end, which a bundle may choose, and the extra that installs it.
 _BACKEND_EXTRAS = {"torch": "executor-torch", "torch_neuronx": "executor-neuronx"}
+# The same of a stage that a gateway has in its process.
+_STAGE_EXTRAS = {"openvino": "executor-openvino", "PIL": "tokenizer", "tokenizers": "tokenizer"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("service", choices=SERVICES, metavar="SERVICE", help=", ".join(SERVICES))
-    parser.add_argument("settings", nargs=argparse.REMAINDER, metavar="...", help="see `neuronpipe serve SERVICE --help`")
+    parser.add_argument(
+        "settings", nargs=argparse.REMAINDER, metavar="...", help="see `neuronpipe serve SERVICE --help`"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
     """Serves until SIGTERM. Raises SetupError; a crash ends the process with the exit code 1."""
     package, _, options.extra = SERVICES[options.service]
-    from neuronpipe.core.logs import log_fault, start_logging
+    from neuronpipe.core.logs import start_logging
     from neuronpipe.runtimes.neuron import runtime_environment
-    from neuronpipe.telemetry.start import running_telemetry
 
     settings = read_arguments(options.service, options.settings)
     start_logging(options.service)
     if "cores" in type(settings).model_fields:
         os.environ.update(runtime_environment(getattr(settings, "cores"), os.environ))  # noqa: B009 (of two of the five kinds)
+    try:
+        serving = importlib.import_module(f"{package}.server").run
+        run_service(options.service, settings, partial(serving, settings), os.environ)
+    except ModuleNotFoundError as error:
+        chosen = _BACKEND_EXTRAS | (_STAGE_EXTRAS if options.service == "gateway" else {})
+        options.extra = chosen.get(str(error.name), options.extra)
+        raise
+
+
+def run_service(
+    service: str,
+    settings: "ServerSettings",
+    serving: "Callable[[Telemetry, ServerTls | None], Coroutine[Any, Any, None]]",
+    variables: Mapping[str, str],
+) -> None:
+    """Runs a service with its telemetry and TLS, for which `variables` are read, until it ends. Raises SetupError and
+    ModuleNotFoundError; another error is logged and ends the process with the exit code 1.
+    """
+    from neuronpipe.core.logs import log_fault
+    from neuronpipe.telemetry.start import running_telemetry
+    from neuronpipe.tls.server import running_server_tls
+
     # The thread pool of the library `tokenizers` costs a tenth of the throughput (docs/decisions/0002).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        with running_telemetry(options.service, settings, os.environ) as telemetry, asyncio.Runner(loop_factory=_event_loop) as runner:
-            runner.run(importlib.import_module(f"{package}.server").run(settings, telemetry))
-    except SetupError:
-        raise
-    except ModuleNotFoundError as error:
-        options.extra = _BACKEND_EXTRAS.get(str(error.name), options.extra)
+        with (
+            running_server_tls(settings.tls_files) as tls,
+            running_telemetry(service, settings, variables, tls) as telemetry,
+            asyncio.Runner(loop_factory=_event_loop) as runner,
+        ):
+            runner.run(serving(telemetry, tls))
+    except (SetupError, ModuleNotFoundError):
         raise
     except Exception as fault:
         log_fault("the service crashed", fault)
@@ -69,29 +98,44 @@ def settings_of(service: str) -> "type[ServerSettings]":
     return kind
 
 
-def read_arguments(service: str, arguments: Sequence[str]) -> "ServerSettings":
-    """The settings that the arguments behind `neuronpipe serve SERVICE`, and the environment, give. Raises SetupError."""
-    from neuronpipe.core.settings import read_settings, variable_name
+def settings_parser(service: str) -> CommandParser:
+    """The parser of the arguments behind `neuronpipe serve SERVICE`."""
+    from neuronpipe.core.settings import option_name, variable_name
 
     kind = settings_of(service)
     parser = CommandParser(prog=f"neuronpipe serve {service}", description=kind.__doc__)
     for name, field in kind.model_fields.items():
         default = "required" if field.is_required() else f"default: {field.default!r}"
         text = f"{field.description} ({default}; {variable_name(kind, name)})".replace("%", "%%")
-        parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar=name.upper(), help=text)
-    given = vars(parser.parse_args(arguments))
+        option = option_name(name)
+        if field.annotation is bool:
+            parser.add_argument(option, default=argparse.SUPPRESS, action="store_true", help=text)
+        else:
+            parser.add_argument(option, default=argparse.SUPPRESS, metavar=name.upper(), help=text)
+    return parser
+
+
+def read_arguments(service: str, arguments: Sequence[str]) -> "ServerSettings":
+    """The settings that the arguments behind `neuronpipe serve SERVICE`, and the environment, give.
+    Raises SetupError."""
+    from neuronpipe.core.settings import read_settings
+
+    kind = settings_of(service)
+    given = vars(settings_parser(service).parse_args(arguments))
     _check_required(kind, given)
     return read_settings(kind, given)
 
 
 def _check_required(kind: "type[ServerSettings]", given: Mapping[str, str]) -> None:
     """Raises SetupError for a required setting that is neither on the command line nor in the environment."""
-    from neuronpipe.core.settings import variable_name
+    from neuronpipe.core.settings import option_name, variable_name
 
     in_environment = {name.upper() for name, value in os.environ.items() if value}
     for name, field in kind.model_fields.items():
         if field.is_required() and name not in given and variable_name(kind, name) not in in_environment:
-            raise SetupError(f"--{name.replace('_', '-')}: is missing: {field.description} (or set {variable_name(kind, name)})")
+            raise SetupError(
+                f"{option_name(name)}: is missing: {field.description} (or set {variable_name(kind, name)})"
+            )
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:

@@ -13,12 +13,15 @@ from neuronpipe.core.errors import SetupError
 
 
 def read_task_input(text: str) -> TaskInput:
-    """The input that JSON describes. Raises SetupError, whose message names the wrong part and what would be valid.
+    """The input that JSON describes.
 
-    Task names may have hyphens, and enum values their short names in either case, as in {"text-classification": {"truncation": "right"}}.
+    Task names may have hyphens, and enum values their short names in either case, as in {"text-classification":
+    {"truncation": "right"}}. Raises SetupError, whose message names the wrong part and what would be valid.
     """
     try:
-        return json_format.ParseDict(_as_protobuf(json.loads(text, object_pairs_hook=_object), TaskInput.DESCRIPTOR, ""), TaskInput())
+        return json_format.ParseDict(
+            _as_protobuf(json.loads(text, object_pairs_hook=_object), TaskInput.DESCRIPTOR, ""), TaskInput()
+        )
     except (json_format.ParseError, ValueError) as error:
         raise SetupError(str(error)) from error
 
@@ -39,7 +42,9 @@ def _as_protobuf(value: object, kind: Descriptor, path: str) -> dict[str, Any]:
     for name, one in value.items():
         field = kind.fields_by_name.get(name.replace("-", "_")) or kind.fields_by_camelcase_name.get(name)
         if field is None:
-            raise SetupError(f"{path and path + ': '}there is no field {name!r}{_suggest(name, list(kind.fields_by_name))}")
+            raise SetupError(
+                f"{path and path + ': '}there is no field {name!r}{_suggest(name, list(kind.fields_by_name))}"
+            )
         if field.name in found:
             raise SetupError(f"{path and path + ': '}the field {field.name!r} is given twice")
         found[field.name] = _as_value(one, field, f"{path}.{field.name}" if path else field.name)
@@ -60,7 +65,9 @@ def _enum_name(word: str, kind: EnumDescriptor, path: str) -> str:
     words = {name.removeprefix(prefix).lower(): name for name in kind.values_by_name}
     short = word.upper().removeprefix(prefix).lower()
     if short not in words:
-        raise SetupError(f"{path}: unknown value {word!r}{_suggest(short, [one for one in words if one != 'unspecified'])}")
+        raise SetupError(
+            f"{path}: unknown value {word!r}{_suggest(short, [one for one in words if one != 'unspecified'])}"
+        )
     return words[short]
 
 

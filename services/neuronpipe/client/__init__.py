@@ -1,4 +1,7 @@
-"""The Python client: `AsyncClient`, `Client` for code without asyncio, and what they raise. Needs gRPC, protobuf and NumPy only."""
+"""The Python client: `AsyncClient`, `Client` for code without asyncio, their options and errors.
+
+It needs gRPC, protobuf and NumPy only.
+"""
 
 from neuronpipe.client.asynchronous import AsyncClient
 from neuronpipe.client.synchronous import Client
@@ -10,9 +13,12 @@ from neuronpipe.core.errors import (
     ModelNotFound,
     NeuronpipeError,
     Overloaded,
+    SetupError,
+    Unauthenticated,
     Unavailable,
     WrongTask,
 )
+from neuronpipe.tls.files import TlsFiles
 
 __all__ = [
     "AsyncClient",
@@ -24,6 +30,9 @@ __all__ = [
     "ModelNotFound",
     "NeuronpipeError",
     "Overloaded",
+    "SetupError",
+    "TlsFiles",
+    "Unauthenticated",
     "Unavailable",
     "WrongTask",
 ]

@@ -1,9 +1,9 @@
 """The asynchronous client."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from types import TracebackType
-from typing import Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import grpc
 
@@ -20,14 +20,21 @@ from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Mod
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
-from neuronpipe.rpc.client import error_of, open_channel
+from neuronpipe.rpc.api_key import key_metadata
+from neuronpipe.rpc.client import error_of
+from neuronpipe.rpc.connection import Connection
+from neuronpipe.tls.files import TlsFiles
+
+if TYPE_CHECKING:  # what the stubs are of a channel of grpc.aio
+    from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceAsyncStub
+    from neuronpipe.api.v1.models_pb2_grpc import ModelServiceAsyncStub
 
 ResponseT = TypeVar("ResponseT")
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[InferStreamRequest, InferStreamResponse]"
 
 # Inference has no side effects, so a call may be repeated if no server began it (UNAVAILABLE), if a server refused it
-# because of overload (RESOURCE_EXHAUSTED), or if a stopping server cut it off (CANCELLED). gRPC itself retries: it waits
-# as long as the server's pushback says, and stops retrying while most calls fail.
+# because of overload (RESOURCE_EXHAUSTED), or if a stopping server cut it off (CANCELLED). gRPC itself retries: it
+# waits as long as the server's pushback says, and stops retrying while most calls fail.
 RETRIES = {
     "methodConfig": [
         {
@@ -45,6 +52,15 @@ RETRIES = {
 }
 
 
+class _Stubs(NamedTuple):
+    inference: "InferenceServiceAsyncStub"
+    models: "ModelServiceAsyncStub"
+
+    @classmethod
+    def of(cls, channel: grpc.aio.Channel) -> "_Stubs":
+        return cls(InferenceServiceStub(channel), ModelServiceStub(channel))
+
+
 class AsyncClient(TaskMethods):
     """Calls a gateway. Methods raise NeuronpipeError; its classes can be imported from neuronpipe.client.
 
@@ -59,27 +75,47 @@ class AsyncClient(TaskMethods):
     Safe to share between tasks; use as `async with AsyncClient("host:50050") as client:` or call `close`.
     """
 
-    def __init__(self, target: str, *, timeout_s: float | None = 30.0, retries: bool = True, is_bulk: bool = False) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout_s: float | None = 30.0,
+        retries: bool = True,
+        is_bulk: bool = False,
+        tls: TlsFiles | None = None,
+        api_key: str | None = None,
+    ) -> None:
         """`target`: a gRPC target such as "host:50050" or "dns:///gateway:50050"; calls are balanced over all of its
         addresses (round-robin).
+
+        `tls`: files for an encrypted connection, read anew when they change; without `ca` the authorities that gRPC
+        knows count. Raises SetupError for files that cannot be used.
+
+        `api_key`: an API key or a token (JWT), sent with every call; None: that of the variable NEURONPIPE_API_KEY, if
+        there is one. Raises SetupError for what is no key.
         """
         super().__init__(is_bulk=is_bulk)
         self._timeout_s = timeout_s
-        self._channel = open_channel(target, RETRIES if retries else None)
-        self._inference = InferenceServiceStub(self._channel)
-        self._models = ModelServiceStub(self._channel)
+        self._metadata = key_metadata(api_key)
+        self._connection = Connection(target, _Stubs.of, RETRIES if retries else None, tls)
 
     async def _call(self, call: TaskCall[ValueT]) -> ValueT:
         return call.read((await self.infer(call.request)).result)
 
     async def infer(self, request: InferRequest, *, timeout_s: float | None = None) -> InferResponse:
         """Runs one input of any task; the response also has the stage timings and the usage."""
-        return await _result(self._inference.Infer(request, timeout=self._deadline_s(timeout_s)))
+        with self._connection.use() as stubs:
+            call = stubs.inference.Infer(request, timeout=self._deadline_s(timeout_s), metadata=self._metadata)
+            return await _result(call)
 
-    async def infer_batch(self, requests: Iterable[InferRequest], *, timeout_s: float | None = None) -> Sequence[InferOutcome]:
+    async def infer_batch(
+        self, requests: Iterable[InferRequest], *, timeout_s: float | None = None
+    ) -> Sequence[InferOutcome]:
         """Runs many inputs. Outcomes are in the order of the requests; each is a response or an error."""
-        call = self._inference.InferBatch(InferBatchRequest(requests=requests), timeout=self._deadline_s(timeout_s))
-        return (await _result(call)).outcomes
+        message = InferBatchRequest(requests=requests)
+        with self._connection.use() as stubs:
+            call = stubs.inference.InferBatch(message, timeout=self._deadline_s(timeout_s), metadata=self._metadata)
+            return (await _result(call)).outcomes
 
     async def infer_stream(
         self, requests: AsyncIterable[InferRequest] | Iterable[InferRequest], *, timeout_s: float | None = None
@@ -88,37 +124,43 @@ class AsyncClient(TaskMethods):
 
         A request without a request_id gets its position among the requests: "0" is the first.
 
-        `timeout_s` is the deadline of the whole stream; None for no deadline, whatever the client's. What `requests` raises ends the
-        call and is raised here.
+        `timeout_s` is the deadline of the whole stream; None for no deadline, whatever the client's. What `requests`
+        raises ends the call and is raised here.
         """
-        call = self._inference.InferStream(timeout=timeout_s)
-        # gRPC's own reading of an iterator continues after the end of the call, and hides what the iterator raises.
-        sending = asyncio.create_task(_send(requests, call))
-        try:
-            async for response in call:
-                yield response
-        except (asyncio.CancelledError, grpc.aio.AioRpcError) as failure:
-            if sending.done() and not sending.cancelled() and (fault := sending.exception()):
-                raise fault from None
-            if isinstance(failure, grpc.aio.AioRpcError):
-                raise error_of(failure) from failure
-            raise
-        finally:
-            call.cancel()
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+        with self._connection.use() as stubs:
+            call = stubs.inference.InferStream(timeout=timeout_s, metadata=self._metadata)
+            # gRPC's own reading of an iterator continues after the end of the call, and hides what the iterator raises.
+            sending = asyncio.create_task(_send(requests, call))
+            try:
+                async for response in call:
+                    yield response
+            except (asyncio.CancelledError, grpc.aio.AioRpcError) as failure:
+                if sending.done() and not sending.cancelled() and (fault := sending.exception()):
+                    raise fault from None
+                if isinstance(failure, grpc.aio.AioRpcError):
+                    raise error_of(failure, call.time_remaining()) from failure
+                raise
+            finally:
+                call.cancel()
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
 
     async def list_models(self) -> Sequence[Model]:
         """Every version of every model."""
-        return (await _result(self._models.ListModels(ListModelsRequest(), timeout=self._timeout_s))).models
+        with self._connection.use() as stubs:
+            call = stubs.models.ListModels(ListModelsRequest(), timeout=self._timeout_s, metadata=self._metadata)
+            return (await _result(call)).models
 
     async def get_model(self, name: str, version: str = "") -> Model:
         """One model."""
-        return (await _result(self._models.GetModel(GetModelRequest(name=name, version=version), timeout=self._timeout_s))).model
+        message = GetModelRequest(name=name, version=version)
+        with self._connection.use() as stubs:
+            call = stubs.models.GetModel(message, timeout=self._timeout_s, metadata=self._metadata)
+            return (await _result(call)).model
 
     async def close(self) -> None:
         """Ends all calls and closes the connections."""
-        await self._channel.close()
+        await self._connection.close()
 
     def _deadline_s(self, timeout_s: float | None) -> float | None:
         return self._timeout_s if timeout_s is None else timeout_s
@@ -126,19 +168,24 @@ class AsyncClient(TaskMethods):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
 
-async def _result(call: Awaitable[ResponseT]) -> ResponseT:
+async def _result(call: "grpc.aio.UnaryUnaryCall[Any, ResponseT]") -> ResponseT:
     try:
         return await call
     except grpc.aio.AioRpcError as failure:
-        raise error_of(failure) from failure
+        raise error_of(failure, call.time_remaining()) from failure
 
 
 async def _send(requests: AsyncIterable[InferRequest] | Iterable[InferRequest], call: _StreamCall) -> None:
-    """Sends the requests until there are no more or the call ends. Raises what reading them raises, with the call cancelled."""
+    """Sends the requests until there are no more or the call ends.
+
+    If reading the requests raises, the call is cancelled, and the error is raised here.
+    """
     try:
         number = 0
         async for request in _each(requests):

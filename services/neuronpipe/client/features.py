@@ -5,7 +5,11 @@ from numpy.typing import NDArray
 
 from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionResult, FeatureType
 
-_DTYPES = {FeatureType.FEATURE_TYPE_FLOAT32: "<f4", FeatureType.FEATURE_TYPE_FLOAT16: "<f2", FeatureType.FEATURE_TYPE_INT8: "i1"}
+_DTYPES = {
+    FeatureType.FEATURE_TYPE_FLOAT32: "<f4",
+    FeatureType.FEATURE_TYPE_FLOAT16: "<f2",
+    FeatureType.FEATURE_TYPE_INT8: "i1",
+}
 
 
 def to_array(result: FeatureExtractionResult) -> NDArray[np.float32]:

@@ -14,6 +14,7 @@ from neuronpipe.client.asynchronous import AsyncClient
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.errors import Cancelled
+from neuronpipe.tls.files import TlsFiles
 
 ResultT = TypeVar("ResultT")
 
@@ -26,14 +27,24 @@ class Client(TaskMethods):
     A call that is running at `close` raises Cancelled; a call after `close` raises RuntimeError.
     """
 
-    def __init__(self, target: str, *, timeout_s: float | None = 30.0, retries: bool = True, is_bulk: bool = False) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout_s: float | None = 30.0,
+        retries: bool = True,
+        is_bulk: bool = False,
+        tls: TlsFiles | None = None,
+        api_key: str | None = None,
+    ) -> None:
         """See AsyncClient."""
         super().__init__(is_bulk=is_bulk)
         # Reentrant: the garbage collector may end a stream, which takes the lock, in a thread that has it.
         self._lock = threading.RLock()
         self._is_closed = False
         is_made: concurrent.futures.Future[None] = concurrent.futures.Future()
-        hold = partial(self._hold, partial(AsyncClient, target, timeout_s=timeout_s, retries=retries), is_made)
+        make = partial(AsyncClient, target, timeout_s=timeout_s, retries=retries, tls=tls, api_key=api_key)
+        hold = partial(self._hold, make, is_made)
         self._thread = threading.Thread(target=lambda: asyncio.run(hold()), name="neuronpipe-client", daemon=True)
         self._thread.start()
         try:
@@ -49,7 +60,9 @@ class Client(TaskMethods):
         """See AsyncClient.infer."""
         return self._wait(self._client.infer(request, timeout_s=timeout_s))
 
-    def infer_batch(self, requests: Iterable[InferRequest], *, timeout_s: float | None = None) -> Sequence[InferOutcome]:
+    def infer_batch(
+        self, requests: Iterable[InferRequest], *, timeout_s: float | None = None
+    ) -> Sequence[InferOutcome]:
         """See AsyncClient.infer_batch."""
         return self._wait(self._client.infer_batch(requests, timeout_s=timeout_s))
 
@@ -85,12 +98,15 @@ class Client(TaskMethods):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     async def _hold(self, make: Callable[[], AsyncClient], is_made: "concurrent.futures.Future[None]") -> None:
-        """Keeps the asynchronous client, which belongs to this event loop, open until `close`; then cancels running
-        calls.
+        """Keeps the asynchronous client, which belongs to this event loop, open until `close`.
+
+        Then it cancels the running calls.
         """
         try:
             self._loop = asyncio.get_running_loop()
@@ -125,7 +141,7 @@ class Client(TaskMethods):
         self._submit(stream.close())
 
     def _submit(self, coroutine: Coroutine[Any, Any, ResultT]) -> "concurrent.futures.Future[ResultT] | None":
-        """Starts the coroutine on the client's loop; None where the client is closed."""
+        """Starts the coroutine on the client's loop; None if the client is closed."""
         with self._lock:
             if self._is_closed:
                 coroutine.close()

@@ -1,4 +1,4 @@
-"""A method of a task, written once for both clients."""
+"""Defines the methods of tasks once, for both clients."""
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class TaskCall(Generic[ValueT]):
-    """A request, and how its result is read. `Client` returns what is read; of `AsyncClient` it has to be awaited."""
+    """A request, and how its result is read. `Client` returns the result; with `AsyncClient` it has to be awaited."""
 
     request: InferRequest
     read: Callable[[TaskResult], ValueT]
 
 
 class TaskMethod(Generic[P, ValueT]):
-    """A method that prepares a call, which the client whose method it is then makes."""
+    """A method that prepares a call. The client of the method then makes the call."""
 
     def __init__(self, prepare: Callable[Concatenate[Any, P], TaskCall[ValueT]]) -> None:
         self._prepare = prepare
@@ -39,7 +39,7 @@ class TaskMethod(Generic[P, ValueT]):
     def __get__(self, client: "Client", owner: type) -> Callable[P, ValueT]: ...
 
     def __get__(self, client: "AsyncClient | Client | None", owner: type) -> Callable[..., Any]:
-        """The method of one client; without one the function itself, for those who read its documentation."""
+        """The method of one client. On the class, it is the function itself, for its documentation."""
         if client is None:
             return self._prepare
         prepare = MethodType(self._prepare, client)

@@ -20,6 +20,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     ScoreFunction,
     TaskInput,
     TaskResult,
+    Token,
     Truncation,
 )
 from neuronpipe.client.features import to_array
@@ -30,7 +31,10 @@ _KINDS = {FieldDescriptor.TYPE_STRING: (str, "one text"), FieldDescriptor.TYPE_B
 
 
 class TaskMethods:
-    """A method for each task. They raise InvalidInput for what is no text, or no list of texts, before anything is sent."""
+    """A method for each task.
+
+    They raise InvalidInput for a value that is not a text, or not a list of texts, before anything is sent.
+    """
 
     def __init__(self, *, is_bulk: bool) -> None:
         self._priority = Priority.PRIORITY_BULK if is_bulk else Priority.PRIORITY_INTERACTIVE
@@ -49,7 +53,9 @@ class TaskMethods:
     ) -> TaskCall[Sequence[LabelScore]]:
         """The `top_k` labels of a text or a pair, best first."""
         fields = {"text": text, "text_pair": text_pair, "top_k": top_k, "function": function, "truncation": truncation}
-        return self._prepare("text_classification", model, version, fields, lambda result: result.text_classification.labels)
+        return self._prepare(
+            "text_classification", model, version, fields, lambda result: result.text_classification.labels
+        )
 
     @TaskMethod
     def embed(
@@ -65,7 +71,11 @@ class TaskMethods:
         """The vector of a text: float32 [dimensions, or the model's width]."""
         fields = {"text": text, "skip_normalize": not normalize, "dimensions": dimensions, "truncation": truncation}
         return self._prepare(
-            "sentence_embedding", model, version, fields, lambda result: np.array(result.sentence_embedding.embedding, np.float32)
+            "sentence_embedding",
+            model,
+            version,
+            fields,
+            lambda result: np.array(result.sentence_embedding.embedding, np.float32),
         )
 
     @TaskMethod
@@ -90,7 +100,9 @@ class TaskMethods:
             "window_stride_tokens": window_stride_tokens,
             "allow_no_answer": allow_no_answer,
         }
-        return self._prepare("question_answering", model, version, fields, lambda result: result.question_answering.answers)
+        return self._prepare(
+            "question_answering", model, version, fields, lambda result: result.question_answering.answers
+        )
 
     @TaskMethod
     def find_entities(
@@ -105,7 +117,7 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
     ) -> TaskCall[Sequence[Entity]]:
-        """The named things of a text, in its order; with AGGREGATION_NONE a label for each token."""
+        """The named entities of a text, in its order; with AGGREGATION_NONE a label for each token."""
         fields = {
             "text": text,
             "aggregation": aggregation,
@@ -114,7 +126,9 @@ class TaskMethods:
             "window_stride_tokens": window_stride_tokens,
             "truncation": truncation,
         }
-        return self._prepare("token_classification", model, version, fields, lambda result: result.token_classification.entities)
+        return self._prepare(
+            "token_classification", model, version, fields, lambda result: result.token_classification.entities
+        )
 
     @TaskMethod
     def fill_masks(
@@ -127,7 +141,10 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[Sequence[FilledMask]]:
-        """The `top_k` tokens (default 5) that fit in place of each mask, best first. get_model gives the model's `mask_token`."""
+        """The `top_k` tokens (default 5) that fit in place of each mask, best first.
+
+        get_model returns the model's `mask_token`.
+        """
         fields = {"text": text, "top_k": top_k, "targets": targets, "truncation": truncation}
         return self._prepare("fill_mask", model, version, fields, lambda result: result.fill_mask.masks)
 
@@ -143,9 +160,14 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[NDArray[np.float32]]:
-        """The token vectors of a text or a pair: float32 [tokens, width], or pooled [width]. They travel as `type`."""
+        """The token vectors of a text or a pair: float32 [tokens, width], or pooled [width].
+
+        `type` is the data type in which they are sent.
+        """
         fields = {"text": text, "text_pair": text_pair, "pooling": pooling, "type": type, "truncation": truncation}
-        return self._prepare("feature_extraction", model, version, fields, lambda result: to_array(result.feature_extraction))
+        return self._prepare(
+            "feature_extraction", model, version, fields, lambda result: to_array(result.feature_extraction)
+        )
 
     @TaskMethod
     def compare(
@@ -158,9 +180,11 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[Sequence[float]]:
-        """How alike the source and each of the texts are, -1 to 1, in the order of the texts."""
+        """The similarity of the source to each of the texts, from -1 to 1, in the order of the texts."""
         fields = {"source": source, "texts": texts, "dimensions": dimensions, "truncation": truncation}
-        return self._prepare("sentence_similarity", model, version, fields, lambda result: result.sentence_similarity.scores)
+        return self._prepare(
+            "sentence_similarity", model, version, fields, lambda result: result.sentence_similarity.scores
+        )
 
     @TaskMethod
     def rerank(
@@ -174,7 +198,7 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[Sequence[RankedText]]:
-        """The `top_n` texts (0: all) that answer the query, best first, each with its place among `texts`."""
+        """The `top_n` texts (0: all) that answer the query, best first, each with its index in `texts`."""
         fields = {"query": query, "texts": texts, "top_n": top_n, "function": function, "truncation": truncation}
         return self._prepare("rerank", model, version, fields, lambda result: result.rerank.texts)
 
@@ -198,7 +222,9 @@ class TaskMethods:
             "multi_label": multi_label,
             "truncation": truncation,
         }
-        return self._prepare("zero_shot_classification", model, version, fields, lambda result: result.zero_shot_classification.labels)
+        return self._prepare(
+            "zero_shot_classification", model, version, fields, lambda result: result.zero_shot_classification.labels
+        )
 
     @TaskMethod
     def classify_image(
@@ -210,9 +236,30 @@ class TaskMethods:
         function: "ScoreFunction.ValueType" = ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
         version: str = "",
     ) -> TaskCall[Sequence[LabelScore]]:
-        """The `top_k` labels (0: five, or all) of an image, which is the bytes of a JPEG, PNG or WebP file; best first."""
+        """The `top_k` labels (0: five, or all) of an image, best first.
+
+        `image` is the bytes of a JPEG, PNG or WebP file.
+        """
         fields = {"image": image, "top_k": top_k, "function": function}
-        return self._prepare("image_classification", model, version, fields, lambda result: result.image_classification.labels)
+        return self._prepare(
+            "image_classification", model, version, fields, lambda result: result.image_classification.labels
+        )
+
+    @TaskMethod
+    def tokenize(
+        self, model: str, text: str, *, skip_special_tokens: bool = False, version: str = ""
+    ) -> TaskCall[Sequence[Token]]:
+        """The tokens of a text, in its order."""
+        fields = {"text": text, "skip_special_tokens": skip_special_tokens}
+        return self._prepare("tokenization", model, version, fields, lambda result: result.tokenization.tokens)
+
+    @TaskMethod
+    def detokenize(
+        self, model: str, token_ids: Iterable[int], *, skip_special_tokens: bool = False, version: str = ""
+    ) -> TaskCall[str]:
+        """The text of the tokens with these ids."""
+        fields = {"token_ids": token_ids, "skip_special_tokens": skip_special_tokens}
+        return self._prepare("detokenization", model, version, fields, lambda result: result.detokenization.text)
 
     def _prepare(
         self, task: str, model: str, version: str, fields: Mapping[str, object], read: Callable[[TaskResult], ValueT]
@@ -227,7 +274,7 @@ def _checked(field: FieldDescriptor, value: object) -> object:
     kind, what = _KINDS.get(field.type, (object, ""))
     if field.is_repeated:
         if isinstance(value, str) or not isinstance(value, Iterable):  # of a text, each character would be one
-            raise InvalidInput(field.name, f"takes a list of texts, not {_name(value)}")
+            raise InvalidInput(field.name, f"takes a list of {'texts' if kind is str else 'ids'}, not {_name(value)}")
         for one in (values := list(value)):
             if not isinstance(one, kind):
                 raise InvalidInput(field.name, f"takes texts, not {_name(one)}")

@@ -1,1 +1,1 @@
-"""What every other part stands on: errors, stages, tensors, settings, logs. Knows no network, task or runtime."""
+"""The base of all other packages: errors, items, tensors, settings, logs. It knows no network, task or runtime."""

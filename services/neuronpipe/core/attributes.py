@@ -1,4 +1,4 @@
-"""Attributes of spans and metrics, made from the values that the stages return."""
+"""Makes attributes of spans and metrics from the values that the stages return."""
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome, Priority
 from neuronpipe.core.items import EncodedInput, Prediction

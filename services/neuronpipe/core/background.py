@@ -7,12 +7,14 @@ from typing import Any
 
 
 @asynccontextmanager
-async def run_beside(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], None]]:
+async def run_beside(
+    *coroutines: Coroutine[Any, Any, None],
+) -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], None]]:
     """Runs coroutines beside the block, which gets a function that starts more of them.
 
-    A coroutine that crashes cancels the block, and its error is raised instead of the block's result.
+    If a coroutine crashes, the block is cancelled, and the coroutine's error is raised in place of the block's result.
 
-    The block's own error passes as it is; a bare TaskGroup would wrap it in an ExceptionGroup.
+    The block's own error is raised as it is. A bare TaskGroup would wrap it in an ExceptionGroup.
     """
     try:
         async with asyncio.TaskGroup() as group:

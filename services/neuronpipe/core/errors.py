@@ -1,6 +1,7 @@
 """Every error that callers can get, and what to do about it.
 
     NeuronpipeError
+     ├─ Unauthenticated    send a valid API key or token
      ├─ InvalidInput       fix the input
      ├─ ModelNotFound      ask for another model or version
      ├─ WrongTask          ask for the task that the model has
@@ -18,13 +19,19 @@ from typing import ClassVar
 
 
 class NeuronpipeError(Exception):
-    """What a request failed with. `reason` is the stable word that goes into google.rpc.ErrorInfo."""
+    """The error of a request. `reason` is the stable word that goes into google.rpc.ErrorInfo."""
 
     reason: ClassVar[str] = "UNKNOWN"
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+
+class Unauthenticated(NeuronpipeError):
+    """The caller did not prove who it is. The message is the same for every cause; the log has the cause."""
+
+    reason = "UNAUTHENTICATED"
 
 
 class InvalidInput(NeuronpipeError):

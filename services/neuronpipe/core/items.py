@@ -1,8 +1,8 @@
-"""The seam between the pipeline and its stages: values, and the three stages as functions of them.
+"""The interface between the pipeline and its stages: values, and the three stages as functions of them.
 
-A stage is an async function from an item to a value, and raises the errors of core/errors.py. Whoever holds `Stages` cannot tell near
-from far: in one process they are methods of the stage objects; over the network they send the item along with others, and what is a
-message is decided there alone (rpc/codecs.py).
+A stage is an async function from an item to a value, and raises the errors of core/errors.py. Users of `Stages` cannot
+tell local from remote stages. In one process, they are methods of the stage objects. Over the network, they send the
+item together with others; only rpc/codecs.py knows the messages.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ class ModelKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StageItem(ABC):
-    """What all items have: whose work it is, and the model that it is for."""
+    """The fields of all items: the call to which it belongs, and the model."""
 
     call: Call
     model: ModelKey
@@ -33,7 +33,7 @@ class StageItem(ABC):
     @property
     @abstractmethod
     def size_bytes(self) -> int:
-        """About what it takes in a message."""
+        """The approximate size of the item in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,10 @@ class TokenizeItem(StageItem):
 
 @dataclass(frozen=True, slots=True)
 class EncodedInput:
-    """An encoded input: `sequences` for the executor (input_ids int32 [tokens], …), `annotations` for the task's decoding.
+    """An encoded input.
 
-    `tokens`: in all sequences; `truncated_tokens`: dropped to fit the model.
+    `sequences` are for the executor (input_ids int32 [tokens], …), `annotations` for the task's decoding. `tokens`: the
+    number in all sequences. `truncated_tokens`: the number that truncation dropped.
     """
 
     sequences: TensorSets
@@ -62,13 +63,13 @@ class EncodedInput:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in a message."""
+        """The approximate size of the value in a message."""
         return self.sequences.size_bytes + self.annotations.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ExecuteItem(StageItem):
-    """The sequences of one input, to run."""
+    """The sequences of one input, for the executor."""
 
     sequences: TensorSets
 
@@ -79,7 +80,7 @@ class ExecuteItem(StageItem):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The model's outputs for one input, a set a sequence in order, and how they came about (stages.proto)."""
+    """The model's outputs for one input, one set for each sequence in order, and their timings (stages.proto)."""
 
     outputs: TensorSets
     queue_ns: int = 0
@@ -90,13 +91,19 @@ class Prediction:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in a message."""
+        """The approximate size of the value in a message."""
         return self.outputs.size_bytes
+
+
+NO_PREDICTION = Prediction(NO_TENSORS)
 
 
 @dataclass(frozen=True, slots=True)
 class PostprocessItem(StageItem):
-    """The outputs of one input, to decode. `input`: the one that was encoded; far stages get the part of it that decoding needs."""
+    """The outputs of one input, to be decoded.
+
+    `input` is the one that was encoded. Remote stages get only the fields that decoding reads.
+    """
 
     input: Packed[TaskInput]
     annotations: TensorSets

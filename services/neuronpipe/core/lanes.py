@@ -13,9 +13,9 @@ from neuronpipe.core.errors import Overloaded
 ParametersT = ParamSpec("ParametersT")
 ResultT = TypeVar("ResultT")
 
-# Handing work to a thread and its result back takes 0.1 ms (measured 2026-11-21, 2 virtual cores), as much as tokenizing 50 tokens, and
-# 0.4 ms while the event loop is busy. Work on inputs of this size altogether is done in half a millisecond, for which the event loop can
-# wait once in a pass.
+# Handing work to a thread and its result back takes 0.1 ms (measured 2026-11-21, 2 virtual cores), as much as
+# tokenizing 50 tokens, and 0.4 ms while the event loop is busy. Work on inputs of this size altogether is done in half
+# a millisecond, for which the event loop can wait once in a pass.
 _INLINE_BYTES = 4096
 # One or two models with long work leave a thread to the next one. More threads would only compete for the CPUs.
 _THREADS = 4
@@ -79,10 +79,13 @@ class Lane:
         self._turn: Future[None] | None = None
 
     async def run(
-        self, size_bytes: int, work: Callable[ParametersT, ResultT], *args: ParametersT.args, **kwargs: ParametersT.kwargs
+        self,
+        size_bytes: int,
+        work: Callable[ParametersT, ResultT],
+        *args: ParametersT.args,
+        **kwargs: ParametersT.kwargs,
     ) -> ResultT:
-        """Runs the work: on the event loop if its input is small and the lane has nothing in a thread, else in a
-        thread.
+        """Runs the work on the event loop if its input is small and the lane is idle, otherwise in a thread.
 
         Small work is spread over passes of the event loop. If the lane has work in a thread, small work queues there
         too: otherwise the event loop would wait for the tokenizer's lock. Work whose caller leaves before it began is

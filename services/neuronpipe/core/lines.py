@@ -23,6 +23,8 @@ def read_lines(path: Path, option: str, *, max_bytes: int) -> Iterator[tuple[int
         try:
             text = line.decode().removesuffix("\r")
         except UnicodeDecodeError as error:
-            raise SetupError(f"{option} {path}: line {number} is not UTF-8 (byte {error.start + 1} of the line)") from error
+            raise SetupError(
+                f"{option} {path}: line {number} is not UTF-8 (byte {error.start + 1} of the line)"
+            ) from error
         if text and not text.isspace():
             yield number, text

@@ -31,12 +31,12 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def start_logging(service: str) -> None:
+def start_logging(service: str, level: int = logging.INFO) -> None:
     """Sends the logs of this process to standard error under the service's name. For cli only, once."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines(service))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    _LOGGER.setLevel(logging.INFO)
+    _LOGGER.setLevel(level)
 
 
 def log(event: str, **fields: object) -> None:

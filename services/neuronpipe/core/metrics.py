@@ -1,11 +1,12 @@
-"""Metrics as plain numbers, which exporters read when they want to.
+"""Metrics as plain numbers, which exporters read.
 
-Recording takes a quarter of a microsecond; an instrument of the OpenTelemetry SDK takes fifty times as long (docs/decisions/0011), and a
-request records nine values. Recorded by one thread, the event loop's; read by others, which may see a sum one record behind its count.
+Recording takes a quarter of a microsecond; an instrument of the OpenTelemetry SDK takes fifty times as long
+(docs/decisions/0011), and a request records nine values. One thread, the event loop's, records. Others read, and may
+see a sum that is one record behind its count.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import time_ns
@@ -72,7 +73,7 @@ class Family:
 
     @property
     def divisor(self) -> float:
-        """The divisor of recorded numbers for export."""
+        """The divisor that converts recorded numbers for export."""
         return 1e9 if self.instrument.unit == "s" else 1.0
 
     def number(self, series: Counter | Histogram | Gauge) -> float:
@@ -88,6 +89,8 @@ class Meters:
 
     def __init__(self) -> None:
         self._families: dict[str, Family] = {}
+        # Adds what other processes of the same service recorded, for exporters.
+        self.add_others: Callable[[Iterable[Family]], Iterable[Family]] = lambda own: own
 
     def counter(self, instrument: Instrument, *labels: str) -> Counter:
         """The counter with these values of the instrument's labels."""
@@ -110,10 +113,13 @@ class Meters:
         self._series(instrument, labels).pop(labels, None)
 
     def show(self, instrument: Instrument, values: Mapping[Labels, float]) -> None:
-        """Replaces all gauges of an instrument, by the values of its labels, at once: an exporter never sees only some
-        of them.
+        """Replaces all gauges of an instrument, by the values of its labels, at once.
+
+        So an exporter never sees only some of them.
         """
-        series: dict[Labels, Counter | Histogram | Gauge] = {labels: partial(float, value) for labels, value in values.items()}
+        series: dict[Labels, Counter | Histogram | Gauge] = {
+            labels: partial(float, value) for labels, value in values.items()
+        }
         if series:
             self._families[instrument.name] = Family(instrument, series)
         else:
@@ -121,8 +127,8 @@ class Meters:
 
     def families(self) -> Iterator[Family]:
         """Everything recorded so far, for exporters."""
-        for family in list(self._families.values()):
-            yield Family(family.instrument, dict(family.series))
+        own = [Family(family.instrument, dict(family.series)) for family in list(self._families.values())]
+        return iter(self.add_others(own))
 
     def _series(self, instrument: Instrument, labels: Labels) -> dict[Labels, Counter | Histogram | Gauge]:
         if len(labels) != len(instrument.labels):
@@ -137,13 +143,26 @@ class Traces(Protocol):
         """A trace's spans in this process as OTLP JSON."""
 
 
+WriteMetrics: TypeAlias = Callable[[str], tuple[bytes, str]]
+
+
 class Telemetry:
     """The tracer, the metrics and the kept traces of a service.
 
-    The defaults record no spans, and metrics that are not exported.
+    `write_metrics`: makes a page of the metrics, of an HTTP request's `accept`: its bytes and its media type. The
+    defaults record no spans, and metrics that are not exported.
     """
 
-    def __init__(self, tracer: Tracer | None = None, meters: Meters | None = None, traces: Traces | None = None) -> None:
+    def __init__(
+        self,
+        tracer: Tracer | None = None,
+        meters: Meters | None = None,
+        traces: Traces | None = None,
+        write_metrics: WriteMetrics = lambda accept: (b"", "text/plain"),
+    ) -> None:
         self.tracer = tracer or Tracer()
         self.meters = meters or Meters()
         self.traces = traces
+        self.write_metrics = write_metrics
+        # Asked by the port of the metrics with what a scraper shows, as HTTP's header `authorization` has it.
+        self.may_read_metrics: Callable[[str], bool] = lambda authorization: True

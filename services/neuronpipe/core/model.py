@@ -11,6 +11,9 @@ from neuronpipe.core.tensors import Arrays
 EntryT = TypeVar("EntryT")
 Resampling = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
 
+# Every model of texts answers these by its tokenizer alone, besides the tasks of its graph.
+_TOKENIZER_TASKS = ("tokenization", "detokenization")
+
 # Longer words of a request are not repeated in its error, which must fit into gRPC's trailers (8 KiB).
 _MAX_WORD_LENGTH = 256
 
@@ -25,17 +28,22 @@ class OutputSpec(BaseModel):
 
 
 class ImageSpec(BaseModel):
-    """How an image in RGB becomes the pixels that a model takes, uint8 [3, *size]: resized, then cropped, each where it is set.
+    """How an RGB image becomes the pixels that a model takes, uint8 [3, *size].
 
-    Scaling and normalizing, which follow, are part of the compiled model. Sizes are (height, width).
+    It is resized, then cropped, if these are set. Scaling and normalizing follow in the compiled model. Sizes are
+    (height, width).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    resize: tuple[int, int] | int | None = Field(None, description="the size, or the length of the shorter side; none: as it is")
+    resize: tuple[int, int] | int | None = Field(
+        None, description="the size, or the length of the shorter side; none: as it is"
+    )
     resampling: Resampling = "bilinear"
     whitens: bool = Field(False, description="whether the colour that a file calls transparent becomes white")
-    crop: tuple[int, int] | None = Field(None, description="the size of the middle that is kept; what is missing is black")
+    crop: tuple[int, int] | None = Field(
+        None, description="the size of the middle that is kept; what is missing is black"
+    )
 
     @model_validator(mode="after")
     def _check_size(self) -> Self:
@@ -53,8 +61,9 @@ class ImageSpec(BaseModel):
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that an image counts as: its patches of 16 x 16 pixels, the tokens of a vision
-        transformer.
+        """The number of tokens that an image counts as.
+
+        It is the number of patches of 16 x 16 pixels, which are the tokens of a vision transformer.
         """
         height, width = self.size
         return max(3, -(-height // 16) * -(-width // 16))  # 3 is the least that a model can have
@@ -81,7 +90,7 @@ class TaskFacts(BaseModel):
 
 
 class ModelSpec(BaseModel):
-    """A model as tasks, scheduler and gateway see it. Part of the bundle's manifest.
+    """The description of a model for tasks, scheduler and gateway. It is part of the bundle's manifest.
 
     `labels` and `tokens` are shared by tasks: they say what the numbers of the model's outputs mean.
     """
@@ -95,25 +104,43 @@ class ModelSpec(BaseModel):
     architecture: str
     inputs: tuple[str, ...]
     outputs: tuple[OutputSpec, ...]
-    max_tokens: int = Field(ge=3, description="most tokens in one sequence, special tokens included; what every image counts as")
-    largest_bucket: str = Field("", description="the bucket that sets max_tokens, as in 8x128; empty where the model itself does")
+    max_tokens: int = Field(
+        ge=3, description="most tokens in one sequence, special tokens included; what every image counts as"
+    )
+    largest_bucket: str = Field(
+        "", description="the bucket that sets max_tokens, as in 8x128; empty where the model itself does"
+    )
     vocabulary_size: int = Field(0, ge=0, description="token ids are below; 0 for a model of images")
     pad_token_id: int = Field(0, ge=0)
     labels: tuple[str, ...] = ()
-    facts: Mapping[str, SerializeAsAny[TaskFacts]] = Field({}, description="what each task knows of the model, by its name")
-    tokens: tuple[str, ...] = Field((), exclude=True, repr=False, description="each token as text; a file of the bundle has them")
+    facts: Mapping[str, SerializeAsAny[TaskFacts]] = Field(
+        {}, description="what each task knows of the model, by its name"
+    )
+    tokens: tuple[str, ...] = Field(
+        (), exclude=True, repr=False, description="each token as text; a file of the bundle has them"
+    )
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """Every task that the model answers, its own first."""
         return (self.task, *self.also_answers)
 
-    image: ImageSpec | None = Field(None, description="of a model that takes images in place of texts (since schema version 3)")
+    def answers(self, task: str) -> bool:
+        """Whether the model answers a task, by its graph or by its tokenizer."""
+        return task in self.tasks or (task in _TOKENIZER_TASKS and self.image is None)
+
+    image: ImageSpec | None = Field(
+        None, description="of a model that takes images in place of texts (since schema version 3)"
+    )
 
     @property
     def token_limit(self) -> str:
         """max_tokens as error messages show it."""
-        return f"{self.max_tokens} (its largest bucket is {self.largest_bucket})" if self.largest_bucket else str(self.max_tokens)
+        return (
+            f"{self.max_tokens} (its largest bucket is {self.largest_bucket})"
+            if self.largest_bucket
+            else str(self.max_tokens)
+        )
 
     @property
     def told_facts(self) -> dict[str, Any]:
@@ -121,13 +148,15 @@ class ModelSpec(BaseModel):
         return {name: getattr(facts, name) for facts in self.facts.values() for name in facts.told}
 
     def tokens_of(self, sequence: Arrays) -> int:
-        """How many tokens a sequence has, or what an image counts as."""
+        """The number of tokens of a sequence, or the number that an image counts as."""
         return self.image.tokens if self.image else len(sequence["input_ids"])
 
 
 def encoding_traits(spec: ModelSpec) -> tuple[object, ...]:
     """Everything about a model that encodings of its inputs depend on, except its tokenizer and the input's task."""
-    traits = sorted((task, *(getattr(facts, name) for name in facts.encoded)) for task, facts in spec.facts.items() if facts.encoded)
+    traits = sorted(
+        (task, *(getattr(facts, name) for name in facts.encoded)) for task, facts in spec.facts.items() if facts.encoded
+    )
     return spec.max_tokens, "token_type_ids" in spec.inputs, spec.image, *traits
 
 
@@ -140,6 +169,7 @@ class ModelTable(Generic[EntryT]):
         # By name and version as requests write them, which finds nearly all.
         self._by_words = {(name, str(version)): entry for (name, version), entry in self._entries.items()}
         self._by_words |= {(name, ""): self._entries[name, version] for name, version in self._newest.items()}
+        self._parts: dict[frozenset[str], ModelTable[EntryT]] = {}
 
     def __iter__(self) -> Iterator[EntryT]:
         return iter(self._entries.values())
@@ -164,6 +194,14 @@ class ModelTable(Generic[EntryT]):
             known = ", ".join(str(known_version) for known_name, known_version in self._entries if known_name == name)
             raise ModelNotFound(f"model {name!r} has no version {version}; it has: {known}")
         return entry
+
+    def only(self, names: frozenset[str]) -> "ModelTable[EntryT]":
+        """The part of the table that has these models, as far as they are there."""
+        part = self._parts.get(names)
+        if part is None:
+            part = ModelTable({key: entry for key, entry in self._entries.items() if key[0] in names})
+            self._parts[names] = part
+        return part
 
     def is_newest(self, name: str, version: int) -> bool:
         """Whether requests without a version get this one."""

@@ -30,19 +30,52 @@ class Spans:
 
     INFER = Name("neuronpipe.api.v1.InferenceService/Infer", "SERVER, gateway: one request, as long as its `total_ns`")
     INFER_BATCH = Name("neuronpipe.api.v1.InferenceService/InferBatch", "SERVER, gateway: a call with many requests")
-    INFER_STREAM = Name("neuronpipe.api.v1.InferenceService/InferStream", "SERVER, gateway: one request of a stream, as `Infer`")
-    HTTP_REQUEST = Name("http.request", "SERVER, gateway: a request over HTTP, or one input of it, as long as its `total_ns`")
+    INFER_STREAM = Name(
+        "neuronpipe.api.v1.InferenceService/InferStream", "SERVER, gateway: one request of a stream, as `Infer`"
+    )
+    HTTP_REQUEST = Name(
+        "http.request", "SERVER, gateway: a request over HTTP, or one input of it, as long as its `total_ns`"
+    )
     HTTP_BATCH = Name("http.batch", "SERVER, gateway: a request over HTTP with many inputs")
-    REQUEST = Name("request", "gateway: one request of an InferBatch, as long as its `total_ns`")
+    OIP_INFER = Name(
+        "inference.GRPCInferenceService/ModelInfer", "SERVER, gateway: a call of the Open Inference Protocol"
+    )
+    OIP_STREAM = Name(
+        "inference.GRPCInferenceService/ModelStreamInfer", "SERVER, gateway: one request of a stream, as above"
+    )
+    TEI_EMBED = Name("tei.v1.Embed/Embed", "SERVER, gateway: one request, also of EmbedStream, as `Infer`")
+    TEI_EMBED_ALL = Name("tei.v1.Embed/EmbedAll", "SERVER, gateway: the same, also of EmbedAllStream")
+    TEI_PREDICT = Name("tei.v1.Predict/Predict", "SERVER, gateway: the same, also of PredictStream")
+    TEI_PREDICT_PAIR = Name("tei.v1.Predict/PredictPair", "SERVER, gateway: the same, also of PredictPairStream")
+    TEI_RERANK = Name("tei.v1.Rerank/Rerank", "SERVER, gateway: the same, also of RerankStream")
+    TEI_TOKENIZE = Name("tei.v1.Tokenize/Tokenize", "SERVER, gateway: the same, also of TokenizeStream")
+    TEI_DECODE = Name("tei.v1.Tokenize/Decode", "SERVER, gateway: the same, also of DecodeStream")
+    REQUEST = Name(
+        "request", "gateway: one request of an InferBatch, or one row of a ModelInfer, as long as its `total_ns`"
+    )
     PREPROCESS = Name("preprocess", "gateway: tokenizing, hop and queue included (`preprocess_ns`)")
     PREDICT = Name("predict", "gateway: prediction, hop and queue included (`predict_ns`)")
     POSTPROCESS = Name("postprocess", "gateway: decoding, hop and queue included (`postprocess_ns`)")
-    TOKENIZE_RPC = Name("neuronpipe.api.v1.TokenizerService/Tokenize", "SERVER, tokenizer: one item, from its message to its outcome")
+    TOKENIZE_RPC = Name(
+        "neuronpipe.api.v1.TokenizerService/Tokenize", "SERVER, tokenizer: one item, from its message to its outcome"
+    )
     EXECUTE_RPC = Name("neuronpipe.api.v1.NeuronExecutorService/Execute", "SERVER, neuron-executor: one item, as above")
-    POSTPROCESS_RPC = Name("neuronpipe.api.v1.PostprocessorService/Postprocess", "SERVER, postprocessor: one item, as above")
-    QUEUE = Name("predict.queue", "neuron-executor: a time in which no sequence of the item is computed; their sum is `predict_queue_ns`")
-    COMPUTE = Name("predict.compute", "neuron-executor: a batch with sequences of the item runs; these spans cover `predict_compute_ns`")
-    BATCH = Name("batch", "neuron-executor: one run of the model, a trace of its own, with a link to the compute span of each sampled row")
+    POSTPROCESS_RPC = Name(
+        "neuronpipe.api.v1.PostprocessorService/Postprocess", "SERVER, postprocessor: one item, as above"
+    )
+    QUEUE = Name(
+        "predict.queue",
+        "neuron-executor: a time in which no sequence of the item is computed; their sum is `predict_queue_ns`",
+    )
+    COMPUTE = Name(
+        "predict.compute",
+        "neuron-executor: a batch with sequences of the item runs; these spans cover `predict_compute_ns`",
+    )
+    BATCH = Name(
+        "batch",
+        "neuron-executor: one run of the model, a trace of its own, with a link to the compute span of "
+        "each sampled row",
+    )
 
 
 class Attributes:
@@ -53,21 +86,32 @@ class Attributes:
     TASK = Name("neuronpipe.task", "the model's task")
     BACKEND = Name("neuronpipe.backend", "the back end that runs it")
     REQUEST_ID = Name("neuronpipe.request.id", "the request's id")
+    TENANT = Name("neuronpipe.tenant", "the tenant of the caller; none where callers are not authenticated")
+    QUOTA = Name("neuronpipe.quota", "requests_in_flight, tokens_in_flight or tokens_per_minute")
+    FILE = Name("neuronpipe.file", "the option that names the file")
     PRIORITY = Name("neuronpipe.request.priority", "interactive or bulk")
     STAGE = Name(
-        "neuronpipe.stage", "preprocess, predict, postprocess; predict.queue, predict.compute; unattributed: in no stage; admission"
+        "neuronpipe.stage",
+        "preprocess, predict, postprocess; predict.queue, predict.compute; unattributed: in no stage; admission",
     )
-    UNATTRIBUTED_NS = Name("neuronpipe.unattributed_ns", "time of a request's span that is in none of its three stages, in nanoseconds")
+    UNATTRIBUTED_NS = Name(
+        "neuronpipe.unattributed_ns", "time of a request's span that is in none of its three stages, in nanoseconds"
+    )
     TOKENS = Name("neuronpipe.tokens", "tokens given to the model")
     TRUNCATED_TOKENS = Name("neuronpipe.truncated_tokens", "tokens dropped to fit the model")
-    TOKEN_CACHE = Name("neuronpipe.token_cache", "where the tokenization came from: none, hit_memory, hit_redis, miss or bypass")
+    TOKEN_CACHE = Name(
+        "neuronpipe.token_cache", "where the tokenization came from: none, hit_memory, hit_redis, miss or bypass"
+    )
     RESULT_CACHE = Name(
-        "neuronpipe.result_cache", "where the result came from, with the same values; only for models whose results are cached"
+        "neuronpipe.result_cache",
+        "where the result came from, with the same values; only for models whose results are cached",
     )
     CACHE = Name("neuronpipe.cache", "which cache: tokens, pixels or results")
     SEQUENCES = Name("neuronpipe.sequences", "sequences of the item")
     BATCH_SIZE = Name("neuronpipe.batch.size", "sequences in the batch; of an item in several batches, the largest")
-    BUCKET_TOKENS = Name("neuronpipe.bucket.tokens", "the batch's padded length; of an item in several batches, the largest")
+    BUCKET_TOKENS = Name(
+        "neuronpipe.bucket.tokens", "the batch's padded length; of an item in several batches, the largest"
+    )
     PADDED_TOKENS = Name("neuronpipe.padded_tokens", "tokens computed, padding included")
     PADDING_RATIO = Name("neuronpipe.padding_ratio", "share of padding in the computed tokens")
     ROW = Name("neuronpipe.batch.row", "the sequence's row in the batch")
@@ -76,9 +120,14 @@ class Attributes:
     OUTCOME = Name("neuronpipe.outcome", "the outcome")
     MEMORY_LOCATION = Name("neuronpipe.neuron.memory_location", "device or host")
     PERCENTILE = Name("neuronpipe.neuron.percentile", "p0, p1, p25, p50, p75, p99 or p100")
-    NEURON_OUTCOME = Name("neuronpipe.neuron.outcome", "outcome of an execution, as neuron-monitor names it: completed, timed_out, …")
+    NEURON_OUTCOME = Name(
+        "neuronpipe.neuron.outcome", "outcome of an execution, as neuron-monitor names it: completed, timed_out, …"
+    )
     NEURON_ERROR = Name("neuronpipe.neuron.error", "generic, numerical, transient, model, runtime or hardware")
     SERVICE = Name("neuronpipe.service", "the service of the stage")
+    TLS_SIDE = Name(
+        "neuronpipe.tls.side", "server: of the process's ports; client: of a gateway's connections to stages"
+    )
     RPC_SYSTEM = Name("rpc.system.name", "grpc")
     RPC_METHOD = Name("rpc.method", "the rpc, fully qualified")
     RPC_STATUS = Name("rpc.response.status_code", "the gRPC status, as `OK` or `DEADLINE_EXCEEDED`")
@@ -146,12 +195,20 @@ class Metrics:
         Attributes.RPC_STATUS,
     )
     STAGE_DURATION = _durations(
-        "neuronpipe.stage.duration", "the parts of answered requests: the same numbers as in their responses and spans", *_OF_STAGE
+        "neuronpipe.stage.duration",
+        "the parts of answered requests: the same numbers as in their responses and spans",
+        *_OF_STAGE,
     )
     REQUEST_TOKENS = _counter("neuronpipe.request.tokens", "{token}", "tokens of answered requests", *_OF_MODEL)
-    REQUEST_TRUNCATED = _counter("neuronpipe.request.truncated_tokens", "{token}", "tokens dropped to fit models", *_OF_MODEL)
+    REQUEST_TRUNCATED = _counter(
+        "neuronpipe.request.truncated_tokens", "{token}", "tokens dropped to fit models", *_OF_MODEL
+    )
     TOKEN_CACHE = _counter(
-        "neuronpipe.token_cache.lookups", "{request}", "tokenizations by cache outcome", *_OF_MODEL, Attributes.TOKEN_CACHE
+        "neuronpipe.token_cache.lookups",
+        "{request}",
+        "tokenizations by cache outcome",
+        *_OF_MODEL,
+        Attributes.TOKEN_CACHE,
     )
     RESULT_CACHE = _counter(
         "neuronpipe.result_cache.lookups",
@@ -161,13 +218,60 @@ class Metrics:
         Attributes.RESULT_CACHE,
     )
     CACHE_BYTES = _gauge("neuronpipe.cache.memory", "By", "memory that a cache uses in this process", Attributes.CACHE)
-    CACHE_REDIS = _gauge("neuronpipe.cache.redis_available", "1", "0 while Redis does not answer, else 1", Attributes.CACHE)
-    SHED = _counter("neuronpipe.request.shed", "{request}", "requests refused or ended because of overload, by stage", *_OF_STAGE)
-    EXPIRED = _counter("neuronpipe.request.expired", "{request}", "requests that failed by their deadline, by stage", *_OF_STAGE)
-    CANCELLED = _counter("neuronpipe.request.cancelled", "{request}", "requests that their caller cancelled, by stage", *_OF_STAGE)
+    CACHE_REDIS = _gauge(
+        "neuronpipe.cache.redis_available", "1", "0 while Redis does not answer, else 1", Attributes.CACHE
+    )
+    SHED = _counter(
+        "neuronpipe.request.shed", "{request}", "requests refused or ended because of overload, by stage", *_OF_STAGE
+    )
+    EXPIRED = _counter(
+        "neuronpipe.request.expired", "{request}", "requests that failed by their deadline, by stage", *_OF_STAGE
+    )
+    CANCELLED = _counter(
+        "neuronpipe.request.cancelled", "{request}", "requests that their caller cancelled, by stage", *_OF_STAGE
+    )
     RETRIED = _counter("neuronpipe.item.retried", "{item}", "items sent again to another process", Attributes.SERVICE)
-    REQUESTS_IN_FLIGHT = _gauge("neuronpipe.request.in_flight", "{request}", "requests that the gateway has admitted and not answered yet")
-    TOKENS_IN_FLIGHT = _gauge("neuronpipe.request.tokens_in_flight", "{token}", "tokens of the requests in flight, estimated until counted")
+    REQUESTS_IN_FLIGHT = _gauge(
+        "neuronpipe.request.in_flight", "{request}", "requests that the gateway has admitted and not answered yet"
+    )
+    TOKENS_IN_FLIGHT = _gauge(
+        "neuronpipe.request.tokens_in_flight", "{token}", "tokens of the requests in flight, estimated until counted"
+    )
+    AUTHENTICATIONS = _counter(
+        "neuronpipe.authentication.calls",
+        "{call}",
+        "calls by outcome: accepted, or why not, which callers are not told: missing, malformed, unknown_key, expired, "
+        "not_yet_valid, wrong_audience, wrong_issuer, wrong_signature, wrong_algorithm, unknown_signing_key, "
+        "missing_claim, no_tenant, unknown_certificate",
+        Attributes.OUTCOME,
+    )
+    FILE_LOADED = _gauge(
+        "neuronpipe.file.loaded",
+        "1",
+        "0 while a file of keys or tenants cannot be used as it is now, and its last good content stays; else 1",
+        Attributes.FILE,
+    )
+    TENANT_IN_FLIGHT = _gauge(
+        "neuronpipe.tenant.in_flight", "{request}", "requests of a tenant that are in flight", Attributes.TENANT
+    )
+    TENANT_TOKENS = _counter(
+        "neuronpipe.tenant.tokens", "{token}", "tokens of a tenant's admitted requests", Attributes.TENANT
+    )
+    TENANT_REFUSED = _counter(
+        "neuronpipe.tenant.refused",
+        "{request}",
+        "requests that were refused since the tenant's quota was used up",
+        Attributes.TENANT,
+        Attributes.QUOTA,
+    )
+    TENANT_WAIT = _durations(
+        "neuronpipe.tenant.wait", "how long admitted requests waited for their tenant's turn", Attributes.TENANT
+    )
+    BUDGET_REDIS = _gauge(
+        "neuronpipe.tenant.budget_shared",
+        "1",
+        "0 while Redis does not answer, and each gateway has its share of the budgets alone; else 1",
+    )
     ITEM_DURATION = _durations(
         "neuronpipe.item.duration",
         "items in a stage's process, from their message to their outcome",
@@ -176,7 +280,9 @@ class Metrics:
     )
     ITEMS_IN_FLIGHT = _gauge("neuronpipe.item.in_flight", "{item}", "items being worked on", Attributes.RPC_METHOD)
     QUEUE_SEQUENCES = _gauge("neuronpipe.queue.sequences", "{sequence}", "sequences that wait for a core", *_OF_MODEL)
-    QUEUE_TOKENS = _gauge("neuronpipe.queue.tokens", "{token}", "tokens of the waiting sequences, each padded by itself", *_OF_MODEL)
+    QUEUE_TOKENS = _gauge(
+        "neuronpipe.queue.tokens", "{token}", "tokens of the waiting sequences, each padded by itself", *_OF_MODEL
+    )
     QUEUE_DROPPED = _counter(
         "neuronpipe.queue.dropped",
         "{item}",
@@ -185,15 +291,23 @@ class Metrics:
         Attributes.OUTCOME,
     )
     BATCH_SIZE = _histogram("neuronpipe.batch.size", "{sequence}", "sequences in a batch", _COUNTS, *_OF_MODEL)
-    BATCH_PADDING = _histogram("neuronpipe.batch.padding_ratio", "1", "share of padding in a batch", _RATIOS, *_OF_MODEL)
+    BATCH_PADDING = _histogram(
+        "neuronpipe.batch.padding_ratio", "1", "share of padding in a batch", _RATIOS, *_OF_MODEL
+    )
     BATCH_DURATION = _durations("neuronpipe.batch.duration", "runs of the model", *_OF_MODEL, Attributes.BACKEND)
     BATCH_TOKENS = _counter("neuronpipe.batch.tokens", "{token}", "tokens computed, padding included", *_OF_MODEL)
     BATCH_FAILURES = _counter("neuronpipe.batch.failures", "{batch}", "batches that could not be run", *_OF_MODEL)
     CORE_BUSY = _counter(
-        "neuronpipe.core.busy", "s", "time in which a core computed batches; its rate is utilisation", *_OF_MODEL, Attributes.CORE
+        "neuronpipe.core.busy",
+        "s",
+        "time in which a core computed batches; its rate is utilisation",
+        *_OF_MODEL,
+        Attributes.CORE,
     )
     CORES = _gauge("neuronpipe.cores", "{core}", "cores that a model can use; lost cores do not count", *_OF_MODEL)
-    READY_DURATION = _gauge("neuronpipe.model.ready_duration", "s", "time to load a model and warm it up", *_OF_MODEL, Attributes.BACKEND)
+    READY_DURATION = _gauge(
+        "neuronpipe.model.ready_duration", "s", "time to load a model and warm it up", *_OF_MODEL, Attributes.BACKEND
+    )
     NEURON_UTILIZATION = _gauge(
         "neuronpipe.neuron.core.utilization",
         "1",
@@ -203,13 +317,34 @@ class Metrics:
     NEURON_CORE_MEMORY = _gauge(
         "neuronpipe.neuron.core.memory", "By", "device memory that this process has on a NeuronCore", Attributes.CORE
     )
-    NEURON_MEMORY = _gauge("neuronpipe.neuron.memory", "By", "memory of this process's Neuron runtime", Attributes.MEMORY_LOCATION)
-    NEURON_DEVICE_LATENCY = _gauge(
-        "neuronpipe.neuron.device_latency", "s", "executions on the device in the monitor's last period", Attributes.PERCENTILE
+    NEURON_MEMORY = _gauge(
+        "neuronpipe.neuron.memory", "By", "memory of this process's Neuron runtime", Attributes.MEMORY_LOCATION
     )
-    NEURON_TOTAL_LATENCY = _gauge("neuronpipe.neuron.total_latency", "s", "the same as the Neuron runtime sees them", Attributes.PERCENTILE)
-    NEURON_EXECUTIONS = _counter("neuronpipe.neuron.executions", "{execution}", "executions by outcome", Attributes.NEURON_OUTCOME)
+    NEURON_DEVICE_LATENCY = _gauge(
+        "neuronpipe.neuron.device_latency",
+        "s",
+        "executions on the device in the monitor's last period",
+        Attributes.PERCENTILE,
+    )
+    NEURON_TOTAL_LATENCY = _gauge(
+        "neuronpipe.neuron.total_latency", "s", "the same as the Neuron runtime sees them", Attributes.PERCENTILE
+    )
+    NEURON_EXECUTIONS = _counter(
+        "neuronpipe.neuron.executions", "{execution}", "executions by outcome", Attributes.NEURON_OUTCOME
+    )
     NEURON_ERRORS = _counter("neuronpipe.neuron.errors", "{error}", "errors of executions", Attributes.NEURON_ERROR)
+    TLS_EXPIRY = _gauge(
+        "neuronpipe.tls.certificate.expiry",
+        "s",
+        "when the certificate in use expires, in seconds since 1970",
+        Attributes.TLS_SIDE,
+    )
+    TLS_REJECTED = _gauge(
+        "neuronpipe.tls.files_rejected",
+        "1",
+        "1 while changed TLS files cannot be used and what they held before is, else 0",
+        Attributes.TLS_SIDE,
+    )
     SPANS = _counter(
         "neuronpipe.telemetry.spans",
         "{span}",

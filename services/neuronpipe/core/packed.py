@@ -1,7 +1,7 @@
-"""Values that are a protobuf message in one process and bytes in another. Each form is made from the other when first
-needed.
+"""Values that are a protobuf message in one process and bytes in another.
 
-So a gateway that only forwards a value never parses it, and a single process never serializes it.
+Each form is made from the other when it is first needed. So a gateway that only forwards a value never parses it, and a
+single process never serializes it.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Packed(Generic[MessageT]):
     __slots__ = ("_data", "_kind", "_message", "_task")
 
     def __init__(self, kind: type[MessageT], *, data: bytes | None = None, message: MessageT | None = None) -> None:
-        """Of one of the two forms."""
+        """Takes one of the two forms."""
         self._kind = kind
         self._data = data
         self._message = message
@@ -42,7 +42,7 @@ class Packed(Generic[MessageT]):
 
     @property
     def message(self) -> MessageT:
-        """The message. Raises InvalidInput for bytes that are none."""
+        """The message. Raises InvalidInput for bytes that cannot be parsed."""
         if self._message is None:
             try:
                 self._message = self._kind.FromString(self.data)
@@ -53,12 +53,12 @@ class Packed(Generic[MessageT]):
 
     @property
     def size_bytes(self) -> int:
-        """How large it is as bytes."""
+        """The size of the serialized message."""
         return len(self.data)  # the message's ByteSize would serialize it, too, and keep nothing
 
     @property
     def task(self) -> str | None:
-        """The task that it is for; None where it holds none that this release knows. Raises InvalidInput."""
+        """The task of the message; None if this release does not know it. Raises InvalidInput."""
         if self._task is None:
             self._task = (self._message is None and _only_task(self.data)) or self.message.WhichOneof("task")
         return self._task
@@ -80,7 +80,7 @@ class TensorSets:
     __slots__ = ("_arrays", "_data")
 
     def __init__(self, *, arrays: Sequence[Arrays] | None = None, data: Sequence[bytes] | None = None) -> None:
-        """Of one of the two forms; `data` are serialized messages TensorSet."""
+        """Takes one of the two forms. `data` are serialized TensorSet messages."""
         self._arrays = arrays
         self._data = data
 
@@ -90,7 +90,7 @@ class TensorSets:
 
     @property
     def arrays(self) -> Sequence[Arrays]:
-        """The named arrays of each sequence. Raises InvalidInput for bytes that are none."""
+        """The named arrays of each sequence. Raises InvalidInput for bytes that cannot be parsed."""
         if self._arrays is None:
             try:
                 self._arrays = [to_arrays(TensorSet.FromString(data)) for data in self._data or ()]
@@ -107,7 +107,7 @@ class TensorSets:
 
     @property
     def size_bytes(self) -> int:
-        """How large they are, names and shapes apart where they are arrays."""
+        """The size of the serialized messages. For arrays it leaves out names and shapes."""
         if self._data is not None:
             return sum(map(len, self._data))
         return sum([array.nbytes for arrays in self._arrays or () for array in arrays.values()])
@@ -126,7 +126,10 @@ def _only_task(data: bytes) -> str | None:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """The number at a position and where it ends; 0 where the bytes end before (https://protobuf.dev/programming-guides/encoding/)."""
+    """The number at a position and where it ends; 0 if the bytes end before it does.
+
+    See https://protobuf.dev/programming-guides/encoding/.
+    """
     number = shift = 0
     for byte in data[position : position + 10]:
         number |= (byte & 0x7F) << shift

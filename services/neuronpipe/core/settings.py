@@ -1,8 +1,8 @@
-"""Settings, each from the command line or from the environment, read once in cli.
+"""Reads settings from the command line and the environment, once, for cli.
 
 A setting `max_batch_size` of the service `neuron-executor` is `--max-batch-size` on the command line, which takes
 precedence, or `NEURONPIPE_NEURON_EXECUTOR_MAX_BATCH_SIZE` in the environment. A variable with the prefix that is not a
-setting is an error, since it is most often a typing error. Each service has its settings in its own settings.py.
+setting is an error, because it is most often a typing error. Each service has its settings in its own settings.py.
 """
 
 import os
@@ -20,7 +20,7 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 class Settings(BaseSettings):
     """The base of all settings."""
 
-    # Set on all base classes alike: of several, pydantic takes the value of the last one, even a default.
+    # Set on all base classes: of several values, pydantic takes that of the last class, even a default.
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_ignore_empty=True)
 
 
@@ -34,10 +34,18 @@ def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
     try:
         return kind(**given)
     except ValidationError as error:
-        problems = [f"{variable_name(kind, str(problem['loc'][0]))}: {problem['msg']}" for problem in error.errors()]
+        problems = [
+            ": ".join([*(variable_name(kind, str(field)) for field in problem["loc"][:1]), problem["msg"]])
+            for problem in error.errors()
+        ]
         raise SetupError("; ".join(problems)) from error
 
 
 def variable_name(kind: type[Settings], field: str) -> str:
     """The environment variable of a setting."""
     return f"{kind.model_config.get('env_prefix')}{field}".upper()
+
+
+def option_name(field: str) -> str:
+    """The command line option of a setting."""
+    return f"--{field.replace('_', '-')}"

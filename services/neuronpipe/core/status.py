@@ -1,4 +1,4 @@
-"""Converts errors to google.rpc.Status and back. In this form they cross process borders, alone or inside a batch."""
+"""Converts errors to google.rpc.Status and back. Errors cross process borders in this form, alone or inside a batch."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -18,6 +18,7 @@ from neuronpipe.core.errors import (
     ModelNotFound,
     NeuronpipeError,
     Overloaded,
+    Unauthenticated,
     Unavailable,
     WrongTask,
 )
@@ -27,6 +28,7 @@ DOMAIN = "neuronpipe"
 DetailT = TypeVar("DetailT", bound=Message)
 
 CODES: dict[type[NeuronpipeError], int] = {
+    Unauthenticated: code_pb2.UNAUTHENTICATED,
     InvalidInput: code_pb2.INVALID_ARGUMENT,
     ModelNotFound: code_pb2.NOT_FOUND,
     WrongTask: code_pb2.FAILED_PRECONDITION,

@@ -15,7 +15,7 @@ Outcome: TypeAlias = tuple[int, Any]
 class StageResponse:
     """One message of a stage's process.
 
-    `kept_item_ids`: the items that a draining process still works on. `models`: the models that it has, if they have
+    `kept_item_ids`: the items that a draining process still works on. `models`: the models of the process, if they have
     changed.
     """
 
@@ -35,7 +35,9 @@ class Stream(Protocol):
     def retired(self) -> asyncio.Event:
         """Set when the process gets no new items."""
 
-    async def send(self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int], size_bytes: int) -> Sequence[Outcome]:
+    async def send(
+        self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int], size_bytes: int
+    ) -> Sequence[Outcome]:
         """Sends items by their numbers. Returns the errors of those that cannot be sent. `size_bytes`: of all items."""
 
     async def receive(self) -> StageResponse:
@@ -43,11 +45,11 @@ class Stream(Protocol):
 
 
 class AnnouncedModels(Protocol):
-    """The models that a stage's process tells gateways of; see bundles/served.py."""
+    """The models that a stage's process announces to gateways; see bundles/served.py."""
 
     @property
     def keys(self) -> frozenset[ModelKey]:
-        """Those that are ready."""
+        """The models that are ready."""
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Calls `changed` after each change; the function that is returned ends that."""
+        """Calls `changed` after each change, until the returned function is called."""

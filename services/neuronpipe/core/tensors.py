@@ -1,4 +1,4 @@
-"""Arrays as messages and back: the one converter between NumPy and the wire."""
+"""Converts NumPy arrays to tensor messages and back."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ _DATA_TYPES = {dtype: data_type for data_type, dtype in _DTYPES.items()}
 
 
 def to_tensor_set(arrays: Arrays) -> TensorSet:
-    """The arrays as a message. A dtype that the wire does not have raises KeyError: a fault of our own code."""
+    """The arrays as a message. Raises KeyError for a data type that the message does not have, which is a bug."""
     message = TensorSet()
     for name, array in arrays.items():  # in place: a message that is handed to a constructor is copied
         message.tensors.add(name=name, data_type=_DATA_TYPES[array.dtype], shape=array.shape, data=array.tobytes())
@@ -35,7 +35,10 @@ def to_tensor_set(arrays: Arrays) -> TensorSet:
 
 
 def to_arrays(message: TensorSet) -> dict[str, Array]:
-    """The message's arrays, read-only views on its bytes. A tensor whose bytes do not fill its shape raises InvalidInput."""
+    """The message's arrays, as read-only views on its bytes.
+
+    Raises InvalidInput if the bytes of a tensor do not fill its shape.
+    """
     return {tensor.name: _to_array(tensor) for tensor in message.tensors}
 
 
@@ -51,4 +54,6 @@ def _to_array(tensor: Tensor) -> Array:
     try:
         return np.frombuffer(data, dtype=dtype).reshape(shape)
     except ValueError as error:  # too many dimensions, or an empty array with giant ones
-        raise InvalidInput(f"tensor {tensor.name}", f"no array can have its shape of {len(shape)} dimensions") from error
+        raise InvalidInput(
+            f"tensor {tensor.name}", f"no array can have its shape of {len(shape)} dimensions"
+        ) from error

@@ -15,7 +15,15 @@ from typing import Literal, TypeAlias
 
 from google.rpc.code_pb2 import Code
 
-from neuronpipe.core.errors import Cancelled, DeadlineExceeded, InvalidInput, ModelNotFound, NeuronpipeError, Overloaded, WrongTask
+from neuronpipe.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelNotFound,
+    NeuronpipeError,
+    Overloaded,
+    WrongTask,
+)
 from neuronpipe.core.names import Attributes, Events
 from neuronpipe.core.status import CODES
 
@@ -156,7 +164,7 @@ class Tracer:
         return SpanContext(trace_id, _new_id(64), True, parent.tracestate if parent else "")
 
     def unsampled(self, parent: SpanContext | None) -> SpanContext | None:
-        """The trace context that is passed on for a request that is not sampled: the stages record nothing either.
+        """The trace context that is passed on for a request that is not sampled, so that stages record nothing either.
 
         A process without tracing passes the caller's context on unchanged.
         """

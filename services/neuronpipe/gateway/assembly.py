@@ -1,4 +1,4 @@
-"""What a gateway's doors call, over stages that are near or far."""
+"""Assembles the parts of a gateway that all of its doors use, over local or remote stages."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,11 +13,12 @@ from neuronpipe.gateway.models import open_gateway_models
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.results import kept_results, running_result_cache
 from neuronpipe.gateway.settings import PipelineSettings, ResultCacheSettings
+from neuronpipe.gateway.tenants.tenants import Tenants
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """What every door gets: one pipeline for all, and what is served."""
+    """The parts that every door gets: one pipeline for all, and the served models."""
 
     pipeline: Pipeline
     catalog: Catalog
@@ -25,9 +26,14 @@ class Gateway:
 
 @asynccontextmanager
 async def running_gateway(
-    bundles: list[Bundle], stages: Stages, settings: PipelineSettings, results: ResultCacheSettings, telemetry: Telemetry
+    bundles: list[Bundle],
+    stages: Stages,
+    settings: PipelineSettings,
+    results: ResultCacheSettings,
+    telemetry: Telemetry,
+    tenants: Tenants | None = None,
 ) -> AsyncIterator[Gateway]:
-    """The gateway of these models. Raises SetupError."""
+    """The gateway of these models. `tenants`: None where callers have no names. Raises SetupError."""
     keeps_results = kept_results(bundles, results)
     async with AsyncExitStack() as stack:
         cache = None
@@ -35,4 +41,4 @@ async def running_gateway(
             cache = await stack.enter_async_context(running_result_cache(results, telemetry))
         models = open_gateway_models(telemetry.meters, keeps_results)
         await stack.enter_async_context(running_models(models, bundles))
-        yield Gateway(Pipeline(models, stages, settings, telemetry, cache), Catalog(models))
+        yield Gateway(Pipeline(models, stages, settings, telemetry, cache, tenants), Catalog(models, tenants))

@@ -2,42 +2,52 @@
 
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, GetModelResponse, ListModelsResponse, Model
 from neuronpipe.bundles.repository import Bundle
+from neuronpipe.bundles.served import ServedModel
+from neuronpipe.core.callers import current_caller
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.model import ModelSpec
-from neuronpipe.gateway.models import GatewayModels
+from neuronpipe.core.model import ModelSpec, ModelTable
+from neuronpipe.gateway.models import GatewayModel, GatewayModels
+from neuronpipe.gateway.tenants.tenants import Tenants
 
 
 class Catalog:
-    """Answers ModelService's questions."""
+    """Answers ModelService's questions, by what the caller whom the running task answers may use."""
 
-    def __init__(self, models: GatewayModels) -> None:
+    def __init__(self, models: GatewayModels, tenants: Tenants | None = None) -> None:
         self._models = models
+        self._tenants = tenants
+
+    @property
+    def served(self) -> ModelTable[ServedModel[GatewayModel]]:
+        """The models that the caller may use; the same table for the same models."""
+        table = self._models.table
+        return self._tenants.table_of(current_caller(), table) if self._tenants else table
 
     def list_models(self) -> ListModelsResponse:
         """Every version of every model."""
-        return ListModelsResponse(models=[self._describe(model.bundle) for model in self._models.table])
+        return ListModelsResponse(models=[self._describe(model.bundle) for model in self.served])
 
     def get_model(self, request: GetModelRequest) -> GetModelResponse:
         """One model. Raises ModelNotFound and InvalidInput."""
         if not request.name:
             raise InvalidInput("name", "is empty")
-        return GetModelResponse(model=self._describe(self._models.table.find(request.name, request.version).bundle))
+        return GetModelResponse(model=self._describe(self.served.find(request.name, request.version).bundle))
 
-    def spec(self, name: str) -> ModelSpec:
-        """The newest version of a model. Raises ModelNotFound and InvalidInput."""
-        return self._models.table.find(name, "").bundle.spec
+    def spec(self, name: str, version: str = "") -> ModelSpec:
+        """A version of a model, or the newest. Raises ModelNotFound and InvalidInput."""
+        return self.served.find(name, version).bundle.spec
 
     def names(self, task: str = "") -> list[str]:
         """The models that have a task, or all of them."""
-        specs = (model.bundle.spec for model in self._models.table)
-        return list(dict.fromkeys(spec.name for spec in specs if not task or task in spec.tasks))
+        specs = (model.bundle.spec for model in self.served)
+        return list(dict.fromkeys(spec.name for spec in specs if not task or spec.answers(task)))
 
     def _describe(self, bundle: Bundle) -> Model:
         spec, artifacts = bundle.spec, bundle.manifest.artifacts
         return Model(
             name=spec.name,
             version=str(spec.version),
-            is_default=self._models.table.is_newest(*bundle.key),
+            is_default=self.served.is_newest(*bundle.key),
             task=spec.task,
             tasks=spec.tasks,
             labels=spec.labels,

@@ -1,9 +1,9 @@
-"""Items of many requests to the processes of one stage, together.
+"""Sends the items of many requests together to the processes of one stage.
 
-Items wait in one queue. Each process of the stage (an endpoint) has a stream, which takes from the queue whenever the endpoint has
-answered its last message. So nothing waits while an endpoint is free, messages grow with the load by themselves, and an endpoint that
-is slow, stuck or gone takes nothing away from the others. An item goes only to endpoints that have its model. Items that an endpoint
-dies with are sent to another, as stages are pure functions. Knows no transport.
+Items wait in one queue. Each process of the stage (an endpoint) has a stream, which takes from the queue whenever the
+endpoint has answered its last message. So no item waits while an endpoint is free, messages grow with the load, and an
+endpoint that is slow, stuck or gone does not affect the others. An item is sent only to endpoints that have its model.
+If an endpoint dies, its items are sent to another, because stages are pure functions. Knows no transport.
 """
 
 import asyncio
@@ -23,34 +23,44 @@ from neuronpipe.core.streams import Stream
 from neuronpipe.core.tracing import Event, current_span
 from neuronpipe.gateway.stage_queue import QueuedItem, StageQueue
 
-# An endpoint answers within a millisecond (stages.proto); one that does not within this time is stuck.
+# An endpoint answers within a millisecond (stages.proto). Without an answer in this time it is stuck.
 _STUCK_AFTER_S = 10.0
-# So many endpoints died with an item: it is thought to be the reason, and fails.
+# The number of checks of an endpoint within that time. A timer for each message would cost more than sending it.
+_LOOKS = 10
+# If this many endpoints died with an item, it is considered the reason, and fails.
 _MAX_LOSSES = 3
-# How long an endpoint that is retired may take over what it has. Then it is thought to be gone, and its items go to another.
+# The time in which a retired endpoint may finish its items. Then it is considered gone, and its items go to another.
 _RETIRED_LIMIT_S = 60.0
-# In one message, so that they alone never fill it.
+# The limit for abandoned ids in one message, so that they alone never fill it.
 _MAX_ABANDONED = 128
 
 
 class Coalescer:
-    """One stage behind all of its endpoints. The instance is the stage function; `serve` gives it an endpoint."""
+    """One stage with all of its endpoints. The instance is the stage function; `serve` adds an endpoint."""
 
-    def __init__(self, service: str, report: Callable[[bool], Awaitable[None]], retried: metrics.Counter | None = None) -> None:
-        """`report` is told when the first endpoint comes and when the last one goes; `retried` counts items that are sent again."""
+    def __init__(
+        self, service: str, report: Callable[[bool], Awaitable[None]], retried: metrics.Counter | None = None
+    ) -> None:
+        """`report` is called when the first endpoint comes and when the last one goes.
+
+        `retried` counts items that are sent again.
+        """
         self.service = service
         self._retried = retried or metrics.Counter()
         self._report = report
         self._queue = StageQueue()
         self._endpoints: set[_Endpoint] = set()
-        # How many endpoints say that they have a model, and how many say nothing.
+        # The number of endpoints that announce a model, and the number that announce nothing.
         self._holders: Counter[ModelKey] = Counter()
         self._holders_of_any = 0
         self._item_ids = itertools.count(1)
         self._is_reported = False
 
     async def __call__(self, item: StageItem) -> Any:
-        """The item's value. Raises the errors that the stage does, and Unavailable. Whoever leaves (cancel) takes the item along."""
+        """The item's value. If the caller cancels, the item is cancelled, too.
+
+        Raises the errors of the stage, and Unavailable.
+        """
         if not self._holders_of(item.model):
             raise self._unavailable(item.model)
         queued = QueuedItem(next(self._item_ids), item)
@@ -70,7 +80,7 @@ class Coalescer:
         return outcome
 
     async def serve(self, stream: Stream) -> None:
-        """Sends items over the stream until it is lost. Then whoever waits for one of its outcomes is served by another."""
+        """Sends items over the stream until it is lost. Then another endpoint gets the items without an outcome."""
         endpoint = _Endpoint(self, stream)
         self._endpoints.add(endpoint)
         self.recount()
@@ -85,7 +95,7 @@ class Coalescer:
             await self.retire(endpoint, left)
 
     async def retire(self, endpoint: "_Endpoint", unread: Iterable[QueuedItem]) -> None:
-        """Gives an endpoint nothing more to do; what it has not read is sent elsewhere."""
+        """Gives an endpoint no more items. Those that it has not read are sent elsewhere."""
         self._endpoints.discard(endpoint)
         returned = []
         for queued in unread:
@@ -99,7 +109,7 @@ class Coalescer:
         await self._report_change()
 
     def recount(self) -> None:
-        """Looks again which endpoint has which model. Whoever waits for a model that none has any more fails."""
+        """Updates which endpoint has which model. Items for a model that no endpoint has any more fail."""
         self._holders = Counter(model for endpoint in self._endpoints for model in endpoint.models or ())
         self._holders_of_any = sum(endpoint.models is None for endpoint in self._endpoints)
         for queued in list(self._queue):
@@ -109,9 +119,11 @@ class Coalescer:
         self._wake_one()
 
     def take(self, endpoint: "_Endpoint") -> list[QueuedItem]:
-        """An endpoint's share of what waits for its models and is still wanted."""
+        """An endpoint's share of the waiting items for its models. Items whose callers left are dropped."""
         waiting = self._queue.cost_tokens.items()
-        share_tokens = sum(-(-tokens // self._holders_of(model)) for model, tokens in waiting if endpoint.has_model(model))
+        share_tokens = sum(
+            -(-tokens // self._holders_of(model)) for model, tokens in waiting if endpoint.has_model(model)
+        )
         taken = self._queue.take(endpoint.has_model, share_tokens, takes_suspects=self._takes_suspects(endpoint))
         for queued in taken:
             if queued.is_returned:
@@ -122,7 +134,7 @@ class Coalescer:
         return taken
 
     def _takes_suspects(self, endpoint: "_Endpoint") -> bool:
-        # Hardly ever is there a suspect, and to look through what an endpoint works on takes time for each item.
+        # There is hardly ever a suspect, and a search of an endpoint's items takes time for each item.
         return self._queue.has_suspects and not endpoint.has_suspect
 
     async def _report_change(self) -> None:
@@ -142,7 +154,7 @@ class Coalescer:
         return Unavailable(f"the {self.service} service cannot be reached")
 
     def _wake_one(self) -> None:
-        """Lets the endpoint with the least to do take from the queue, of those that can."""
+        """Wakes the endpoint with the least work, of those that can take from the queue."""
         least: _Endpoint | None = None
         for endpoint in self._endpoints:
             if (
@@ -156,33 +168,35 @@ class Coalescer:
 
 
 class _Endpoint:
-    """One endpoint's stream."""
+    """The stream of one endpoint."""
 
     def __init__(self, coalescer: Coalescer, stream: Stream) -> None:
         self.models = stream.models
-        # What it works on counts as so much.
+        # The cost of its items in flight.
         self.cost_tokens = 0
         self._coalescer = coalescer
         self._stream = stream
         self._in_flight: dict[int, QueuedItem] = {}
         self._abandoned: list[int] = []
         self._is_answered = asyncio.Event()
-        # Whether it waits for something to send, which sets the event.
+        # When the message was sent that it has not answered yet.
+        self._sent_s: float | None = None
+        # Whether it waits for items to send. New items set the event.
         self.is_free = False
         self._is_woken = asyncio.Event()
         self._is_retired = False
 
     @property
     def has_suspect(self) -> bool:
-        """Whether it works on an item that endpoints died with."""
+        """Whether it works on an item with which endpoints died."""
         return any(queued.is_suspect for queued in self._in_flight.values())
 
     def has_model(self, model: ModelKey) -> bool:
-        """Whether it takes items for a model."""
+        """Whether it accepts items for a model."""
         return self.models is None or model in self.models
 
     def wake(self) -> None:
-        """Lets it look for something to send."""
+        """Makes it check for items to send."""
         self.is_free = False
         self._is_woken.set()
 
@@ -193,12 +207,18 @@ class _Endpoint:
             self.wake()
 
     def give_up(self, kept_item_ids: Collection[int] = ()) -> list[QueuedItem]:
-        """What it works on, but for what it keeps; from now on that is no longer its."""
-        return [queued for item_id in list(self._in_flight) if item_id not in kept_item_ids and (queued := self._pop(item_id))]
+        """Returns the items that it works on, except those that it keeps. From now on it does not own them."""
+        return [
+            queued
+            for item_id in list(self._in_flight)
+            if item_id not in kept_item_ids and (queued := self._pop(item_id))
+        ]
 
     async def run(self) -> None:
-        """Until the stream is lost, or the endpoint is retired and has nothing more to do."""
-        receiving, _, retiring = tasks = [asyncio.create_task(work()) for work in (self._receive, self._send, self._retire)]
+        """Runs until the stream is lost, or the endpoint is retired and has no more items."""
+        receiving, retiring, *_ = tasks = [
+            asyncio.create_task(work()) for work in (self._receive, self._retire, self._send, self._watch)
+        ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._is_retired:
@@ -209,7 +229,12 @@ class _Endpoint:
             results = await asyncio.gather(*tasks, return_exceptions=True)
         for result in results:
             if isinstance(result, TimeoutError) and not self._is_retired:
-                log_warning("a stage's process is stuck", stage=self._coalescer.service, limit_s=_STUCK_AFTER_S, items=len(self._in_flight))
+                log_warning(
+                    "a stage's process is stuck",
+                    stage=self._coalescer.service,
+                    limit_s=_STUCK_AFTER_S,
+                    items=len(self._in_flight),
+                )
             elif isinstance(result, Exception) and not isinstance(result, Unavailable | TimeoutError):
                 raise result
 
@@ -227,13 +252,23 @@ class _Endpoint:
                 self._in_flight[queued.item_id] = queued
                 self.cost_tokens += queued.cost_tokens
             self._is_answered.clear()
-            async with asyncio.timeout(_STUCK_AFTER_S):  # sending, too, waits once the endpoint reads no more
-                size_bytes = sum(queued.size_bytes for queued in taken)
-                refused = await self._stream.send([(queued.item_id, queued.item) for queued in taken], abandoned, size_bytes)
-                for item_id, error in refused:
-                    self._end(item_id, error)
-                if len(refused) < len(taken):
-                    await self._is_answered.wait()
+            self._sent_s = time.monotonic()
+            size_bytes = sum(queued.size_bytes for queued in taken)
+            refused = await self._stream.send(
+                [(queued.item_id, queued.item) for queued in taken], abandoned, size_bytes
+            )
+            for item_id, error in refused:
+                self._end(item_id, error)
+            if len(refused) < len(taken):
+                await self._is_answered.wait()
+            self._sent_s = None
+
+    async def _watch(self) -> None:
+        """Raises TimeoutError once the endpoint is stuck. If it reads no more, sending is blocked, too."""
+        while True:
+            await asyncio.sleep(_STUCK_AFTER_S / _LOOKS)
+            if self._sent_s is not None and time.monotonic() >= self._sent_s + _STUCK_AFTER_S:
+                raise TimeoutError
 
     async def _receive(self) -> None:
         while True:
@@ -249,7 +284,7 @@ class _Endpoint:
             self._is_answered.set()
 
     async def _retire(self) -> None:
-        """Once its address is gone: lets it end what it has."""
+        """Retires the endpoint once its address is gone: it finishes its items and gets no more."""
         await self._stream.retired.wait()
         self._is_retired = True
         await self._coalescer.retire(self, ())

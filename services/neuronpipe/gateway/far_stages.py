@@ -1,27 +1,34 @@
 """The stages of a gateway in other processes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
 from neuronpipe.core.background import run_beside
-from neuronpipe.core.items import Stages
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.coalescing import Coalescer
-from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.rpc.endpoints import follow_endpoints
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE
+from neuronpipe.tls.files import WatchedTls
 
 # How long the first requests wait for the gateway's connections; a stage that is there takes milliseconds.
 _CONNECT_LIMIT_S = 1.0
+_RPCS = {rpc.service_name: rpc for rpc in (TOKENIZE, EXECUTE, POSTPROCESS)}
 
 
 @asynccontextmanager
-async def running_far_stages(settings: GatewaySettings, meters: Meters, report: Callable[[str, bool], None]) -> AsyncIterator[Stages]:
-    """The stages behind the settings' targets. `report` is told of each whether it can be reached, at first and when that changes."""
+async def running_far_stages(
+    targets: Mapping[str, str],
+    meters: Meters,
+    report: Callable[[str, bool], None],
+    tls: WatchedTls | None = None,
+) -> AsyncIterator[Mapping[str, Coalescer]]:
+    """The stages behind targets, by their services' names. `report` is told of each whether it can be reached, at first
+    and when that changes. `tls`: of the connections to hosts; unix sockets have none.
+    """
     reached: set[str] = set()
     complete, ending = asyncio.Event(), asyncio.Event()
 
@@ -36,19 +43,19 @@ async def running_far_stages(settings: GatewaySettings, meters: Meters, report: 
 
     coalescers = {
         service: Coalescer(service, partial(note, service), meters.counter(Metrics.RETRIED, service))
-        for service in ("tokenizer", "neuron-executor", "postprocessor")
+        for service in targets
     }
     for service in coalescers:
         report(service, False)
-    tokenize, execute, postprocess = coalescers.values()
     async with run_beside(
-        follow_endpoints(TOKENIZE, settings.tokenizer_target, tokenize.serve),
-        follow_endpoints(EXECUTE, settings.executor_target, execute.serve),
-        follow_endpoints(POSTPROCESS, settings.postprocessor_target, postprocess.serve),
+        *(
+            follow_endpoints(_RPCS[service], target, coalescers[service].serve, tls)
+            for service, target in targets.items()
+        )
     ):
         try:
             await asyncio.wait_for(complete.wait(), _CONNECT_LIMIT_S)
         except TimeoutError:  # a stage that is down must not keep the others' models from being listed
             log_warning("stages not reached yet", stages=sorted(coalescers.keys() - reached))
-        yield Stages(tokenize, execute, postprocess)
+        yield coalescers
         ending.set()

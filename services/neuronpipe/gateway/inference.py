@@ -1,4 +1,4 @@
-"""What doors hand to the pipeline, and what they get."""
+"""The requests that doors pass to the pipeline, and its results."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -7,19 +7,23 @@ from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import NeuronpipeError
-from neuronpipe.core.items import ModelKey
-from neuronpipe.core.packed import Packed
+from neuronpipe.core.items import EncodedInput, ModelKey
+from neuronpipe.core.packed import Packed, TensorSets
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """One input for one model, in a caller's words: without a version the newest one answers."""
+    """One input for one model, in a caller's words: without a version the newest one answers.
+
+    `encoded`: what the model itself takes, of a caller who tokenized; in place of `input`.
+    """
 
     call: Call
     model: str
     version: str
     input: Packed[TaskInput]
     cache_control: "CacheControl.ValueType" = CacheControl.CACHE_CONTROL_UNSPECIFIED
+    encoded: EncodedInput | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class StageTimings:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request used (inference.proto)."""
+    """The tokens, batches and caches of a request (inference.proto)."""
 
     tokens: int = 0
     truncated_tokens: int = 0
@@ -45,6 +49,16 @@ class Usage:
     token_cache: "CacheOutcome.ValueType" = CacheOutcome.CACHE_OUTCOME_UNSPECIFIED
     padded_tokens: int = 0
     result_cache: "CacheOutcome.ValueType" = CacheOutcome.CACHE_OUTCOME_UNSPECIFIED
+
+
+class RawResult(Packed[TaskResult]):
+    """The model's own outputs, of a request that was `encoded`: a set for each sequence, and no task's result."""
+
+    __slots__ = ("outputs",)
+
+    def __init__(self, outputs: TensorSets) -> None:
+        super().__init__(TaskResult, message=TaskResult())
+        self.outputs = outputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the gateway tells an overload by, so that it can refuse a request before it reads it."""
+"""Detects overload, so that the gateway can refuse a request before it reads it."""
 
 import math
 import time
@@ -7,31 +7,31 @@ from neuronpipe.core.errors import DeadlineExceeded
 
 # The time over which the drain rate is an average, in seconds.
 _RATE_WINDOW_S = 2.0
-# An overload is over when for so long no request was late or refused.
+# An overload ends when no request was late or refused for this time.
 _OVERLOAD_S = 1.0
-# Fewer requests inside say nothing of a load.
+# With fewer requests in flight, there is no overload.
 _MIN_REQUESTS = 16
-# The weight of the newest answer in what answers take.
+# The weight of the newest response in the estimate of response times.
 _ANSWER_WEIGHT = 0.05
-# A request with less than this share of the usual time left has spent most of it in the network, or in gRPC.
+# If less than this share of its usual time is left, a request has spent most of it in the network or in gRPC.
 _LEAST_SHARE_LEFT = 0.5
 
 
 class DrainRate:
-    """How many requests and tokens drain in a second, older ones fading."""
+    """The rate at which requests and tokens drain, with older ones decaying."""
 
     def __init__(self) -> None:
         self._requests = self._tokens = 0.0
         self._at_s = time.monotonic()
 
     def add(self, requests: int, tokens: int) -> None:
-        """So much has left the gate."""
+        """Adds requests and tokens that have left."""
         self._fade()
         self._requests += requests
         self._tokens += tokens
 
     def seconds(self, requests: int, tokens: int) -> float:
-        """How long so much takes to drain; infinite while nothing does."""
+        """The time in which this many requests and tokens drain; infinite while nothing drains."""
         self._fade()
         return max(_seconds(requests, self._requests), _seconds(tokens, self._tokens))
 
@@ -44,25 +44,31 @@ class DrainRate:
 
 
 class LoadShedding:
-    """Refuses requests that would be late. Does nothing before one was late."""
+    """Refuses requests that would be late. It does nothing before the first late request."""
 
     def __init__(self, drained: DrainRate) -> None:
         self._drained = drained
         self._overloaded_until_s = 0.0
         self._answer_s = 0.0
 
+    @property
+    def is_active(self) -> bool:
+        """Whether a request was late or refused of late."""
+        return time.monotonic() < self._overloaded_until_s
+
     def note_late(self) -> None:
-        """A request inside has passed its deadline, or is sure to."""
+        """Records that a request in flight has passed its deadline, or will."""
         self._overloaded_until_s = time.monotonic() + _OVERLOAD_S
 
     def note_answer(self, seconds: float) -> None:
-        """A request was answered so long after it was let in."""
+        """Records how long a request took to answer after its admission."""
         self._answer_s += _ANSWER_WEIGHT * (seconds - self._answer_s)
 
     def excess_requests(self, inside: int, remaining_s: float | None) -> int:
-        """How many of the requests inside must leave before one more can be answered in time; 0 where it may come in.
+        """The number of requests in flight that must leave before one more can be answered in time; 0 if it fits.
 
-        `remaining_s`: what is left of its deadline; None for none. Raises DeadlineExceeded where an answer would take longer in any case.
+        `remaining_s`: the time until its deadline; None for none. Raises DeadlineExceeded if a response would take
+        longer in any case.
         """
         now_s = time.monotonic()
         if remaining_s is None or now_s >= self._overloaded_until_s:

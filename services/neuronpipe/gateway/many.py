@@ -1,37 +1,73 @@
-"""Many requests of one call: a batch, whose answers come together, and a stream, whose answers come as they are ready."""
+"""Runs many requests of one call: a batch with one response, or a stream of responses as they are ready."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.names import Name, Spans
-from neuronpipe.gateway.inference import InferenceOutcome, InferenceRequest
+from neuronpipe.gateway.inference import InferenceOutcome, InferenceRequest, InferenceResult
 from neuronpipe.gateway.pipeline import Pipeline
+
+RequestT = TypeVar("RequestT")
+AnswerT = TypeVar("AnswerT")
 
 
 async def infer_batch(
     pipeline: Pipeline, call: Call, make_requests: Callable[[Call], Sequence[InferenceRequest]]
 ) -> list[InferenceOutcome]:
-    """Runs many inputs side by side; each succeeds or fails alone. `make_requests` makes them of the call that they share."""
+    """Runs many inputs concurrently; each succeeds or fails alone.
+
+    `make_requests` makes the requests from the call that they share.
+    """
     with pipeline.observe_together(call) as shared:
         return await asyncio.gather(*(_outcome(pipeline, request, Spans.REQUEST) for request in make_requests(shared)))
+
+
+async def infer_together(
+    pipeline: Pipeline, call: Call, infer: Sequence[Callable[[Call], Coroutine[Any, Any, InferenceResult]]], span: Name
+) -> list[InferenceResult]:
+    """Runs inputs side by side, of which all must succeed: the first error ends the rest, and is raised. `infer`: what
+    runs each of them, with the call that they share.
+    """
+    with pipeline.observe_together(call, span) as shared:
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(one(shared)) for one in infer]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+    return [task.result() for task in running]
 
 
 async def infer_stream(
     pipeline: Pipeline, requests: AsyncIterable[InferenceRequest], max_in_flight: int
 ) -> AsyncIterator[tuple[str, InferenceOutcome]]:
-    """Runs inputs as they arrive, `max_in_flight` at once, and yields ids and answers as they are ready. Raises what `requests` raises."""
-    answers: asyncio.Queue[tuple[str, InferenceOutcome] | None] = asyncio.Queue()
+    """Runs inputs as they arrive, `max_in_flight` at once, and yields ids and outcomes as they are ready.
+
+    Raises what `requests` raises.
+    """
+
+    async def answer(request: InferenceRequest) -> tuple[str, InferenceOutcome]:
+        if not request.call.request_id:
+            return "", InvalidInput("request_id", "is required on a stream")
+        return request.call.request_id, await _outcome(pipeline, request, Spans.INFER_STREAM)
+
+    async for ready in answer_stream(requests, answer, max_in_flight):
+        yield ready
+
+
+async def answer_stream(
+    requests: AsyncIterable[RequestT], answer: Callable[[RequestT], Awaitable[AnswerT]], max_in_flight: int
+) -> AsyncIterator[AnswerT]:
+    """Answers requests as they arrive, `max_in_flight` at once, and yields answers as they are ready. `answer` raises
+    nothing. Raises what `requests` raises.
+    """
+    answers: asyncio.Queue[tuple[AnswerT] | None] = asyncio.Queue()
     free_places = asyncio.Semaphore(max_in_flight)
 
-    async def answer(request: InferenceRequest) -> None:
-        request_id = request.call.request_id
-        if request_id:
-            outcome = await _outcome(pipeline, request, Spans.INFER_STREAM)
-        else:
-            outcome = InvalidInput("request_id", "is required on a stream")
-        answers.put_nowait((request_id, outcome))
+    async def put(request: RequestT) -> None:
+        answers.put_nowait((await answer(request),))
 
     async def read() -> None:
         ended_by: NeuronpipeError | None = None
@@ -39,7 +75,7 @@ async def infer_stream(
             try:
                 async for request in requests:
                     await free_places.acquire()
-                    running.create_task(answer(request))
+                    running.create_task(put(request))
             except NeuronpipeError as error:  # what was read before still gets its answers
                 ended_by = error
         if ended_by:
@@ -49,13 +85,44 @@ async def infer_stream(
     reading.add_done_callback(lambda task: answers.put_nowait(None))
     try:
         while (ready := await answers.get()) is not None:
-            # A place is free again once the caller took the answer, so that one who does not read cannot pile answers up here.
-            yield ready
+            # A place is free again once the caller took the answer, so that one who does not read cannot pile answers
+            # up here.
+            yield ready[0]
             free_places.release()
         await reading
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
+
+
+async def answer_in_order(
+    requests: AsyncIterable[RequestT], answer: Callable[[RequestT], Awaitable[AnswerT]], max_in_flight: int
+) -> AsyncIterator[AnswerT]:
+    """Answers requests as they arrive, `max_in_flight` at once, and yields the answers in the order of the requests.
+    The first error ends it. Raises what `requests` and `answer` raise.
+    """
+    running: asyncio.Queue[asyncio.Future[AnswerT] | None] = asyncio.Queue()
+    free_places = asyncio.Semaphore(max_in_flight)
+
+    async def read() -> None:
+        async for request in requests:
+            await free_places.acquire()
+            running.put_nowait(asyncio.ensure_future(answer(request)))
+
+    reading = asyncio.create_task(read())
+    reading.add_done_callback(lambda task: running.put_nowait(None))
+    try:
+        while (next_one := await running.get()) is not None:
+            yield await next_one
+            free_places.release()  # as the caller took the answer
+        await reading
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        left = [one for one in (running.get_nowait() for _ in range(running.qsize())) if one]
+        for one in left:
+            one.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 async def _outcome(pipeline: Pipeline, request: InferenceRequest, span: Name) -> InferenceOutcome:

@@ -1,4 +1,4 @@
-"""What a gateway has of each model that it serves."""
+"""The data that a gateway holds for each model that it serves."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ from neuronpipe.gateway.request_observer import ModelMeters
 
 @dataclass(frozen=True, slots=True)
 class GatewayModel:
-    """One version of a model. `digest`: of its bundle, where its results are cached; else empty."""
+    """One version of a model. `digest`: that of its bundle if its results are cached; otherwise empty."""
 
     key: ModelKey
     spec: ModelSpec

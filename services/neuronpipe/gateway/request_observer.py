@@ -1,4 +1,4 @@
-"""What the gateway notes of a request. Its timings, its spans and the histograms are made of the same readings of one clock."""
+"""Records a request's timings, spans and histograms, all from the same readings of one clock."""
 
 import time
 from collections.abc import Iterator
@@ -16,7 +16,11 @@ from neuronpipe.gateway.inference import StageTimings
 _STAGES = (Spans.PREPROCESS, Spans.PREDICT, Spans.POSTPROCESS)
 _HTTP = (Spans.HTTP_REQUEST, Spans.HTTP_BATCH)
 _PARTS = (*_STAGES, Spans.QUEUE, Spans.COMPUTE, UNATTRIBUTED)
-_ENDS: dict[str, Instrument] = {Events.SHED: Metrics.SHED, Events.EXPIRED: Metrics.EXPIRED, Events.CANCELLED: Metrics.CANCELLED}
+_ENDS: dict[str, Instrument] = {
+    Events.SHED: Metrics.SHED,
+    Events.EXPIRED: Metrics.EXPIRED,
+    Events.CANCELLED: Metrics.CANCELLED,
+}
 
 
 class ObservedRequest:
@@ -39,11 +43,11 @@ class ObservedRequest:
         self._prediction: Prediction | None = None
 
     def identify(self, model: ModelKey, meters: "ModelMeters", task: str) -> None:
-        """The model that was found for the request, its metrics and its own task."""
+        """Records the model that was found for the request, its metrics and its own task."""
         self._model, self._meters, self._task = model, meters, task
 
     def enter(self, stage: Name) -> SpanContext | None:
-        """One stage's end and the next one's begin. Returns what the next one's work belongs to in the request's trace, if it has one."""
+        """Ends one stage and begins the next. Returns the span of the next one's work, if the request is traced."""
         if self._stage is not None:
             self._marks.append(time.monotonic_ns())
         self._end_stage(self._marks[-1])
@@ -55,24 +59,24 @@ class ObservedRequest:
         return self._stage_span.context
 
     def encoded(self, encoded: EncodedInput) -> None:
-        """What the first stage returned."""
+        """Records the result of the first stage."""
         self._encoded = encoded
         if self._stage_span:
             self._stage_span.attributes |= attributes_of(encoded)
 
     def predicted(self, prediction: Prediction) -> None:
-        """What the second stage returned."""
+        """Records the result of the second stage."""
         self._prediction = prediction
         if self._stage_span:
             self._stage_span.attributes |= attributes_of(prediction)
 
     def leave(self) -> None:
-        """The last stage's end."""
+        """Ends the last stage."""
         self._marks.append(time.monotonic_ns())
         self._end_stage(self._marks[-1])
 
     def finish(self, result_cache: int) -> StageTimings:
-        """Counts a request whose answer is ready. Returns where its time went."""
+        """Counts a request whose response is ready. Returns its timings."""
         ended_ns = time.monotonic_ns()
         total_ns = ended_ns - self._marks[0]
         root, encoded, prediction = self._root, self._encoded, self._prediction
@@ -95,7 +99,9 @@ class ObservedRequest:
             unattributed_ns = ended_ns - postprocessed_ns
             self._meters.computed(timings, unattributed_ns, encoded, context)
             if root:
-                root.attributes |= attributes_of(encoded) | attributes_of(prediction) | {Attributes.UNATTRIBUTED_NS: unattributed_ns}
+                root.attributes |= (
+                    attributes_of(encoded) | attributes_of(prediction) | {Attributes.UNATTRIBUTED_NS: unattributed_ns}
+                )
         if root:
             self._end(root, ended_ns, None)
         return timings
@@ -118,7 +124,12 @@ class ObservedRequest:
             self._stage_span = None
 
     def _end(self, root: Span, ended_ns: int, error: BaseException | None) -> None:
-        root.attributes |= {Attributes.REQUEST_ID: self._call.request_id, Attributes.PRIORITY: priority_word(self._call.priority)}
+        root.attributes |= {
+            Attributes.REQUEST_ID: self._call.request_id,
+            Attributes.PRIORITY: priority_word(self._call.priority),
+        }
+        if tenant := self._call.caller.tenant:
+            root.attributes[Attributes.TENANT] = tenant
         if self._model:
             name, version = self._model
             root.attributes |= {Attributes.MODEL: name, Attributes.VERSION: str(version), Attributes.TASK: self._task}
@@ -159,7 +170,7 @@ class RequestObserver:
 
     @contextmanager
     def together(self, call: Call, name: Name = Spans.INFER_BATCH) -> Iterator[Call]:
-        """A call of many requests, and its span's name. Yields the call of each of them, which are all sampled or none is."""
+        """Observes a call of many requests as one span. Yields the call for each of them: all are sampled, or none."""
         if not self.tracer.is_on:
             yield call
             return
@@ -184,7 +195,9 @@ class ModelMeters:
         self._meters = meters
         self._labels = (model.name, str(model.version)) if model else ("", "")
         self._answered = meters.histogram(Metrics.REQUEST_DURATION, *self._labels, status_name(None))
-        self._parts = [meters.histogram(Metrics.STAGE_DURATION, *self._labels, part) for part in _PARTS] if model else []
+        self._parts = (
+            [meters.histogram(Metrics.STAGE_DURATION, *self._labels, part) for part in _PARTS] if model else []
+        )
         self._tokens = meters.counter(Metrics.REQUEST_TOKENS, *self._labels)
         self._truncated = meters.counter(Metrics.REQUEST_TRUNCATED, *self._labels)
         self._lookups: dict[int, Counter] = {}
@@ -198,7 +211,9 @@ class ModelMeters:
         if result_cache:
             self._meters.counter(Metrics.RESULT_CACHE, *self._labels, cache_word(result_cache)).add()
 
-    def computed(self, timings: StageTimings, unattributed_ns: int, encoded: EncodedInput, context: SpanContext | None) -> None:
+    def computed(
+        self, timings: StageTimings, unattributed_ns: int, encoded: EncodedInput, context: SpanContext | None
+    ) -> None:
         """An answer was computed."""
         parts_ns = (
             timings.preprocess_ns,
@@ -215,7 +230,9 @@ class ModelMeters:
         lookups = self._lookups.get(encoded.token_cache)
         if lookups is None:
             word = cache_word(encoded.token_cache)
-            lookups = self._lookups[encoded.token_cache] = self._meters.counter(Metrics.TOKEN_CACHE, *self._labels, word)
+            lookups = self._lookups[encoded.token_cache] = self._meters.counter(
+                Metrics.TOKEN_CACHE, *self._labels, word
+            )
         lookups.add()
 
     def failed(self, total_ns: int, error: BaseException, stage: str, context: SpanContext | None) -> None:

@@ -75,7 +75,7 @@ class ResultCache:
             return TimedValue(_KnownResult(kept, usage.tokens, usage.truncated_tokens), time.perf_counter() - began_s)
 
         is_refresh = request.cache_control == CacheControl.CACHE_CONTROL_REFRESH
-        key, size_bytes = _key(digest, request.input.data), request.input.size_bytes
+        key, size_bytes = _key(request.call.caller.cache_scope, digest, request.input.data), request.input.size_bytes
         known, outcome = await self._cache.get(key, size_bytes, keep, refresh=is_refresh, is_bulk=request.call.is_bulk)
         if own:
             result, usage = own[0]
@@ -86,17 +86,26 @@ class ResultCache:
         return result, Usage(tokens=known.tokens, truncated_tokens=known.truncated_tokens, result_cache=outcome)
 
 
-def _key(digest: str, input: bytes) -> bytes:
-    # A release may compute otherwise. Equal inputs that were serialized differently have keys of their own, which costs a miss.
-    return blake2b(f"{__version__} {digest}".encode() + input, digest_size=_KEY_BYTES).digest()
+def _key(scope: str, digest: str, input: bytes) -> bytes:
+    # A release may compute otherwise. Equal inputs that were serialized differently have keys of their own, which costs
+    # a miss.
+    head = f"{__version__} {digest}".encode()
+    if scope:  # with its length, as a name may hold anything
+        head = f"{len(scope)} {scope} ".encode() + head
+    return blake2b(head + input, digest_size=_KEY_BYTES).digest()
 
 
 def kept_results(bundles: list[Bundle], settings: ResultCacheSettings) -> Callable[[Bundle], bool]:
-    """Tells whether a model's results are cached, by setting or by its manifest. Raises SetupError for an unknown one in the setting."""
+    """Returns a function that says whether a model's results are cached, by the setting or by the manifest.
+
+    Raises SetupError for an unknown model in the setting.
+    """
     asked = {name.strip() for name in settings.result_cache_models.split(",")} - {""}
     known = {bundle.spec.name for bundle in bundles}
     if unknown := asked - known - {_EVERY_MODEL}:
-        raise SetupError(f"result_cache_models: {', '.join(sorted(unknown))} is not served; served are: {', '.join(sorted(known))}")
+        raise SetupError(
+            f"result_cache_models: {', '.join(sorted(unknown))} is not served; served are: {', '.join(sorted(known))}"
+        )
     return lambda bundle: _EVERY_MODEL in asked or bundle.spec.name in asked or bundle.manifest.cache_results
 
 

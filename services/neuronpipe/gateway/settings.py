@@ -1,10 +1,16 @@
 """The settings of the gateway."""
 
+from ipaddress import ip_address
+from typing import Literal
+
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from neuronpipe.cache.settings import CachePolicy, RedisSettings
+from neuronpipe.core.addresses import unix_path
+from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
+from neuronpipe.gateway.callers.settings import CallerSettings
 from neuronpipe.process.settings import (
     CALLERS_CONNECTION_AGE_S,
     ServerSettings,
@@ -13,12 +19,28 @@ from neuronpipe.process.settings import (
     listen_field,
     optional_listen_field,
 )
+from neuronpipe.tls.files import TlsFiles
+
+# The target of a stage in the gateway's own process.
+NEAR = "local"
+
+
+def target_field(service: str, default: str) -> str:
+    """The field of where a stage is."""
+    target: str = Field(
+        default,
+        description=f"gRPC target of the {service}, several are separated by commas; {NEAR}: the stage runs in this "
+        "process",
+    )
+    return target
 
 
 class PipelineSettings(Settings):
     """The limits of the gateway's pipeline."""
 
-    max_requests_in_flight: int = Field(1024, ge=1, description="requests in flight at once; more are refused with RESOURCE_EXHAUSTED")
+    max_requests_in_flight: int = Field(
+        1024, ge=1, description="requests in flight at once; more are refused with RESOURCE_EXHAUSTED"
+    )
     max_tokens_in_flight: int = Field(
         1 << 20, ge=1, description="tokens in flight at once, estimated until counted; more are refused likewise"
     )
@@ -41,7 +63,9 @@ class ResultCacheSettings(RedisSettings):
     """The cache of results."""
 
     result_cache_models: str = Field(
-        "", description="models whose results are cached, separated by commas; *: all; besides those compiled with --cache-results"
+        "",
+        description="models whose results are cached, separated by commas; *: all; besides those compiled with "
+        "--cache-results",
     )
     result_cache_redis: CachePolicy = Field(
         "auto", description="when to look in Redis: auto (where that is faster than computing), always, never"
@@ -50,11 +74,17 @@ class ResultCacheSettings(RedisSettings):
 
 
 class HttpSettings(Settings):
-    """The HTTP door."""
+    """The HTTP door, and what it shares with other protocols of servers of one model."""
 
     http_listen: str = optional_listen_field("HTTP")
-    http_default_models: str = Field(
-        "", description="models that answer HTTP requests which name none, with commas: the first that has the task; empty: the only one"
+    default_models: str = Field(
+        "",
+        description="models that answer requests which name none, over HTTP and tei.v1, with commas: the first that "
+        "has the task; empty: the only one",
+    )
+
+    console: Literal["auto", "on", "off"] = Field(
+        "auto", description="the console, a page at / of the HTTP door; auto: where that listens on a loopback address"
     )
 
     @field_validator("http_listen")
@@ -62,14 +92,71 @@ class HttpSettings(Settings):
     def _check_http_port(cls, listen: str) -> str:
         return check_port(listen)
 
+    @property
+    def has_console(self) -> bool:
+        """Whether the HTTP door has the console."""
+        if self.console != "auto":
+            return self.console == "on"
+        host = self.http_listen.rpartition(":")[0].strip("[]")
+        try:
+            return ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
 
-class GatewaySettings(ServerSettings, PipelineSettings, ResultCacheSettings, HttpSettings):
+
+class StageTlsSettings(Settings):
+    """TLS of the connections to stages."""
+
+    tls_ca: str = Field(
+        "",
+        description="file of the authorities of the stages' certificates, in PEM form, for TLS to the stages; read "
+        "anew when it changes; empty: no TLS to them",
+    )
+    stage_tls_certificate: str = Field(
+        "", description="file of the certificate for the stages, as tls_certificate; empty: tls_certificate itself"
+    )
+    stage_tls_key: str = Field("", description="file of the private key of stage_tls_certificate; empty: tls_key")
+
+
+class GatewaySettings(
+    StageTlsSettings, ServerSettings, PipelineSettings, ResultCacheSettings, HttpSettings, CallerSettings
+):
     """Settings of the gateway."""
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_GATEWAY_")
 
     listen: str = listen_field("127.0.0.1:50050")
     max_connection_age_s: float = connection_age_field(CALLERS_CONNECTION_AGE_S)
-    tokenizer_target: str = Field("127.0.0.1:50051", description="gRPC target of the tokenizer; several are separated by commas")
-    executor_target: str = Field("127.0.0.1:50052", description="gRPC target of the neuron-executor; several are separated by commas")
-    postprocessor_target: str = Field("127.0.0.1:50053", description="gRPC target of the postprocessor; several are separated by commas")
+    tokenizer_target: str = target_field("tokenizer", "127.0.0.1:50051")
+    executor_target: str = target_field("neuron-executor", "127.0.0.1:50052")
+    postprocessor_target: str = target_field("postprocessor", "127.0.0.1:50053")
+
+    @field_validator("tokenizer_target", "executor_target", "postprocessor_target")
+    @classmethod
+    def _check_target(cls, target: str) -> str:
+        addresses = [address.strip() for address in target.split(",")]
+        for address in addresses:
+            unix_path(address)
+        if NEAR in addresses and target != NEAR:
+            raise ValueError(f"{NEAR} stands alone: a stage is in this process or behind targets")
+        return target
+
+    @property
+    def far_targets(self) -> dict[str, str]:
+        """The targets of the stages that are not in this process, by their services' names."""
+        targets = {
+            "tokenizer": self.tokenizer_target,
+            "neuron-executor": self.executor_target,
+            "postprocessor": self.postprocessor_target,
+        }
+        return {service: target for service, target in targets.items() if target != NEAR}
+
+    @property
+    def stage_tls_files(self) -> TlsFiles | None:
+        """The files of the connections to stages, None without TLS. Raises SetupError."""
+        own = TlsFiles(self.stage_tls_certificate, self.stage_tls_key, self.tls_ca)
+        if not own.ca:
+            if own.certificate:
+                raise SetupError("--stage-tls-certificate: needs --tls-ca, the authorities of the stages' certificates")
+            return None
+        return own if own.certificate else TlsFiles(self.tls_certificate, self.tls_key, self.tls_ca)

@@ -1,4 +1,4 @@
-"""The items that wait for one stage: a line for each model and priority, so that what waits for one model is not in another's way."""
+"""The queue of one stage: a line for each model and priority, so models do not delay each other."""
 
 import asyncio
 import itertools
@@ -11,22 +11,34 @@ from neuronpipe.core.tracing import Event
 
 _MAX_ITEMS = 128
 _MAX_BYTES = 1 << 20
-# An item that so many endpoints died with may be the reason: from then on it travels without others of its kind, so that it takes none of
-# them along. Not from the first on: those of a process that was killed would each have to wait for the other.
+# If this many endpoints died with an item, it may be the reason. From then on it is sent without other suspects, so
+# that these do not die with it. One death is not enough: all items of a process that was killed would have to be sent
+# one by one.
 _SUSPECT_LOSSES = 2
 
 
 class ItemHolder(Protocol):
-    """Who works on an item."""
+    """The endpoint that works on an item."""
 
     def abandon(self, item_id: int) -> None:
-        """Notes that nobody waits for it any more."""
+        """Records that nobody waits for the item any more."""
 
 
 class QueuedItem:
-    """An item until its outcome is there: the value or a NeuronpipeError is the result of `future`."""
+    """An item until its outcome is there. The result of `future` is the value or a NeuronpipeError."""
 
-    __slots__ = ("cost_tokens", "endpoint", "future", "is_bulk", "is_returned", "item", "item_id", "losses", "retries", "size_bytes")
+    __slots__ = (
+        "cost_tokens",
+        "endpoint",
+        "future",
+        "is_bulk",
+        "is_returned",
+        "item",
+        "item_id",
+        "losses",
+        "retries",
+        "size_bytes",
+    )
 
     def __init__(self, item_id: int, item: StageItem) -> None:
         self.item_id = item_id
@@ -42,11 +54,11 @@ class QueuedItem:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it may be what endpoints die of."""
+        """Whether endpoints may have died because of it."""
         return self.losses >= _SUSPECT_LOSSES
 
     def end(self, outcome: object) -> None:
-        """Tells whoever waits."""
+        """Gives the outcome to the caller that waits."""
         if not self.future.done():
             self.future.set_result(outcome)
 
@@ -56,10 +68,13 @@ _HasModel: TypeAlias = Callable[[ModelKey], bool]
 
 
 class StageQueue:
-    """Whoever takes from it gets suspects one by one, then interactive items before bulk, the oldest of all models first."""
+    """The queue of one stage.
+
+    Suspects are taken one by one, then interactive items before bulk items. Of all models, the oldest item goes first.
+    """
 
     def __init__(self) -> None:
-        # What waits, suspects apart, by the models that it is for.
+        # The waiting items except suspects, by model.
         self.cost_tokens: Counter[ModelKey] = Counter()
         self._suspects: _Line = OrderedDict()
         self._interactive: dict[ModelKey, _Line] = {}
@@ -75,18 +90,18 @@ class StageQueue:
         return bool(self._suspects)
 
     def append(self, queued: QueuedItem) -> None:
-        """Adds a new item behind the others."""
+        """Adds a new item at the end."""
         self._line_of(queued)[queued.item_id] = queued
 
     def put_back(self, returned: Iterable[QueuedItem]) -> None:
-        """Adds items that were taken before in front of the others, in their order."""
+        """Puts items that were taken back at the front, in their order."""
         for queued in reversed(list(returned)):
             line = self._suspects if queued.is_suspect else self._line_of(queued)
             line[queued.item_id] = queued
             line.move_to_end(queued.item_id, last=False)
 
     def remove(self, queued: QueuedItem) -> None:
-        """Takes an item out wherever it is, in constant time; does nothing where it is not here."""
+        """Removes an item at any position, in constant time. It does nothing if the item is not here."""
         model, lines = queued.item.model, self._bulk if queued.is_bulk else self._interactive
         if queued.item_id in self._suspects:
             del self._suspects[queued.item_id]
@@ -95,11 +110,14 @@ class StageQueue:
             self._count_out(queued, model, lines)
 
     def has_any(self, has_model: _HasModel, *, takes_suspects: bool) -> bool:
-        """Whether somebody with these models would find something."""
+        """Whether an endpoint with these models would find an item."""
         return any(map(has_model, self.cost_tokens)) or bool(takes_suspects and self._oldest_suspect(has_model))
 
     def take(self, has_model: _HasModel, share_tokens: int, *, takes_suspects: bool) -> list[QueuedItem]:
-        """Items for one message to somebody with these models: until they cost as much as the share, or fill the message."""
+        """Takes items for one message to an endpoint with these models.
+
+        It stops when they cost as much as the share, or fill the message.
+        """
         taken: list[QueuedItem] = []
         if takes_suspects and (suspect := self._oldest_suspect(has_model)):
             self.remove(suspect)
@@ -113,14 +131,14 @@ class StageQueue:
                     break
                 _, queued = lines[model].popitem(last=False)
                 self._count_out(queued, model, lines)
-                if not queued.future.done():  # else its caller left a moment ago
+                if not queued.future.done():  # otherwise its caller has just left
                     taken.append(queued)
                     cost_tokens += queued.cost_tokens
                     size_bytes += queued.size_bytes
         return taken
 
     def _count_out(self, queued: QueuedItem, model: ModelKey, lines: dict[ModelKey, _Line]) -> None:
-        """After an item has left its line."""
+        """Updates the counts after an item has left its line."""
         if not lines[model]:
             del lines[model]
         self.cost_tokens[model] -= queued.cost_tokens
@@ -128,7 +146,9 @@ class StageQueue:
             del self.cost_tokens[model]
 
     def _oldest_suspect(self, has_model: _HasModel) -> QueuedItem | None:
-        return next((one for one in self._suspects.values() if has_model(one.item.model) and not one.future.done()), None)
+        return next(
+            (one for one in self._suspects.values() if has_model(one.item.model) and not one.future.done()), None
+        )
 
     def _line_of(self, queued: QueuedItem) -> _Line:
         model, lines = queued.item.model, self._bulk if queued.is_bulk else self._interactive
@@ -140,7 +160,7 @@ class StageQueue:
 
 
 def _oldest(lines: dict[ModelKey, _Line], has_model: _HasModel) -> ModelKey | None:
-    """The model of the oldest item, of those that somebody has."""
+    """The model of the oldest item, of the endpoint's models."""
     models = [model for model in lines if has_model(model)]
     if len(models) > 1:
         return min(models, key=lambda model: next(iter(lines[model])))

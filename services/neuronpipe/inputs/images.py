@@ -1,8 +1,8 @@
 """Decodes image files to the pixels that a model takes. The only file that imports Pillow.
 
-Equal, bit by bit, to transformers' image processors on Pillow and NumPy (those named ...Pil in transformers 5, the "slow" ones in 4) behind
-`load_image`, which applies EXIF's orientation and converts to RGB: the same functions of the same library. torchvision's processors resize
-tensors, with other roundings.
+The pixels equal, bit by bit, those of transformers' image processors on Pillow and NumPy (those named ...Pil in
+transformers 5, the "slow" ones in 4) after `load_image`, which applies the EXIF orientation and converts to RGB. Both
+use the same functions of the same library. torchvision's processors resize tensors, with different rounding.
 """
 
 import io
@@ -53,8 +53,9 @@ def to_pixels(levels: Array, spec: ImageSpec) -> Array:
 
 
 def whiten(image: Image.Image) -> Image.Image:
-    """An RGB image with white in place of the transparent colour, as convert_to_rgb in
-    transformers/image_transforms.py.
+    """Replaces the transparent colour of an image by white, in RGB.
+
+    It equals convert_to_rgb in transformers/image_transforms.py.
     """
     if image.info.get("transparency") is None:
         return image
@@ -87,13 +88,18 @@ def _open(data: bytes, spec: ImageSpec) -> Image.Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidInput("image", f"more pixels than the limit of {_MAX_PIXELS:,}") from error
     except Exception as error:  # for a damaged header, each format raises other exceptions
-        raise InvalidInput("image", f"is not a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file, or its header is damaged") from error
+        raise InvalidInput(
+            "image", f"is not a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file, or its header is damaged"
+        ) from error
     if image.width * image.height > _MAX_PIXELS:
         raise InvalidInput("image", f"{image.width} x {image.height} pixels, the limit is {_MAX_PIXELS:,} in all")
     if spec.resize is not None:
         height, width = _resized(image.height, image.width, spec)
         if width * height > _MAX_PIXELS:
-            raise InvalidInput("image", f"{image.width} x {image.height} pixels, too long to be scaled to a shorter side of {spec.resize}")
+            raise InvalidInput(
+                "image",
+                f"{image.width} x {image.height} pixels, too long to be scaled to a shorter side of {spec.resize}",
+            )
     frames = getattr(image, "n_frames", 1)
     if image.format in _ANIMATED_FORMATS and frames > 1:
         raise InvalidInput("image", f"is an animation of {frames} frames; send a single frame")
@@ -112,7 +118,10 @@ def _resized(height: int, width: int, spec: ImageSpec) -> tuple[int, int]:
 
 
 def _crop(pixels: Array, height: int, width: int) -> Array:
-    """The middle of uint8 [3, any, any], in black where the image ends; rounded as center_crop in transformers/image_transforms.py."""
+    """The centre of uint8 [3, any, any], with black where the image is smaller than the crop.
+
+    It rounds as center_crop in transformers/image_transforms.py.
+    """
     (rows, kept_rows), (columns, kept_columns) = _middle(pixels.shape[1], height), _middle(pixels.shape[2], width)
     cropped: np.ndarray[Any, Any] = np.zeros((3, height, width), np.uint8)
     cropped[:, rows, columns] = pixels[:, kept_rows, kept_columns]
@@ -120,7 +129,7 @@ def _crop(pixels: Array, height: int, width: int) -> Array:
 
 
 def _middle(length: int, cropped: int) -> tuple[slice, slice]:
-    """The slices that copy a side of `length` into one of `cropped`: of the target, and of the source."""
+    """The slices that copy the centre of a side of `length` into one of `cropped`: of the target, and of the source."""
     if length >= cropped:
         first = (length - cropped) // 2
         return slice(None), slice(first, first + cropped)

@@ -32,7 +32,10 @@ class Tokens:
         if not 1 <= len(token_ids) <= spec.max_tokens:
             raise InvalidInput("input_ids", f"{len(token_ids)} tokens, the model takes 1 to {spec.token_limit}")
         if token_ids.view(np.uint32).max() >= spec.vocabulary_size:  # as unsigned, negative ids are large ones
-            raise InvalidInput("input_ids", f"ids from {token_ids.min()} to {token_ids.max()}, the vocabulary has {spec.vocabulary_size}")
+            raise InvalidInput(
+                "input_ids",
+                f"ids from {token_ids.min()} to {token_ids.max()}, the vocabulary has {spec.vocabulary_size}",
+            )
 
     def tokens_of(self, arrays: Arrays) -> int:
         return len(arrays["input_ids"])

@@ -1,1 +1,4 @@
-"""The load generator: `neuronpipe load`, and for benchmarks run.run_load(request.LoadRequest(…)). Needs what the client needs."""
+"""The load generator: `neuronpipe load`, and run.run_load(request.LoadRequest(…)) for benchmarks.
+
+It needs the same packages as the client.
+"""

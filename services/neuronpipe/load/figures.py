@@ -28,7 +28,7 @@ class Distribution:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadResult:
-    """What a run measured; docs/load.md says what each figure means. None if there was nothing to measure.
+    """The figures of a run; docs/load.md says what each means. None if there was nothing to measure.
 
     Rates count what came back in the measured time. All other figures are of the requests that were due in that time.
     `requests` is their number: answers and errors together, each request once.
@@ -69,7 +69,14 @@ class LoadResult:
 
 
 def compute_result(
-    request: LoadRequest, *, version: str, task: str, rows: Rows, cpu_shares: Sequence[float], measured_s: float, is_broken_off: bool
+    request: LoadRequest,
+    *,
+    version: str,
+    task: str,
+    rows: Rows,
+    cpu_shares: Sequence[float],
+    measured_s: float,
+    is_broken_off: bool,
 ) -> LoadResult:
     """The figures of all processes' rows; `measured_s` is how long was measured."""
     is_open = request.rate_per_s is not None
@@ -80,7 +87,9 @@ def compute_result(
     answers = rows[measured & is_ok]
     padded_tokens = int(answers["padded_tokens"].sum(dtype=np.int64))
     # Requests that were never sent have no lag.
-    send_lag_ms = distribution(rows[measured & (rows["outcome"] != OUTCOMES.index(NOT_SENT))]["lag_s"] * 1e3) if is_open else None
+    send_lag_ms = (
+        distribution(rows[measured & (rows["outcome"] != OUTCOMES.index(NOT_SENT))]["lag_s"] * 1e3) if is_open else None
+    )
     return LoadResult(
         target=request.target,
         model=request.model,
@@ -115,7 +124,7 @@ def compute_result(
 
 
 def distribution(values: NDArray[np.floating]) -> Distribution | None:
-    """None of no values."""
+    """The distribution of some values; None without values."""
     if not len(values):
         return None
     exact = values.astype(np.float64)
@@ -158,7 +167,8 @@ def _warnings(cpu_shares: Sequence[float], send_lag_ms: Distribution | None) -> 
     ]
     if send_lag_ms and send_lag_ms.p99 > _MAX_LAG_P99_MS:
         warnings.append(
-            f"requests were sent late: by {send_lag_ms.p99:.1f} ms at the 99th percentile (limit {_MAX_LAG_P99_MS:g} ms): "
+            f"requests were sent late: by {send_lag_ms.p99:.1f} ms at the 99th percentile (limit "
+            f"{_MAX_LAG_P99_MS:g} ms): "
             "the generator is short of CPU, and its lag is part of the latencies"
         )
     return warnings

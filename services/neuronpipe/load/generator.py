@@ -96,7 +96,10 @@ class Generator:
                 self._start(self._call_in_turn())
             return
         duration_s = self._share.warm_up_s + self._share.duration_s
-        arrivals_s = (self._begin_s + time_s for time_s in poisson_arrivals_s(self._share.rate_per_s, duration_s, self._share.seed))
+        arrivals_s = (
+            self._begin_s + time_s
+            for time_s in poisson_arrivals_s(self._share.rate_per_s, duration_s, self._share.seed)
+        )
         loop = asyncio.get_running_loop()
 
         def send(due_s: list[float]) -> None:

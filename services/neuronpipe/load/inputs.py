@@ -1,4 +1,4 @@
-"""Requests made from texts, for the task that the model has."""
+"""Makes requests from texts, for the task of the model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,7 +26,9 @@ def make_requests(request: LoadRequest, task: str, texts: Sequence[str]) -> list
         raise SetupError(f"--model {request.model}: has the task {task}; load is generated for {', '.join(_INPUTS)}")
     inputs = (TaskInput(**{task: _INPUTS[task](text)}) for text in texts)
     priority = _PRIORITIES[request.priority]
-    return [InferRequest(model=request.model, version=request.version, input=input, priority=priority) for input in inputs]
+    return [
+        InferRequest(model=request.model, version=request.version, input=input, priority=priority) for input in inputs
+    ]
 
 
 # task → the fields of its input.

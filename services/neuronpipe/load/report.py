@@ -24,22 +24,45 @@ def progress_line(request: LoadRequest, ticks: Sequence[Tick]) -> str:
     second = ticks[0].second
     latencies_ms = [latency for tick in ticks for latency in tick.latencies_ms]
     errors, in_flight = sum(tick.errors for tick in ticks), sum(tick.in_flight for tick in ticks)
-    phase = "warm-up" if second <= request.warm_up_s else "" if second <= request.warm_up_s + request.duration_s else "waiting"
+    phase = (
+        "warm-up"
+        if second <= request.warm_up_s
+        else ""
+        if second <= request.warm_up_s + request.duration_s
+        else "waiting"
+    )
     p50 = f"{np.percentile(latencies_ms, 50):.2f} ms" if latencies_ms else "-"
-    return f"{second:5} s {len(latencies_ms):7} requests/s {errors:6} errors   p50 {p50:>10} {in_flight:6} in flight   {phase}".rstrip()
+    return (
+        f"{second:5} s {len(latencies_ms):7} requests/s {errors:6} errors   p50 {p50:>10} {in_flight:6} in "
+        f"flight   {phase}"
+    ).rstrip()
 
 
 def table(result: LoadResult) -> str:
     """The table of all figures."""
-    sections = (_title(result), _rates(result), _errors(result), _latencies(result), _batches(result), _generator(result))
+    sections = (
+        _title(result),
+        _rates(result),
+        _errors(result),
+        _latencies(result),
+        _batches(result),
+        _generator(result),
+    )
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
 def _title(result: LoadResult) -> list[str]:
-    load = f"{result.concurrency} callers in turn" if result.rate_per_s is None else f"{result.rate_per_s:g} requests/s at random times"
+    load = (
+        f"{result.concurrency} callers in turn"
+        if result.rate_per_s is None
+        else f"{result.rate_per_s:g} requests/s at random times"
+    )
     deadline = [] if result.deadline_ms is None else [f"deadline {result.deadline_ms:g} ms"]
     priority = [] if result.priority is None else [f"priority {result.priority}"]
-    title = f"{result.model} version {result.version} ({result.task}) at {result.target}: {', '.join([load, *deadline, *priority])}"
+    title = (
+        f"{result.model} version {result.version} ({result.task}) at {result.target}: "
+        f"{', '.join([load, *deadline, *priority])}"
+    )
     measured = f"measured for {result.measured_s:.1f} s after {result.warm_up_s:g} s of warm-up"
     return [title, measured + (", broken off" if result.is_broken_off else "")]
 
@@ -56,7 +79,13 @@ def _rates(result: LoadResult) -> list[str]:
 
 def _errors(result: LoadResult) -> list[str]:
     head = f"{'requests':12} {result.requests:8}   answered {result.answers}, errors {sum(result.errors.values())}"
-    return [head, *(f"  {outcome:20} {count:8} ({count / result.requests:.1%})" for outcome, count in sorted(result.errors.items()))]
+    return [
+        head,
+        *(
+            f"  {outcome:20} {count:8} ({count / result.requests:.1%})"
+            for outcome, count in sorted(result.errors.items())
+        ),
+    ]
 
 
 def _latencies(result: LoadResult) -> list[str]:

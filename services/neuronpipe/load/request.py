@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from neuronpipe.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from neuronpipe.tls.files import TlsFiles
 
 PRIORITIES = ("interactive", "bulk")
 
@@ -17,11 +21,12 @@ MAX_DEADLINE_MS = 3_600_000
 
 @dataclass(frozen=True, kw_only=True)
 class LoadRequest:
-    """One run against a gateway. Raises SetupError, which names the option, for a value that is out of range.
+    """One run against a gateway.
 
     With `concurrency` the loop is closed: that many callers, each of which sends its next request when it has its
     answer. With `rate_per_s` it is open: requests are sent at the times of a Poisson process, without waiting for
-    answers. Neither: one caller.
+    answers. With neither, there is one caller. Raises SetupError for a value that is out of range, and names the
+    option.
     """
 
     target: str
@@ -38,6 +43,7 @@ class LoadRequest:
     seed: int = 0
     # How long requests in flight at the end may take, at most their deadline.
     drain_s: float = 30.0
+    tls: "TlsFiles | None" = None
 
     def __post_init__(self) -> None:
         if not self.target.strip():
@@ -45,7 +51,9 @@ class LoadRequest:
         if not self.model:
             raise SetupError("--model: is empty")
         if self.rate_per_s is not None and self.concurrency is not None:
-            raise SetupError(f"--rate {self.rate_per_s:g} and --concurrency {self.concurrency}: give one of them, not both")
+            raise SetupError(
+                f"--rate {self.rate_per_s:g} and --concurrency {self.concurrency}: give one of them, not both"
+            )
         if self.priority not in (None, *PRIORITIES):
             raise SetupError(f"--priority {self.priority}: must be one of {', '.join(PRIORITIES)}")
         if self.concurrency is not None:
@@ -59,7 +67,10 @@ class LoadRequest:
             raise SetupError(f"--warm-up {self.warm_up_s:g}: must be from 0 to {MAX_WARM_UP_S:,} s")
         _check_count("--processes", self.processes, MAX_PROCESSES)
         if self.rate_per_s is None and self.processes > self.callers:
-            raise SetupError(f"--processes {self.processes}: must be at most --concurrency {self.callers}, or some would have no caller")
+            raise SetupError(
+                f"--processes {self.processes}: must be at most --concurrency {self.callers}, or some would "
+                "have no caller"
+            )
         if self.seed < 0:
             raise SetupError(f"--seed {self.seed}: must be 0 or more")
 

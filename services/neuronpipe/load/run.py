@@ -48,12 +48,11 @@ class _Worker:
 
 
 def run_load(request: LoadRequest, tell: Tell = lambda line: None) -> LoadResult:
-    """Blocks until the run is over; `tell` gets a line each second. Raises SetupError if the target or the model does
-    not answer.
+    """Runs a load test, and blocks until it is over. `tell` gets a line each second.
 
     Called in the main thread, the first SIGINT ends the run and returns what was measured so far; the next raises
     KeyboardInterrupt. A program that calls it must be importable (`if __name__ == "__main__"`): the generators are
-    spawned processes.
+    spawned processes. Raises SetupError if the target or the model does not answer.
     """
     texts = builtin_texts(request.seed) if request.texts is None else read_texts(request.texts)
     model = _find_model(request)
@@ -61,7 +60,8 @@ def run_load(request: LoadRequest, tell: Tell = lambda line: None) -> LoadResult
         texts = [f"{model.mask_token} {text}" for text in texts]
     make_requests(request, model.task, texts[:1])
     assignments = [
-        Assignment(request, model.task, _turned(texts, index, request.processes), share) for index, share in enumerate(shares(request))
+        Assignment(request, model.task, _turned(texts, index, request.processes), share)
+        for index, share in enumerate(shares(request))
     ]
     with _started(assignments) as workers, _interrupts() as is_interrupted:
         measured_from_s = _begin(workers) + request.warm_up_s
@@ -100,8 +100,9 @@ def shares(request: LoadRequest) -> list[Share]:
 
 
 def _turned(texts: Sequence[str], index: int, count: int) -> list[str]:
-    """The texts, beginning at a different one for each process, so that the processes do not send the same texts at the
-    same time.
+    """The texts, rotated by a different number for each process.
+
+    So the processes do not send the same texts at the same time.
     """
     first = index * len(texts) // count
     return [*texts[first:], *texts[:first]]
@@ -109,14 +110,17 @@ def _turned(texts: Sequence[str], index: int, count: int) -> list[str]:
 
 def _find_model(request: LoadRequest) -> Model:
     try:
-        with Client(request.target, timeout_s=_FIND_LIMIT_S, retries=False) as client:
+        with Client(request.target, timeout_s=_FIND_LIMIT_S, retries=False, tls=request.tls) as client:
             return client.get_model(request.model, request.version)
     except ModelNotFound as error:
         raise SetupError(f"--model {request.model}: {error.message}") from error
     except InvalidInput as error:
         raise SetupError(f"--{error.field}: {error.problem}") from error
     except NeuronpipeError as error:
-        message = f"--target {request.target}: no gateway answers there within {_FIND_LIMIT_S:g} s: {error.reason}: {error.message}"
+        message = (
+            f"--target {request.target}: no gateway answers there within {_FIND_LIMIT_S:g} s: {error.reason}: "
+            f"{error.message}"
+        )
         raise SetupError(message) from error
 
 
@@ -130,7 +134,10 @@ def _started(assignments: Sequence[Assignment]) -> Iterator[list[_Worker]]:
             their_orders, orders = context.Pipe(duplex=False)
             messages, their_messages = context.Pipe(duplex=False)
             process = context.Process(
-                target=work, args=(their_orders, their_messages, assignment), name=f"load generator {number}", daemon=True
+                target=work,
+                args=(their_orders, their_messages, assignment),
+                name=f"load generator {number}",
+                daemon=True,
             )
             with _sigint_blocked():
                 process.start()
@@ -155,7 +162,7 @@ def _started(assignments: Sequence[Assignment]) -> Iterator[list[_Worker]]:
 def _sigint_blocked() -> Iterator[None]:
     """Blocks SIGINT in processes that are started in the block.
 
-    Ctrl-C reaches all processes of a terminal; these are told by this one.
+    Ctrl-C reaches all processes of a terminal. This process tells the others when to end.
     """
     # Otherwise starting a process starts the tracker first, which unblocks SIGINT.
     resource_tracker.ensure_running()
@@ -228,4 +235,6 @@ def _receive(worker: _Worker) -> Message:
         return worker.messages.recv()
     except EOFError:
         worker.process.join(_STOP_LIMIT_S)
-        raise RuntimeError(f"{worker.process.name} ended before its report, with exit code {worker.process.exitcode}") from None
+        raise RuntimeError(
+            f"{worker.process.name} ended before its report, with exit code {worker.process.exitcode}"
+        ) from None

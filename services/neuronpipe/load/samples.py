@@ -80,7 +80,9 @@ class Recorder:
 
     def add_error(self, due_s: float, sent_s: float, now_s: float, outcome: str) -> None:
         """Records a request that ended without an answer, with one of OUTCOMES."""
-        self._rows += _PACKED.pack(due_s - self._zero_s, now_s - due_s, sent_s - due_s, *_NO_USAGE, OUTCOMES.index(outcome))
+        self._rows += _PACKED.pack(
+            due_s - self._zero_s, now_s - due_s, sent_s - due_s, *_NO_USAGE, OUTCOMES.index(outcome)
+        )
         self._errors += 1
 
     def tick(self, second: int, in_flight: int) -> Tick:

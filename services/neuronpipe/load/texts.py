@@ -1,4 +1,4 @@
-"""The texts to send: the lines of a file, or English text that comes with Python."""
+"""Reads the texts to send: the lines of a file, or English text that comes with Python."""
 
 import random
 import re
@@ -30,9 +30,10 @@ def read_texts(path: Path) -> list[str]:
 
 
 def builtin_texts(seed: int) -> list[str]:
-    """About 1,800 different texts of one or two sentences, up to 128 tokens, 33 on average, shuffled: equal for equal seeds.
+    """About 1,800 different texts of one or two sentences, shuffled. Equal seeds give equal texts.
 
-    Their source is the language reference of Python's help(), so another Python version has slightly different texts.
+    They have up to 128 tokens, 33 on average. Their source is the language reference of Python's help(), so another
+    Python version has slightly different texts.
     """
     chance = random.Random(seed)  # noqa: S311 (nothing to guess here)
     sentences = _sentences()
@@ -49,9 +50,17 @@ def _sentences() -> list[str]:
     # Half a megabyte: imported only when used.
     from pydoc_data.topics import topics
 
-    paragraphs = [paragraph for _, topic in sorted(topics.items()) for paragraph in _PARAGRAPH_END.split(topic) if _is_prose(paragraph)]
+    paragraphs = [
+        paragraph
+        for _, topic in sorted(topics.items())
+        for paragraph in _PARAGRAPH_END.split(topic)
+        if _is_prose(paragraph)
+    ]
     return [
-        sentence for paragraph in paragraphs for sentence in _SENTENCE_END.split(" ".join(paragraph.split())) if _is_of_length(sentence)
+        sentence
+        for paragraph in paragraphs
+        for sentence in _SENTENCE_END.split(" ".join(paragraph.split()))
+        if _is_of_length(sentence)
     ]
 
 

@@ -20,7 +20,7 @@ _CONNECT_LIMIT_S = 5.0
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a process is started with."""
+    """The parameters of a generator process."""
 
     request: LoadRequest
     task: str
@@ -67,11 +67,12 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 async def _work(orders: Orders, messages: Messages, assignment: Assignment) -> None:
     requests = make_requests(assignment.request, assignment.task, assignment.texts)
-    async with AsyncClient(assignment.request.target, timeout_s=None, retries=False) as client:
+    request = assignment.request
+    async with AsyncClient(request.target, timeout_s=None, retries=False, tls=request.tls) as client:
         # Connects. If the gateway is gone meanwhile, the requests fail and are recorded.
         with contextlib.suppress(NeuronpipeError, TimeoutError):
             async with asyncio.timeout(_CONNECT_LIMIT_S):
-                await client.get_model(assignment.request.model, assignment.request.version)
+                await client.get_model(request.model, request.version)
         messages.send(Ready())
         begin_s = await asyncio.to_thread(orders.recv)
         if begin_s is None:

@@ -1,1 +1,1 @@
-"""The whole pipeline in one process."""
+"""Composes a gateway and its stages, each of which is in this process or behind a target."""

@@ -1,47 +1,64 @@
-"""The whole pipeline in one process: the same stages, called as functions."""
+"""A gateway with its stages, which are called as functions whether they are in this process or not."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
-from neuronpipe.bundles.repository import Bundle, read_repository
-from neuronpipe.core.items import Stages
+from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.metrics import Telemetry
+from neuronpipe.gateway.access import Access
 from neuronpipe.gateway.assembly import running_gateway
-from neuronpipe.gateway.doors.assembly import gateway_doors, gateway_handlers
-from neuronpipe.local.settings import AllSettings
-from neuronpipe.neuron_executor.settings import EngineSettings
-from neuronpipe.neuron_executor.stage import running_executor
-from neuronpipe.postprocessor.stage import running_postprocessor
-from neuronpipe.process.door import Handler
+from neuronpipe.gateway.doors.assembly import INFERENCE_SERVICES, gateway_doors, gateway_handlers
+from neuronpipe.local.settings import AllSettings, PipelineProcessSettings
+from neuronpipe.local.stages import running_stages
+from neuronpipe.process.door import Door, Handler
 from neuronpipe.process.life import Life, serve
-from neuronpipe.tokenizer.settings import TokenCacheSettings
-from neuronpipe.tokenizer.stage import running_tokenizer
+from neuronpipe.tls.files import watched_tls
+from neuronpipe.tls.server import ServerTls
+from neuronpipe.tls.telemetry import show_tls
+
+
+async def run(settings: PipelineProcessSettings, telemetry: Telemetry, tls: ServerTls | None = None) -> None:
+    """Serves the gateway's API until SIGTERM."""
+    access = access_by(settings, telemetry)
+    if isinstance(settings, AllSettings) and settings.front_processes:
+        from neuronpipe.local.fronted import run_fronted
+
+        await run_fronted(settings, telemetry, access)
+        return
+    doors = gateway_doors(settings, settings, telemetry, tls, access.guard)
+    await serve(settings.service, settings, doors, partial(running_pipeline, settings, telemetry, access, doors))
+
+
+def access_by(settings: PipelineProcessSettings, telemetry: Telemetry) -> Access:
+    """Who may call, by the settings of a gateway. Raises SetupError."""
+    addresses = (settings.listen, settings.http_listen)
+    verifies_certificates = bool(settings.tls_client_ca)
+    return Access(settings, settings, settings, addresses, telemetry, verifies_certificates=verifies_certificates)
 
 
 @asynccontextmanager
-async def local_stages(
-    bundles: list[Bundle], engine: EngineSettings, token_cache: TokenCacheSettings, telemetry: Telemetry | None = None
-) -> AsyncIterator[Stages]:
-    """The stages in this process, loaded and warmed up. Raises SetupError."""
+async def running_pipeline(
+    settings: PipelineProcessSettings, telemetry: Telemetry, access: Access, doors: Sequence[Door], life: Life
+) -> AsyncIterator[Mapping[str, Handler]]:
+    """The handlers of the doors. What runs models is healthy while all far stages are reached. Raises SetupError."""
+    bundles = read_repository(settings.repository)
+    stage_tls = watched_tls(files, "client") if (files := settings.stage_tls_files) else None
+    if stage_tls:
+        show_tls(telemetry.meters, "client", stage_tls)
+    reached: dict[str, bool] = {}
+
+    def report(stage: str, is_reached: bool) -> None:
+        reached[stage] = is_reached
+        life.health.set(stage, is_reached)
+        for service in INFERENCE_SERVICES:
+            life.health.set(service, all(reached.values()))
+
     async with (
-        running_executor(bundles, engine, telemetry) as executor,
-        running_tokenizer(bundles, token_cache, telemetry) as tokenizer,
-        running_postprocessor(bundles) as postprocessor,
+        running_stages(bundles, settings, telemetry, report, stage_tls) as stages,
+        access.kept_up_to_date(),
+        running_gateway(bundles, stages, settings, settings, telemetry, access.tenants) as gateway,
     ):
-        yield Stages(tokenizer.tokenize, executor.execute, postprocessor.postprocess)
-
-
-async def run(settings: AllSettings, telemetry: Telemetry) -> None:
-    """Serves the gateway's API from one process until SIGTERM."""
-
-    @asynccontextmanager
-    async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
-        bundles = read_repository(settings.repository)
-        async with (
-            local_stages(bundles, settings, settings, telemetry) as stages,
-            running_gateway(bundles, stages, settings, settings, telemetry) as gateway,
-        ):
-            life.in_flight.check_room = gateway.pipeline.check_room
-            yield gateway_handlers(gateway, settings, settings, telemetry)
-
-    await serve("all", settings, gateway_doors(settings, settings, telemetry), assemble)
+        life.in_flight.check_room = gateway.pipeline.check_room
+        targets = list(settings.far_targets.values())
+        yield gateway_handlers(gateway, settings, settings, telemetry, doors, life.health, targets, stage_tls)

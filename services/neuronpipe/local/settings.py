@@ -1,17 +1,60 @@
-"""The settings of the whole pipeline in one process."""
+"""The settings of a process with a gateway and the stages that are near it."""
 
+from typing import ClassVar, Self
+
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from neuronpipe.gateway.settings import HttpSettings, PipelineSettings, ResultCacheSettings
+from neuronpipe.core.addresses import unix_path
+from neuronpipe.core.settings import option_name
+from neuronpipe.gateway.settings import NEAR, GatewaySettings, target_field
 from neuronpipe.neuron_executor.settings import EngineSettings
-from neuronpipe.process.settings import CALLERS_CONNECTION_AGE_S, ServerSettings, connection_age_field, listen_field
 from neuronpipe.tokenizer.settings import TokenCacheSettings
 
+_TOKENIZER_SETTINGS = ("token_cache_bytes", "image_cache_bytes", "token_cache_redis")
 
-class AllSettings(ServerSettings, PipelineSettings, EngineSettings, TokenCacheSettings, ResultCacheSettings, HttpSettings):
+
+class PipelineProcessSettings(GatewaySettings, EngineSettings, TokenCacheSettings):
+    """Settings of the gateway, and of the stages whose target is `local`."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_GATEWAY_")
+    service: ClassVar[str] = "gateway"
+
+    @model_validator(mode="after")
+    def _check_stages_are_near(self) -> Self:
+        """A setting of a stage in another process would change nothing here."""
+        of_stages = (("executor_target", EngineSettings.model_fields), ("tokenizer_target", _TOKENIZER_SETTINGS))
+        for target, names in of_stages:
+            changed = [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+            if changed and getattr(self, target) != NEAR:
+                raise ValueError(
+                    f"{', '.join(map(option_name, changed))}: of a stage in another process; give it to that one, or "
+                    f"have the stage in this one by {option_name(target)} {NEAR}"
+                )
+        return self
+
+
+class AllSettings(PipelineProcessSettings):
     """Settings of the whole pipeline in one process."""
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_ALL_")
+    service: ClassVar[str] = "all"
 
-    listen: str = listen_field("127.0.0.1:50050")
-    max_connection_age_s: float = connection_age_field(CALLERS_CONNECTION_AGE_S)
+    tokenizer_target: str = target_field("tokenizer", NEAR)
+    executor_target: str = target_field("neuron-executor", NEAR)
+    postprocessor_target: str = target_field("postprocessor", NEAR)
+    front_processes: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="processes with gateway, tokenizer and postprocessor at the same address, before one executor; "
+        "0: all in one process",
+    )
+
+    @model_validator(mode="after")
+    def _check_fronts(self) -> Self:
+        if self.front_processes and self.executor_target != NEAR:
+            raise ValueError(f"--front-processes: they share the executor of this service, --executor-target {NEAR}")
+        if self.front_processes and unix_path(self.listen):
+            raise ValueError("--front-processes: they share a port, HOST:PORT; a unix socket belongs to one process")
+        return self

@@ -1,1 +1,1 @@
-"""The prediction stage: sequences to the model's outputs, in batches, on NeuronCores, a GPU or CPUs."""
+"""The prediction stage: runs sequences through models, in batches, on NeuronCores, GPUs or CPUs."""

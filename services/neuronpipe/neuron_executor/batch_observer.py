@@ -1,4 +1,4 @@
-"""What the executor notes of its batches and items: numbers for all, spans for those of sampled requests."""
+"""Records metrics of all batches and items of the executor, and spans of those of sampled requests."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,29 +10,32 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.names import Attributes, Events, Metrics, Spans
 from neuronpipe.core.tracing import AttributeValue, Link, Span, SpanContext, event_of
 
-# An item that no event stands for.
+# An outcome of an item for which spans have no event.
 _FAILED = "failed"
-# What a compute span repeats of its batch. All of it would be a third more to export.
+# The attributes of a batch that a compute span repeats. All attributes would be a third more to export.
 _OF_COMPUTE = (Attributes.BACKEND, Attributes.CORE, Attributes.BATCH_SIZE, Attributes.BUCKET_TOKENS)
 
 
 class Member(Protocol):
-    """A sequence of a batch; `trace` is the context of its item where that is sampled, the same for all of an item's sequences."""
+    """A sequence of a batch.
+
+    `trace` is the context of its item if that is sampled. It is the same for all sequences of an item.
+    """
 
     @property
     def tokens(self) -> int:
-        """Its length."""
+        """The length of the sequence."""
 
     @property
     def trace(self) -> SpanContext | None:
-        """Where it belongs."""
+        """The span to which the sequence belongs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """One run of the model; times on time.monotonic_ns(), from when the core was free for it.
+    """One run of the model. Times are on time.monotonic_ns(), from when the core was free for it.
 
-    `computed_tokens`: of all rows, those included that hold no sequence.
+    `computed_tokens`: of all rows, including those without a sequence.
     """
 
     core: int
@@ -44,7 +47,7 @@ class BatchRun:
 
 
 class BatchObserver:
-    """Notes what becomes of one model's batches and items."""
+    """Records the batches and items of one model."""
 
     def __init__(self, telemetry: Telemetry, spec: ModelSpec, backend: str, cores: int) -> None:
         self._tracer = telemetry.tracer
@@ -57,26 +60,35 @@ class BatchObserver:
         self._tokens = meters.counter(Metrics.BATCH_TOKENS, *labels)
         self._failures = meters.counter(Metrics.BATCH_FAILURES, *labels)
         self._busy = [meters.counter(Metrics.CORE_BUSY, *labels, str(core)) for core in range(cores)]
-        for outcome in (Events.SHED, Events.EXPIRED, Events.CANCELLED, _FAILED):  # a rate from nothing to one is none
+        for outcome in (
+            Events.SHED,
+            Events.EXPIRED,
+            Events.CANCELLED,
+            _FAILED,
+        ):  # a counter that first appears as 1 has no rate
             meters.counter(Metrics.QUEUE_DROPPED, *labels, outcome)
 
     def watch(self, queued: Callable[[], tuple[int, int]], cores_left: Callable[[], int]) -> None:
-        """`queued` tells how many sequences wait now, and their padded tokens; `cores_left` how many cores are not lost."""
+        """Adds gauges of the model's queue and cores.
+
+        `queued` returns the number of waiting sequences and their padded tokens, `cores_left` the number of cores that
+        are not lost.
+        """
         self._meters.gauge(Metrics.CORES, cores_left, *self.labels)
         self._meters.gauge(Metrics.QUEUE_SEQUENCES, lambda: queued()[0], *self.labels)
         self._meters.gauge(Metrics.QUEUE_TOKENS, lambda: queued()[1], *self.labels)
 
     def unwatch(self) -> None:
-        """The model has left."""
+        """Removes the gauges, when the model has left."""
         for instrument in (Metrics.CORES, Metrics.QUEUE_SEQUENCES, Metrics.QUEUE_TOKENS):
             self._meters.remove_gauge(instrument, *self.labels)
 
     def ready(self, duration_ns: int) -> None:
-        """The model is loaded and warm, so long after its loading began."""
+        """Records how long the model took to load and warm up."""
         self._meters.gauge(Metrics.READY_DURATION, lambda: duration_ns, *self.labels, self._backend)
 
     def batch(self, run: BatchRun, members: Sequence[Member], fault: Exception | None = None) -> None:
-        """A batch has run, or failed."""
+        """Records a batch that has run, or failed."""
         size, real_tokens = len(members), sum(member.tokens for member in members)
         computed_tokens = run.computed_tokens
         padding = 1 - real_tokens / computed_tokens
@@ -101,7 +113,7 @@ class BatchObserver:
         padding: float,
         fault: Exception | None,
     ) -> None:
-        """The batch's span with a link for every sampled row, and a compute span for every item, which links back."""
+        """Records the batch's span, with links to its sampled rows, and each item's compute span, which links back."""
         name, version = self.labels
         span = Span(Spans.BATCH, batch, None, run.started_ns, run.ended_ns)
         span.attributes |= {
@@ -126,7 +138,9 @@ class BatchObserver:
             }
             compute = own.get(member.trace)
             if compute is None:
-                compute = own[member.trace] = Span(Spans.COMPUTE, member.trace.child(), member.trace, run.started_ns, run.ended_ns)
+                compute = own[member.trace] = Span(
+                    Spans.COMPUTE, member.trace.child(), member.trace, run.started_ns, run.ended_ns
+                )
                 compute.attributes |= {key: span.attributes[key] for key in _OF_COMPUTE}
             span.links.append(Link(compute.context, of_row))
             compute.links.append(Link(batch, of_row))
@@ -136,7 +150,7 @@ class BatchObserver:
             self._tracer.record(one)
 
     def waited(self, trace: SpanContext, gaps: Sequence[tuple[int, int]]) -> None:
-        """A sampled item is computed; in the gaps it waited."""
+        """Records the gaps in which a sampled item waited. It is computed by now."""
         for began_ns, ended_ns in gaps:
             self._tracer.record(self._queue_span(trace, began_ns, ended_ns))
 

@@ -1,4 +1,4 @@
-"""The devices of this process, and the models on them, which come and go one by one."""
+"""The devices of this process, and their models, which are opened and closed one by one."""
 
 import asyncio
 import time
@@ -21,9 +21,11 @@ from neuronpipe.neuron_executor.warm_up import warm_up
 
 
 class Devices:
-    """A scheduler for each back end in use, since that owns the cores. Made by `running_devices`."""
+    """A scheduler for each back end in use, because a back end owns its cores. Made by `running_devices`."""
 
-    def __init__(self, settings: EngineSettings, telemetry: Telemetry, start: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    def __init__(
+        self, settings: EngineSettings, telemetry: Telemetry, start: Callable[[Coroutine[Any, Any, None]], None]
+    ) -> None:
         self._settings = settings
         self._telemetry = telemetry
         self._start = start
@@ -32,9 +34,10 @@ class Devices:
 
     @asynccontextmanager
     async def open_model(self, bundle: Bundle) -> AsyncIterator[ExecutorModel]:
-        """A model, loaded and warmed up; others are served meanwhile. After the block its batches are waited for, and it is unloaded.
+        """Loads and warms up a model while others are served.
 
-        Raises SetupError for a bundle that cannot run here.
+        After the block, its batches are waited for, and it is unloaded. Raises SetupError for a bundle that cannot run
+        here.
         """
         began_ns = time.monotonic_ns()
         backend = await asyncio.to_thread(self._load, bundle)
@@ -55,7 +58,9 @@ class Devices:
 
     def _scheduler(self, name: str, backend: Backend) -> DeviceScheduler:
         if name not in self._schedulers:
-            self._schedulers[name] = scheduler = DeviceScheduler(backend.cores, backend.in_flight, self._settings.batch_limit_s)
+            self._schedulers[name] = scheduler = DeviceScheduler(
+                backend.cores, backend.in_flight, self._settings.batch_limit_s
+            )
             for worker in scheduler.workers():
                 self._start(worker)
         return self._schedulers[name]
@@ -80,6 +85,6 @@ class Devices:
 
 @asynccontextmanager
 async def running_devices(settings: EngineSettings, telemetry: Telemetry) -> AsyncIterator[Devices]:
-    """Devices whose cores work until the block ends. Raises CoresLost where it must end."""
+    """Runs the devices until the block ends. Raises CoresLost if a device has no core left."""
     async with run_beside() as start:
         yield Devices(settings, telemetry, start)

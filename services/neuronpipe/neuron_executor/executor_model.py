@@ -1,4 +1,7 @@
-"""One model on its device: what waits for it, how its batches are formed, made and taken apart. Its device's scheduler runs them."""
+"""One model on its device: its queue, and how its batches are formed, prepared and split into results.
+
+The scheduler of the device runs the batches.
+"""
 
 import asyncio
 import math
@@ -6,7 +9,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
-from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError, Overloaded, Unavailable
+from neuronpipe.core.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    NeuronpipeError,
+    Overloaded,
+    Unavailable,
+)
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays
@@ -23,18 +33,18 @@ from neuronpipe.neuron_executor.batching.policy import Batch, BatchPolicy, Limit
 from neuronpipe.neuron_executor.batching.queue import ComputedSequence, QueuedSequence, SequenceQueue
 from neuronpipe.neuron_executor.cores import Cores
 
-# The shortest wait that a refused caller is told; a place is seldom free sooner.
+# The shortest retry delay of a refused caller; room in the queue is seldom free sooner.
 _MIN_RETRY_AFTER_S = 0.05
-# How often at most the queue is searched for what would be too late, so that refusing stays cheap: 4096 sequences take 2.7 ms
-# (measured 2026-11-21 on a CPU with two cores).
+# The shortest time between two searches of the queue for late sequences, so that refusing stays cheap: 4096 sequences
+# take 2.7 ms (measured 2026-11-21 on a CPU with two cores).
 _SWEEP_INTERVAL_S = 0.05
 
-# A sequence's outputs, or what is wrong with them.
+# A sequence's outputs, or the error in them.
 Row: TypeAlias = Arrays | NeuronpipeError
 
 
 class Device(Protocol):
-    """What a model sees of its device, which other models share."""
+    """The parts of a device that its models use and share."""
 
     cores: Cores
     # Of every model.
@@ -43,14 +53,20 @@ class Device(Protocol):
     numbers: Iterator[int]
 
     def wake(self) -> None:
-        """Something waits that did not before."""
+        """Tells the device that there is new work."""
 
 
 class ExecutorModel:
     """A model that runs sequences. Made by DeviceScheduler.join."""
 
     def __init__(
-        self, backend: Backend, spec: ModelSpec, limits: Limits, device: Device, times: BatchTimes, observer: BatchObserver
+        self,
+        backend: Backend,
+        spec: ModelSpec,
+        limits: Limits,
+        device: Device,
+        times: BatchTimes,
+        observer: BatchObserver,
     ) -> None:
         self.backend = backend
         self.spec = spec
@@ -58,7 +74,9 @@ class ExecutorModel:
         self.queue = SequenceQueue()
         self.forecast = Forecast(self.queue, device.cores, times, device.forecasts)
         plan = backend.buckets
-        self.policy: BatchPolicy = FixedBuckets(self.queue, self.forecast, plan) if plan else FreeShapes(self.queue, self.forecast, limits)
+        self.policy: BatchPolicy = (
+            FixedBuckets(self.queue, self.forecast, plan) if plan else FreeShapes(self.queue, self.forecast, limits)
+        )
         self.batches_running = 0
         self._kind = input_kind(spec)
         self._max_queue_sequences = limits.max_queue_sequences
@@ -71,35 +89,46 @@ class ExecutorModel:
 
     @property
     def queued(self) -> tuple[int, int]:
-        """Sequences that wait, and their padded tokens."""
+        """The number of waiting sequences, and their padded tokens."""
         return len(self.queue), self.queue.tokens_before(is_bulk=True)
 
     @property
     def cores_left(self) -> int:
-        """Cores that are not lost."""
+        """The number of cores that are not lost."""
         return self._device.cores.left
 
     async def run(
-        self, sequences: Sequence[Arrays], deadline_s: float | None, *, is_bulk: bool = False, trace: SpanContext | None = None
+        self,
+        sequences: Sequence[Arrays],
+        deadline_s: float | None,
+        *,
+        is_bulk: bool = False,
+        trace: SpanContext | None = None,
     ) -> list[ComputedSequence]:
         """Runs the sequences of one input and returns their outputs in order.
 
-        All are queued or none. Raises InvalidInput, Overloaded, DeadlineExceeded (as soon as it is clear that the deadline cannot be
-        met), Unavailable, and InternalError where a sequence could not be computed. The caller may leave at any time (cancel): what
-        waits then is forgotten at once, and only what runs already is computed.
+        Either all are queued or none. Raises InvalidInput, Overloaded, DeadlineExceeded (as soon as it is clear that
+        the deadline cannot be met), Unavailable, and InternalError if a sequence could not be computed. The caller may
+        cancel at any time: waiting sequences are removed at once, and only those that already run are computed.
         """
         for arrays in sequences:
             self._kind.check(arrays)
         queued = self._enqueue(sequences, math.inf if deadline_s is None else deadline_s, is_bulk, trace)
         try:
-            return [await queued[0].future] if len(queued) == 1 else list(await asyncio.gather(*(one.future for one in queued)))
+            return (
+                [await queued[0].future]
+                if len(queued) == 1
+                else list(await asyncio.gather(*(one.future for one in queued)))
+            )
         finally:
             for one in queued:
                 one.future.cancel()
                 if one.is_waiting:
                     self.queue.forget(one)
 
-    def _enqueue(self, sequences: Sequence[Arrays], deadline_s: float, is_bulk: bool, trace: SpanContext | None) -> list[QueuedSequence]:
+    def _enqueue(
+        self, sequences: Sequence[Arrays], deadline_s: float, is_bulk: bool, trace: SpanContext | None
+    ) -> list[QueuedSequence]:
         limit = self._max_queue_sequences
         if self._is_closed:
             raise stopping()
@@ -119,7 +148,11 @@ class ExecutorModel:
         for arrays in sequences:
             tokens = self._kind.tokens_of(arrays)
             future = loop.create_future()
-            new.append(QueuedSequence(now_s, deadline_s, next(numbers), is_bulk, arrays, tokens, round_tokens(tokens), future, trace))
+            new.append(
+                QueuedSequence(
+                    now_s, deadline_s, next(numbers), is_bulk, arrays, tokens, round_tokens(tokens), future, trace
+                )
+            )
         own_s = self.forecast.alone_s(self.policy.lone_tokens(max(one.padded_tokens for one in new)))
         if len(new) > 1:
             own_s = max(own_s, self.forecast.together_s(sum(one.padded_tokens for one in new)))
@@ -131,20 +164,23 @@ class ExecutorModel:
         return new
 
     def _is_in_time(self, start_s: float, *, is_bulk: bool) -> bool:
-        """Whether a sequence that comes now can begin by then."""
+        """Whether a new sequence can begin before its deadline."""
         if time.monotonic() + self.forecast.queue_s(is_bulk=is_bulk) < start_s:
             return True
-        self._sweep()  # it must not be refused for the sake of what is too late
+        self._sweep()  # late sequences in the queue must not be the reason for refusing it
         return time.monotonic() + self.forecast.queue_s(is_bulk=is_bulk) < start_s
 
     def _sweep(self) -> None:
-        """Makes room of what would be too late."""
+        """Removes the sequences that would be too late from the queue."""
         if time.monotonic() >= self._next_sweep_s:
             self.queue.forget_unwanted()
             self._next_sweep_s = time.monotonic() + _SWEEP_INTERVAL_S
 
     def work(self, batch: Batch) -> tuple[Prepare, Finish[list[Row]]]:
-        """What the back end calls in its thread, before it computes and after: makes the batch, and takes the outputs apart into rows."""
+        """The functions that the back end calls in its thread before and after it computes a batch.
+
+        The first makes the batch; the second splits the outputs into rows.
+        """
         # Taken here: a member's arrays may be forgotten while the thread works.
         sequences, lengths = [one.arrays for one in batch.members], [one.tokens for one in batch.members]
 
@@ -155,20 +191,22 @@ class ExecutorModel:
         return lambda: self._kind.pad(sequences, batch.padded_tokens), finish
 
     def answer(self, core: int, batch: Batch, rows: Sequence[Row], started_ns: int, ended_ns: int) -> None:
-        """Gives the callers of a batch that has run what is theirs."""
+        """Gives each caller of a batch the result of its sequence."""
         members = batch.members
         self._computed += len(members)
         self._unwanted += sum(one.future.done() for one in members)
         for one, row in zip(members, rows, strict=True):
             if isinstance(row, NeuronpipeError):
                 ids = one.trace.ids if one.trace else {}
-                log_warning("a sequence's outputs are not finite", model=self.spec.name, core=core, tokens=one.tokens, **ids)
+                log_warning(
+                    "a sequence's outputs are not finite", model=self.spec.name, core=core, tokens=one.tokens, **ids
+                )
                 fail([one], row)
             elif not one.future.done():
                 one.future.set_result(ComputedSequence(row, started_ns, ended_ns, len(members), batch.padded_tokens))
 
     def give_back(self, one: QueuedSequence) -> None:
-        """Puts a sequence of a lost core back into the queue, for the cores that are left."""
+        """Puts a sequence of a lost core back into the queue, for the remaining cores."""
         if self._is_closed:
             fail([one], stopping())
         elif not one.future.done():
@@ -176,9 +214,18 @@ class ExecutorModel:
             self._device.wake()
 
     def close(self) -> None:
-        """Takes no more; whoever still waits learns that the executor stops. Logs how many sequences were computed, and in vain."""
+        """Takes no more sequences. Callers that still wait get the error that the executor stops.
+
+        Logs how many sequences were computed, and how many in vain.
+        """
         if not self._is_closed:
-            log("computed", model=self.spec.name, version=self.spec.version, sequences=self._computed, unwanted=self._unwanted)
+            log(
+                "computed",
+                model=self.spec.name,
+                version=self.spec.version,
+                sequences=self._computed,
+                unwanted=self._unwanted,
+            )
         self._is_closed = True
         waiting = list(self.queue)
         fail(waiting, stopping())
@@ -187,17 +234,17 @@ class ExecutorModel:
 
 
 def fail(members: Iterable[QueuedSequence], error: NeuronpipeError) -> None:
-    """Tells those who still wait."""
+    """Gives the error to all callers that still wait."""
     for one in members:
         if not one.future.done():
             one.future.set_exception(error)
 
 
 def uncomputable() -> InternalError:
-    """What the caller of a sequence learns that a back end could not compute."""
+    """The error of a caller whose sequence a back end could not compute."""
     return InternalError("the model could not compute this input")
 
 
 def stopping() -> Unavailable:
-    """What whoever waits learns where a model, or the executor with all of its models, ends."""
+    """The error of waiting callers when a model, or the executor, ends."""
     return Unavailable("the neuron-executor is stopping")

@@ -1,4 +1,4 @@
-"""What neuron-monitor says of this process, as metrics."""
+"""Records the snapshots of neuron-monitor as metrics."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,10 @@ _NANOSECONDS = 1e9
 
 
 def record_snapshot(meters: Meters, snapshot: NeuronSnapshot) -> None:
-    """A period has gone by: gauges are the snapshot's, counters add up. What it is silent about is unknown, and has no gauge."""
+    """Records the snapshot of one period: gauges are replaced, counters are increased.
+
+    A value that is missing in the snapshot is unknown, and has no gauge.
+    """
 
     def show(instrument: Instrument, values: Mapping[int, float] | Mapping[str, float], unit: float = 1) -> None:
         meters.show(instrument, {(str(label),): value * unit for label, value in values.items()})
@@ -21,6 +24,9 @@ def record_snapshot(meters: Meters, snapshot: NeuronSnapshot) -> None:
     show(Metrics.NEURON_MEMORY, {where: size for where, size in memory_bytes.items() if size})
     show(Metrics.NEURON_DEVICE_LATENCY, snapshot.device_latency_s, _NANOSECONDS)
     show(Metrics.NEURON_TOTAL_LATENCY, snapshot.total_latency_s, _NANOSECONDS)
-    for instrument, counts in ((Metrics.NEURON_EXECUTIONS, snapshot.executions), (Metrics.NEURON_ERRORS, snapshot.errors)):
+    for instrument, counts in (
+        (Metrics.NEURON_EXECUTIONS, snapshot.executions),
+        (Metrics.NEURON_ERRORS, snapshot.errors),
+    ):
         for outcome, count in counts.items():
             meters.counter(instrument, outcome).add(count)

@@ -1,4 +1,4 @@
-"""Reads neuron-monitor, the Neuron SDK's tool that writes a JSON document a line, into snapshots for metrics.
+"""Reads neuron-monitor, a tool of the Neuron SDK that writes one JSON document a line, into snapshots for metrics.
 
 Source of the schema: tools/neuron-sys-tools/neuron-monitor-user-guide.rst of aws-neuron/aws-neuron-sdk.
 """
@@ -21,16 +21,17 @@ from neuronpipe.core.logs import log, log_warning
 COMMAND = ("neuron-monitor",)
 # A document of a 48xlarge with its 24 cores is some 20 kB.
 _MAX_LINE_BYTES = 4 << 20
-# How long it gets to end by itself.
+# The time in which it may end by itself.
 _END_LIMIT_S = 2.0
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class NeuronSnapshot:
-    """What neuron-monitor last said of one process, by core where it says so. Utilisation is a share from 0 to 1; latencies are in seconds.
+    """The newest values of neuron-monitor for one process, by core if it gives them so.
 
-    `executions` and `errors` count within the monitor's last period, by the words of its own: completed, timed_out, …; hardware, ….
+    Utilisation is a share from 0 to 1; latencies are in seconds. `executions` and `errors` count within the monitor's
+    last period, by the monitor's own words: completed, timed_out, …; hardware, ….
     """
 
     core_utilization: Mapping[int, float] = field(default_factory=dict)
@@ -44,14 +45,22 @@ class NeuronSnapshot:
 
 
 def parse_snapshot(line: bytes, pid: int) -> NeuronSnapshot | None:
-    """The snapshot of a process from one line, or None where the line has none. Raises ValueError for what is no such document.
+    """The snapshot of a process from one line; None if the line has none.
 
-    Groups that failed (they have an `error`) or are missing stay empty: which there are is the monitor's configuration.
+    Groups that failed (they have an `error`) or are missing stay empty: the monitor's configuration decides which there
+    are. Raises ValueError for a line that is not such a document.
     """
     document = json.loads(line)
     if not isinstance(document, dict):
         raise ValueError("not an object")
-    report = next((_group(runtime, "report") for runtime in document.get("neuron_runtime_data") or () if runtime.get("pid") == pid), None)
+    report = next(
+        (
+            _group(runtime, "report")
+            for runtime in document.get("neuron_runtime_data") or ()
+            if runtime.get("pid") == pid
+        ),
+        None,
+    )
     if report is None:
         return None
     memory = _group(_group(report, "memory_used"), "neuron_runtime_used_bytes")
@@ -60,13 +69,18 @@ def parse_snapshot(line: bytes, pid: int) -> NeuronSnapshot | None:
     by_core = _group(_group(memory, "usage_breakdown"), "neuroncore_memory_usage")
     latencies = _group(statistics, "latency_stats")
     return NeuronSnapshot(
-        core_utilization={int(core): float(counters["neuroncore_utilization"]) / 100 for core, counters in cores.items()},
+        core_utilization={
+            int(core): float(counters["neuroncore_utilization"]) / 100 for core, counters in cores.items()
+        },
         core_memory_bytes={int(core): sum(int(part) for part in parts.values()) for core, parts in by_core.items()},
         device_memory_bytes=int(memory.get("neuron_device", 0)),
         host_memory_bytes=int(memory.get("host", 0)),
         executions=dict(_group(statistics, "execution_summary")),
         # The documentation's list of fields says "numeric" where its sample says "numerical".
-        errors={{"numeric": "numerical"}.get(name, name): int(count) for name, count in _group(statistics, "error_summary").items()},
+        errors={
+            {"numeric": "numerical"}.get(name, name): int(count)
+            for name, count in _group(statistics, "error_summary").items()
+        },
         device_latency_s=dict(_group(latencies, "device_latency")),
         total_latency_s=dict(_group(latencies, "total_latency")),
     )
@@ -78,7 +92,7 @@ def _group(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 class NeuronMonitor:
-    """The newest snapshot of this process, and how many lines could not be read."""
+    """The newest snapshot of this process, and the number of lines that could not be read."""
 
     def __init__(self, record: Callable[[NeuronSnapshot], None]) -> None:
         self._record = record
@@ -86,7 +100,7 @@ class NeuronMonitor:
         self.unreadable_lines = 0
 
     async def read(self, lines: AsyncIterator[bytes]) -> None:
-        """Follows the monitor's output."""
+        """Reads the monitor's output until it ends."""
         async for line in lines:
             try:
                 snapshot = parse_snapshot(line, os.getpid())
@@ -100,7 +114,7 @@ class NeuronMonitor:
                 self._record(snapshot)
 
     def forget(self) -> None:
-        """The monitor has ended: nothing is known any more."""
+        """Clears the snapshot, when the monitor has ended."""
         self.snapshot = None
         self._record(NeuronSnapshot())
 
@@ -109,9 +123,10 @@ class NeuronMonitor:
 async def running_monitor(
     command: Sequence[str] = COMMAND, record: Callable[[NeuronSnapshot], None] = lambda snapshot: None
 ) -> AsyncIterator[NeuronMonitor | None]:
-    """Runs neuron-monitor beside the block; None where the tool is not installed. That it ends is logged and disturbs nobody.
+    """Runs neuron-monitor beside the block; None if the tool is not installed.
 
-    `record` gets each snapshot, and an empty one when the monitor has ended.
+    If it ends, this is logged, and nothing else happens. `record` gets each snapshot, and an empty one when the monitor
+    has ended.
     """
     process = await _start(command)
     if process is None:
@@ -145,12 +160,12 @@ async def _follow(monitor: NeuronMonitor, process: Process) -> None:
         log_warning("neuron-monitor ended", code=await process.wait())
     except ValueError:  # a line beyond the limit
         log_warning("neuron-monitor writes lines beyond the limit", limit_bytes=_MAX_LINE_BYTES)
-        await _end(process)  # or it would wait for ever to be read
+        await _end(process)  # otherwise it would wait for ever for a reader
     monitor.forget()
 
 
 async def _end(process: Process) -> None:
-    """Ends the tool and what it started."""
+    """Ends the tool and the processes that it started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             return

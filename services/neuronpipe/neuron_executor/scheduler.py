@@ -1,9 +1,9 @@
-"""Waiting sequences to batches on the cores of one device, which its models share.
+"""Runs waiting sequences in batches on the cores of one device, which its models share.
 
-A free core decides whose turn it is: the model with the oldest interactive sequence, or the oldest of bulk where there is none. That
-model's policy then takes a batch out of its queue (batching/), without waiting for more. A batch that fails is run again one sequence at a
-time, so that one bad sequence fails alone. A core that is lost, or hangs, gets no more, and what it had goes back to the queues. Knows no
-transport and no task.
+A free core decides which model is next: the one with the oldest interactive sequence, or the oldest bulk sequence if
+there is none. That model's policy then takes a batch out of its queue (batching/), without waiting for more. A batch
+that fails is run again one sequence at a time, so that one bad sequence fails alone. A core that is lost, or hangs,
+gets no more work, and its sequences return to the queues. Knows no transport and no task.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from neuronpipe.neuron_executor.cores import Cores
 from neuronpipe.neuron_executor.executor_model import ExecutorModel, fail, stopping, uncomputable
 from neuronpipe.neuron_executor.watchdog import CoreWatchdog
 
-# A sequence during which so many cores were lost fails: it may be what they were lost through. After the first it runs alone, so that it
-# takes no others along.
+# A sequence fails when this many cores were lost while they computed it: it may be the reason. After the first loss it
+# runs alone, so that no other sequence fails with it.
 _MAX_LOST_CORES = 2
-# A batch hangs once it has taken this many times as long as expected, and never before the limit that is set.
+# A batch hangs when it has taken this many times its forecast, and longer than the configured limit.
 _HANGS_AFTER = 10
 
 
@@ -37,10 +37,10 @@ class CoresLost(Exception):
 
 
 class DeviceScheduler:
-    """Owns the cores of a device. Whoever makes it runs its `workers`, and closes it when they have ended."""
+    """Owns the cores of a device. Its owner runs `workers`, and closes it when they have ended."""
 
     def __init__(self, cores: int, in_flight: int, batch_limit_s: float) -> None:
-        """`in_flight`: batches handed to a core at once. `batch_limit_s`: a core whose batch takes longer is lost."""
+        """`in_flight`: batches given to a core at once. `batch_limit_s`: a core whose batch takes longer is lost."""
         self.cores = Cores(cores)
         self.forecasts: list[Forecast] = []
         self.numbers: Iterator[int] = itertools.count()
@@ -51,23 +51,25 @@ class DeviceScheduler:
         self._ended = asyncio.Event()
         self._reserved: frozenset[int] = frozenset()
         self._reserving = asyncio.Lock()
-        # A core that hangs is lost; its workers give back what it has, and a thread that hangs with it is left to itself.
+        # A core that hangs is lost. Its workers return its sequences to the queues; a hanging thread is left alone.
         self._watchdogs = [CoreWatchdog(partial(self.lose, core)) for core in range(cores)]
         self._is_closed = False
 
     def workers(self) -> list[Coroutine[Any, Any, None]]:
-        """To be run for as long as the device is used. They raise CoresLost."""
+        """The coroutines to run as long as the device is used. They raise CoresLost."""
         return [self._work(core) for _ in range(self._in_flight) for core in range(self.cores.count)]
 
-    def join(self, backend: Backend, spec: ModelSpec, limits: Limits, times: BatchTimes, observer: BatchObserver) -> ExecutorModel:
-        """A model that takes part from now on."""
+    def join(
+        self, backend: Backend, spec: ModelSpec, limits: Limits, times: BatchTimes, observer: BatchObserver
+    ) -> ExecutorModel:
+        """Adds a model."""
         model = ExecutorModel(backend, spec, limits, self, times, observer)
         self._models.append(model)
         self.forecasts.append(model.forecast)
         return model
 
     async def leave(self, model: ExecutorModel) -> None:
-        """Ends a model: tells whoever waits, and waits for the batches that run."""
+        """Removes a model: ends its waiting requests, and waits for its running batches."""
         model.close()
         while model.batches_running:
             self._ended.clear()
@@ -77,20 +79,20 @@ class DeviceScheduler:
         model.observer.unwatch()
 
     def close(self) -> None:
-        """Takes no more, for any model."""
+        """Takes no more sequences, for any model."""
         self._is_closed = True
         for model in self._models:
             model.close()
 
     def wake(self) -> None:
-        """Lets cores look for work again."""
+        """Lets cores look for work."""
         self._arrived.set()
 
     @asynccontextmanager
     async def reserved(self, cores: Collection[int]) -> AsyncIterator[None]:
-        """Cores that have nothing to do but the block, which a model needs to warm up while others are served.
+        """Reserves a core for the block, so that a model can warm up while others are served.
 
-        Raises CoreLost where the block takes longer than a batch may.
+        Raises CoreLost if the block takes longer than a batch may.
         """
         async with self._reserving:
             self._reserved = frozenset(cores)
@@ -115,13 +117,13 @@ class DeviceScheduler:
                 self.wake()
 
     def lose(self, core: int, model_name: str, fault: CoreLost) -> None:
-        """Gives up a core, for all models."""
+        """Marks a core as lost, for all models."""
         if self.cores.lose(core):
             log_fault("core lost", fault, model=model_name, core=core, cores_left=self.cores.left)
-        self.wake()  # its workers end, and others may work ahead now
+        self.wake()  # its workers end, and others may take batches ahead now
 
     async def _work(self, core: int) -> None:
-        """Runs batches on one core until it is lost; so many times at once as there are batches in flight. Raises CoresLost."""
+        """Runs batches on one core until it is lost; one worker for each batch in flight. Raises CoresLost."""
         while found := await self._next_batch(core):
             model, batch = found
             try:
@@ -135,7 +137,7 @@ class DeviceScheduler:
             raise CoresLost(f"no core is left for the model {names}")
 
     async def _next_batch(self, core: int) -> tuple[ExecutorModel, Batch] | None:
-        """None where the core is lost."""
+        """Waits for a batch; None if the core is lost."""
         while not self.cores.is_lost(core):
             if core not in self._reserved and self.cores.may_take(core) and (found := self._take(core)):
                 if self._in_flight > 1:
@@ -146,23 +148,27 @@ class DeviceScheduler:
         return None
 
     def _take(self, core: int) -> tuple[ExecutorModel, Batch] | None:
-        """The next batch for a core, or None where there is none for it."""
+        """The next batch for a core; None if there is none for it."""
         wait_s = self.cores.busy_s(core)
         while turn := self._turn():
             oldest, model = turn
             if oldest.lost_cores and not self.cores.is_idle(core):
-                return None  # with nothing beside it, or nobody could tell which of the two a core was lost through
+                # Nothing runs beside it. Otherwise it would be unclear which of the two caused the loss of a core.
+                return None
             model.queue.remove(oldest)
             if model.policy.can_wait(oldest, wait_s):
                 if oldest.lost_cores:
                     return model, model.policy.batch_of([oldest])
-                # Each of the others that wait has a core's turn of its own.
+                # One idle core is left to each other model that waits.
                 others = sum(1 for other in self._models if other is not model and len(other.queue))
                 return model, model.policy.fill(oldest, wait_s, max(1, self.cores.idle - others))
         return None
 
     def _turn(self) -> tuple[QueuedSequence, ExecutorModel] | None:
-        """The sequence that goes first, of all models: none can keep another from its turn for longer than what came before."""
+        """The sequence that goes first, of all models.
+
+        So no model can delay another for longer than by the work that came before.
+        """
         heads = [(one.is_bulk, one, model) for model in self._models if (one := model.queue.oldest())]
         return min(heads, key=lambda head: head[:2])[1:] if heads else None
 
@@ -171,7 +177,9 @@ class DeviceScheduler:
         prepare, finish = model.work(batch)
         self._begin(core, model, batch)
         is_alone = (
-            self.cores.idle == self.cores.left - 1 and self.cores.running == 1 and not any(len(other.queue) for other in self._models)
+            self.cores.idle == self.cores.left - 1
+            and self.cores.running == 1
+            and not any(len(other.queue) for other in self._models)
         )
         fault: Exception | None = None
         try:
@@ -210,8 +218,10 @@ class DeviceScheduler:
         self._ended.set()
         return self.cores.end(core)
 
-    async def _run_alone(self, core: int, model: ExecutorModel, members: list[QueuedSequence], fault: Exception) -> None:
-        """After a batch failed: runs each sequence by itself; a batch of one has found the guilty sequence."""
+    async def _run_alone(
+        self, core: int, model: ExecutorModel, members: list[QueuedSequence], fault: Exception
+    ) -> None:
+        """Runs each sequence of a failed batch by itself. A batch of one has found the bad sequence."""
         if len(members) > 1:
             for one in members:
                 if self.cores.is_lost(core):
@@ -225,7 +235,7 @@ class DeviceScheduler:
         fail(members, uncomputable())
 
     def _give_back(self, model: ExecutorModel, members: list[QueuedSequence], fault: CoreLost) -> None:
-        """Gives back what a lost core had."""
+        """Returns the sequences of a lost core to their queues."""
         for one in members:
             one.lost_cores += fault.has_begun
             if one.lost_cores >= _MAX_LOST_CORES:

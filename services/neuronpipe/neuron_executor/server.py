@@ -10,9 +10,10 @@ from neuronpipe.neuron_executor.settings import NeuronExecutorSettings
 from neuronpipe.neuron_executor.stage import running_executor
 from neuronpipe.rpc.items import EXECUTE
 from neuronpipe.rpc.stage_server import OpenedStage, serve_stage
+from neuronpipe.tls.server import ServerTls
 
 
-async def run(settings: NeuronExecutorSettings, telemetry: Telemetry) -> None:
+async def run(settings: NeuronExecutorSettings, telemetry: Telemetry, tls: ServerTls | None = None) -> None:
     """Serves until SIGTERM, or until a device has no core left."""
 
     @asynccontextmanager
@@ -21,4 +22,4 @@ async def run(settings: NeuronExecutorSettings, telemetry: Telemetry) -> None:
         async with running_executor(bundles, settings, telemetry) as stage:
             yield stage.execute, stage.models
 
-    await serve_stage(EXECUTE, settings, telemetry, open_stage, leaves_unavailable=True)
+    await serve_stage(EXECUTE, settings, telemetry, open_stage, tls, leaves_unavailable=True)

@@ -5,16 +5,17 @@ from pydantic_settings import SettingsConfigDict
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
-from neuronpipe.process.settings import ServerSettings, listen_field
+from neuronpipe.process.settings import StageSettings, listen_field
 from neuronpipe.runtimes.neuron import MAX_CORES, parse_cores
 
 
 class CoreSettings(Settings):
-    """The cores that models run on."""
+    """The cores on which models run."""
 
     cores: int | str = Field(
         0,
-        description="cores that all models share: a number, or NeuronCores such as 0-3; 0: all, with openvino one for each CPU thread",
+        description="cores that all models share: a number, or NeuronCores such as 0-3; 0: all, with openvino one for "
+        "each CPU thread",
     )
 
     @field_validator("cores", mode="before")
@@ -32,7 +33,7 @@ class CoreSettings(Settings):
 
     @property
     def core_count(self) -> int:
-        """How many cores; 0 for as many as there are."""
+        """The number of cores; 0 for all."""
         return len(parse_cores(self.cores)) if isinstance(self.cores, str) else self.cores
 
 
@@ -41,22 +42,29 @@ class EngineSettings(CoreSettings):
 
     backend: str = Field("", description="back end to run on; default: the first that the bundle was compiled for")
     cores_per_replica: int = Field(1, ge=1, le=MAX_CORES, description="cores for one replica of a model")
-    in_flight: int = Field(1, ge=1, le=4, description="batches in flight on a core: 1 for the lowest latency, 2 keeps a NeuronCore busy")
+    in_flight: int = Field(
+        1, ge=1, le=4, description="batches in flight on a core: 1 for the lowest latency, 2 keeps a NeuronCore busy"
+    )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads shared by the cores; 0: one for each available CPU")
-    max_batch_size: int = Field(32, ge=1, le=4096, description="maximum number of sequences in a batch; not for buckets")
+    max_batch_size: int = Field(
+        32, ge=1, le=4096, description="maximum number of sequences in a batch; not for buckets"
+    )
     max_batch_tokens: int = Field(
         8192, ge=1, description="maximum number of padded tokens in a batch of several sequences; not for buckets"
     )
-    max_queue_sequences: int = Field(4096, ge=1, description="maximum number of sequences in the queue of a model; more are refused")
+    max_queue_sequences: int = Field(
+        4096, ge=1, description="maximum number of sequences in the queue of a model; more are refused"
+    )
     batch_limit_s: float = Field(
         60.0,
         ge=1,
         le=3600,
-        description="seconds after which a batch counts as hung, or ten times its forecast if that is longer; its core is given up",
+        description="seconds after which a batch counts as hung, or ten times its forecast if that is longer; its "
+        "core is given up",
     )
 
 
-class NeuronExecutorSettings(ServerSettings, EngineSettings):
+class NeuronExecutorSettings(StageSettings, EngineSettings):
     """Settings of the neuron-executor."""
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_NEURON_EXECUTOR_")

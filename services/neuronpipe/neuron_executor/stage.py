@@ -1,4 +1,4 @@
-"""The prediction stage: loads every bundle's model onto its back end, warms it up, and runs sequences through the schedulers."""
+"""The prediction stage: loads each bundle's model onto its back end, warms it up, and runs sequences."""
 
 import time
 from collections.abc import AsyncIterator
@@ -55,7 +55,10 @@ class NeuronExecutorStage:
 
 
 def _gaps(intervals: list[tuple[int, int]], arrived_ns: int) -> list[tuple[int, int]]:
-    """The times from arrival to the last interval's end that none covers; sequences of one batch share theirs."""
+    """The times between arrival and the end of the last interval that no interval covers.
+
+    Sequences of one batch have the same interval.
+    """
     gaps = []
     until_ns = arrived_ns
     for start_ns, end_ns in sorted(intervals):
@@ -69,7 +72,10 @@ def _gaps(intervals: list[tuple[int, int]], arrived_ns: int) -> list[tuple[int, 
 async def running_executor(
     bundles: list[Bundle], settings: EngineSettings, telemetry: Telemetry | None = None
 ) -> AsyncIterator[NeuronExecutorStage]:
-    """The stage with every model loaded and warmed up. Raises SetupError for a bundle that cannot run here, CoresLost where it must end."""
+    """The stage with every model loaded and warmed up.
+
+    Raises SetupError for a bundle that cannot run here, and CoresLost if a device has no core left.
+    """
     telemetry = telemetry or Telemetry()
     async with running_devices(settings, telemetry) as devices, AsyncExitStack() as stack:
         models = await stack.enter_async_context(running_models(ServedModels(devices.open_model), bundles))

@@ -1,4 +1,4 @@
-"""Runs a model on every core, so that the first request finds everything allocated, and learns how long batches take."""
+"""Warms up a model: runs it on every core, so that everything is allocated, and measures its batch times."""
 
 import time
 
@@ -11,9 +11,9 @@ from neuronpipe.neuron_executor.scheduler import DeviceScheduler
 
 
 async def warm_up(backend: Backend, bundle: Bundle, device: DeviceScheduler) -> BatchTimes:
-    """Runs every bucket on every core, or two batches that differ, between those of the device's other models.
+    """Runs every bucket, or two different batches, on every core, in turn with the device's other models.
 
-    Raises SetupError where one cannot run, or no core is left.
+    Raises SetupError if one cannot run, or if no core is left.
     """
     warming = _WarmUp(backend, bundle, device)
     batch_time = BatchTime()
@@ -25,15 +25,17 @@ async def warm_up(backend: Backend, bundle: Bundle, device: DeviceScheduler) -> 
             for is_alone, estimate in ((False, batch_time), (True, lone_batch_time)):
                 if is_alone:
                     await warming.time(rows, tokens, is_alone=True)
-                # The quicker one: all services of a machine may start at once.
-                estimate.anchor(rows * tokens, min([await warming.time(rows, tokens, is_alone=is_alone) for _ in range(2)]))
+                # The faster one, because all services of a machine may start at once.
+                estimate.anchor(
+                    rows * tokens, min([await warming.time(rows, tokens, is_alone=is_alone) for _ in range(2)])
+                )
     except BackendError as error:
         raise SetupError(f"{bundle.folder}: the back end cannot run a warm-up batch: {error}") from error
     return BatchTimes(batch_time, lone_batch_time)
 
 
 class _WarmUp:
-    """One model's. Raises BackendError; CoreLost with the last core only."""
+    """The warm-up of one model. Raises BackendError, and CoreLost with the last core only."""
 
     def __init__(self, backend: Backend, bundle: Bundle, device: DeviceScheduler) -> None:
         self._backend, self._name, self._device = backend, bundle.spec.name, device
@@ -46,7 +48,7 @@ class _WarmUp:
         return [(rows, self._backend.round_tokens(tokens)) for rows, tokens in self._kind.warm_up_shapes()]
 
     async def run_on(self, core: int, rows: int, tokens: int, *, is_alone: bool = False) -> float | None:
-        """Runs the shortest sequences. Returns the seconds that they took; None where the core is lost."""
+        """Runs the shortest sequences. Returns the seconds that they took; None if the core is lost."""
         left = [one for one in range(self._backend.cores) if not self._device.cores.is_lost(one)]
         if core not in left:
             return None

@@ -1,4 +1,4 @@
-"""Finds out that a core hangs: that the batch which it computes does not end."""
+"""Detects cores that hang, which is when the batch that a core computes does not end."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,26 +10,29 @@ from neuronpipe.neuron_executor.backends.base import CoreLost
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A batch of a core, and how long it may take."""
+    """A batch of a core, and its time limit."""
 
     model_name: str
     limit_s: float
 
 
 class CoreWatchdog:
-    """Watches one core. A batch's time begins when those before have ended, since a core computes one at a time."""
+    """Watches one core. A batch's time begins when those before it have ended: a core computes one at a time."""
 
     def __init__(self, give_up: Callable[[str, CoreLost], None]) -> None:
-        """`give_up`: called with the model of a batch that hangs; then the tasks of all of the core's batches are cancelled."""
+        """`give_up` is called with the model of a batch that hangs.
+
+        Then the tasks of all of the core's batches are cancelled.
+        """
         self._give_up = give_up
-        # By the task that waits for each, oldest first.
+        # By the task that waits for the batch, oldest first.
         self._batches: dict[asyncio.Task[Any], _Watched] = {}
         self._timer: asyncio.TimerHandle | None = None
         # The task whose batch hangs.
         self.hung: asyncio.Task[Any] | None = None
 
     def begin(self, model_name: str, limit_s: float) -> None:
-        """The core is handed a batch by the current task."""
+        """The current task gives a batch to the core."""
         self._batches[_current_task()] = _Watched(model_name, limit_s)
         if len(self._batches) == 1:
             self._start()

@@ -10,9 +10,10 @@ from neuronpipe.postprocessor.settings import PostprocessorSettings
 from neuronpipe.postprocessor.stage import running_postprocessor
 from neuronpipe.rpc.items import POSTPROCESS
 from neuronpipe.rpc.stage_server import OpenedStage, serve_stage
+from neuronpipe.tls.server import ServerTls
 
 
-async def run(settings: PostprocessorSettings, telemetry: Telemetry) -> None:
+async def run(settings: PostprocessorSettings, telemetry: Telemetry, tls: ServerTls | None = None) -> None:
     """Serves until SIGTERM."""
 
     @asynccontextmanager
@@ -21,4 +22,4 @@ async def run(settings: PostprocessorSettings, telemetry: Telemetry) -> None:
         async with running_postprocessor(bundles) as stage:
             yield stage.postprocess, stage.models
 
-    await serve_stage(POSTPROCESS, settings, telemetry, open_stage)
+    await serve_stage(POSTPROCESS, settings, telemetry, open_stage, tls)

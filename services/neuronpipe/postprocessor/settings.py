@@ -2,10 +2,10 @@
 
 from pydantic_settings import SettingsConfigDict
 
-from neuronpipe.process.settings import ServerSettings, listen_field
+from neuronpipe.process.settings import StageSettings, listen_field
 
 
-class PostprocessorSettings(ServerSettings):
+class PostprocessorSettings(StageSettings):
     """Settings of the postprocessor."""
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_POSTPROCESSOR_")

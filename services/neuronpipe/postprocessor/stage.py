@@ -12,7 +12,7 @@ from neuronpipe.core.items import PostprocessItem
 from neuronpipe.core.lanes import Lane, Lanes, is_on_event_loop
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import Packed, pack_result
-from neuronpipe.tasks import TASKS
+from neuronpipe.tasks import ANSWERED_TASKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class DecodingModel:
     def decode(self, item: PostprocessItem) -> Packed[TaskResult]:
         """Decodes the outputs of one input, on its lane."""
         item.call.check_deadline()
-        task = TASKS[item.input.task or self.spec.task]
+        task = ANSWERED_TASKS[item.input.task or self.spec.task]
         input = getattr(item.input.message, task.name)
         decoded = task.decode(input, self.spec, item.annotations.arrays, item.outputs.arrays)
         result = pack_result(TaskResult(**{task.name: decoded}))

@@ -1,1 +1,1 @@
-"""The life of a process: signals, loading, health, draining, and what is in flight."""
+"""The life cycle of a process: signals, loading, health, draining, and calls in flight."""

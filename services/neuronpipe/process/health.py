@@ -1,4 +1,4 @@
-"""What a process says of its health, for doors to show in their own way."""
+"""The health of a process and of its services. Each door reports it in its own protocol."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 class HealthBoard:
     """The health of named services, and under "" of the process as a whole.
 
-    A service is serving from the moment that the process is open until it drains, but for the time that `set` has said otherwise.
+    A service is serving from when the process opens until it drains, except while `set` says otherwise.
     """
 
     def __init__(self, services: Iterable[str]) -> None:
@@ -17,17 +17,22 @@ class HealthBoard:
         self._changed = asyncio.Event()
 
     def is_serving(self, service: str) -> bool | None:
-        """Whether calls of a service make sense now; None for one that the process does not have."""
+        """Whether a service can be called now; None for one that the process does not have."""
         report = self._reports.get(service)
         return report and self._is_open
 
     def set(self, service: str, is_serving: bool) -> None:
-        """What the parts of the process report of a service."""
+        """Sets the health of a service, as a part of the process reports it."""
         self._reports[service] = is_serving
         self._notify()
 
+    async def wait_until_reported(self, service: str) -> None:
+        """Returns once a service would be serving if the process were open."""
+        while not self._reports[service]:
+            await self._changed.wait()
+
     async def watch(self, service: str) -> AsyncIterator[bool | None]:
-        """A service's health as it is, and then after every change; ends when the process does."""
+        """Yields a service's health now, and then after every change. Ends when the process ends."""
         last: object = self
         while True:
             changed, now = self._changed, self.is_serving(service)
@@ -40,12 +45,12 @@ class HealthBoard:
                 await changed.wait()
 
     def open(self) -> None:
-        """The process takes calls from now on."""
+        """Reports the process as serving from now on."""
         self._is_open = True
         self._notify()
 
     def drain(self) -> None:
-        """Nothing is serving any more, whatever is reported."""
+        """Reports everything as not serving from now on."""
         self._is_open = False
         self._notify()
 

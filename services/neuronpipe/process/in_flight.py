@@ -1,4 +1,4 @@
-"""What is in flight in one process, over all of its doors: counted, bounded, and refused once the process drains."""
+"""Counts and limits the calls in flight in one process, over all of its doors, and refuses calls while it drains."""
 
 import asyncio
 import heapq
@@ -11,18 +11,19 @@ from typing import TypeVar
 
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded, Unavailable
 
-# Backstop behind the admission of the gateway and the queues of the executor: calls in one process, of all services.
+# Last resort behind the gateway's admission control and the executor's queues: calls in one process, of all services.
 MAX_CALLS = 4096
-# Reads of messages that have just begun. More wait, unread, and the network holds them back: each could bring a message of any size before
-# the loop looks again.
+# The limit for reads that have just begun. Further messages stay unread, and flow control holds them back. Otherwise
+# each could deliver a message of any size before the event loop checks again.
 _MAX_NEW_READS = 8
-# A message that is not there after this long is large, or its sender slow. From then on it claims a part of the budget, the more the longer
-# it takes, and after the second time as much as the largest message: a small one that comes slowly costs little.
+# A message that has not arrived after the first time is large, or its sender is slow. From then on it claims a part of
+# the budget. The claim grows with time, up to the largest message after the second time. So a small message that
+# arrives slowly claims little.
 _QUICK_S = 0.005
 _FULL_CLAIM_S = 0.64
-# How long a message may take at all.
+# The longest time that a message may take to arrive.
 _RECEIVE_LIMIT_S = 60.0
-# While draining, so long without a new call means that callers have heard of it.
+# While draining, this time without a new call means that callers know that the process stops.
 _QUIET_S = 0.1
 
 T = TypeVar("T")
@@ -43,23 +44,28 @@ class _Reading:
 
 
 class InFlight:
-    """Counts calls (as a context manager), so that a process can wait for them, and the messages that are being received."""
+    """Counts calls (as a context manager), and the messages that are being received.
 
-    def __init__(self, service: str, max_message_bytes: int, max_receiving_bytes: int, max_calls: int = MAX_CALLS) -> None:
+    So a process can wait for its calls to end.
+    """
+
+    def __init__(
+        self, service: str, max_message_bytes: int, max_receiving_bytes: int, max_calls: int = MAX_CALLS
+    ) -> None:
         self.count = 0
-        # Asked before a call's message is read, with what is left of its deadline in seconds; raises Overloaded.
+        # Called before a call's message is read, with the seconds left until its deadline; raises Overloaded.
         self.check_room: Callable[[float | None], None] = lambda remaining_s: None
         self._service = service
         self._max_calls = max_calls
         self._max_message_bytes = max_message_bytes
         self._max_claimed_bytes = max(max_message_bytes, max_receiving_bytes)
         self._claimed_bytes = 0
-        # Of each connection, which gets half of the budget at most: calls that send nothing would keep all others out.
+        # A connection gets at most half of the budget. Otherwise calls that send nothing could keep out all others.
         self._claimed_of: Counter[str] = Counter()
         self._max_claimed_of = max(max_message_bytes, max_receiving_bytes // 2)
         self._new_reads = 0
         self._waiting_reads: deque[asyncio.Future[None]] = deque()
-        # Messages that are being received, by when they are looked at next; those that have ended stay until then.
+        # Messages that are being received, by the time of their next check. Those that have ended stay until then.
         self._due: list[tuple[float, int, _Reading]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -70,12 +76,14 @@ class InFlight:
         self._idle.set()
 
     def __enter__(self) -> None:
-        """Counts a call in, until the block ends. Raises Unavailable while draining, and Overloaded."""
+        """Counts a call until the block ends. Raises Unavailable while the process drains, Overloaded at the limit."""
         if self._is_draining:
             self._came_late += 1
             raise self.stopping()
         if self.count >= self._max_calls:
-            raise Overloaded(f"{self.count} calls in flight, the {self._service} service takes {self._max_calls}", retry_after_s=1)
+            raise Overloaded(
+                f"{self.count} calls in flight, the {self._service} service takes {self._max_calls}", retry_after_s=1
+            )
         self.count += 1
         self._idle.clear()
 
@@ -84,8 +92,13 @@ class InFlight:
         if not self.count:
             self._idle.set()
 
-    async def receive(self, connection: str, read: Callable[[], Awaitable[T]], refuse: Callable[[NeuronpipeError], None]) -> T:
-        """Reads the message of a call. Where it takes long and the budget has no room for it, calls `refuse`, which must end the read."""
+    async def receive(
+        self, connection: str, read: Callable[[], Awaitable[T]], refuse: Callable[[NeuronpipeError], None]
+    ) -> T:
+        """Reads the message of a call.
+
+        If it takes long and the budget has no room for it, `refuse` is called, which must end the read.
+        """
         await self._begin_read()
         reading = _Reading(connection, refuse, time.monotonic())
         self._look_at(reading, reading.began_s + _QUICK_S)
@@ -99,7 +112,10 @@ class InFlight:
                 self._end_new_read()
 
     async def _begin_read(self) -> None:
-        """Waits for a place. Not by asyncio.Semaphore, which searches all that wait when one leaves: under overload thousands do."""
+        """Waits until a read may begin.
+
+        asyncio.Semaphore would search all waiting reads when one leaves: under overload, these are thousands.
+        """
         if self._new_reads < _MAX_NEW_READS:
             self._new_reads += 1
             return
@@ -132,7 +148,10 @@ class InFlight:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - time.monotonic()), self._look)
 
     def _look(self) -> None:
-        """Lets messages that are not there yet claim their part. One timer for all of them: hardly any message lives to see it."""
+        """Lets messages that have not arrived yet claim their part of the budget.
+
+        One timer serves all of them, because hardly any message takes long enough.
+        """
         self._timer, self._look_at_s = None, math.inf
         now_s = time.monotonic()
         while self._due and (self._due[0][0] <= now_s or self._due[0][2].has_ended):
@@ -143,13 +162,17 @@ class InFlight:
             self._set_timer(self._due[0][0])
 
     def _may_go_on(self, reading: "_Reading", taken_s: float) -> bool:
-        """Claims what a message that takes so long must have; where it cannot, refuses it."""
+        """Claims the memory for a message that has taken this long. Refuses the message if that is not possible."""
         if reading.is_new:
             reading.is_new = False
             self._end_new_read()
         more_bytes = int(self._max_message_bytes * min(1.0, taken_s / _FULL_CLAIM_S)) - reading.claimed_bytes
         if self._claimed_bytes + more_bytes > self._max_claimed_bytes:
-            reading.refuse(Overloaded(f"{self._max_claimed_bytes} bytes for messages while they arrive, the limit", retry_after_s=1))
+            reading.refuse(
+                Overloaded(
+                    f"{self._max_claimed_bytes} bytes for messages while they arrive, the limit", retry_after_s=1
+                )
+            )
         elif self._claimed_of[reading.connection] + more_bytes > self._max_claimed_of:
             problem = f"{self._max_claimed_of} bytes for messages of one connection while they arrive, the limit"
             reading.refuse(Overloaded(problem, retry_after_s=1))
@@ -187,9 +210,9 @@ class InFlight:
             await asyncio.sleep(min(_QUIET_S, left_s))
 
     def stopping(self) -> Unavailable:
-        """Why a call is refused now, or a stream not read any more."""
+        """The error of calls, and of reads from streams, while the process drains."""
         return Unavailable(f"the {self._service} service is stopping")
 
     def starting(self) -> Unavailable:
-        """Why a call is refused while the process loads."""
+        """The error of calls while the process loads."""
         return Unavailable(f"the {self._service} service is starting")

@@ -1,7 +1,7 @@
-"""The life of a process, whatever its doors speak.
+"""The life cycle of a process, for any protocol.
 
-Listen (calls are refused as "starting") → load → SERVING → SIGTERM → NOT_SERVING → tell the parts → refuse new calls, finish those in
-flight within the grace → unload.
+Listen (calls are refused as "starting") → load → SERVING → SIGTERM → NOT_SERVING → notify the parts of the process →
+refuse new calls, finish those in flight within the grace period → unload.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.in_flight import InFlight
 from neuronpipe.process.settings import ServerSettings
 
-# How long models may take to unload once all calls have ended; a device that hangs must not keep the process.
+# The time limit for unloading models after all calls have ended. A device that hangs must not keep the process alive.
 _UNLOAD_LIMIT_S = 10.0
-# How long calls in flight get at most where a part of the service has crashed: enough for all to be answered, with its error or another's.
+# The longest grace period after a part of the service has crashed. It is long enough to answer all calls with an error.
 _CRASH_GRACE_S = 2.0
-# How long callers that go on calling are told that the process stops, before their calls are cut off.
+# The longest time in which new calls still get the answer that the process stops, before connections are closed.
 _LATE_CALLS_LIMIT_S = 1.0
 
 
 class Life:
-    """A process that serves, as its parts see it."""
+    """A process that serves. Its parts use this object."""
 
     def __init__(self, name: str, settings: ServerSettings, doors: Sequence[Door]) -> None:
         self.health = HealthBoard(service for door in doors for service in door.services)
@@ -37,16 +37,16 @@ class Life:
         self._told: list[Callable[[], Awaitable[None]]] = []
 
     def on_draining(self, tell: Callable[[], Awaitable[None]]) -> None:
-        """Has `tell` run, and waits for it, after NOT_SERVING is reported and before new calls are refused."""
+        """Runs `tell`, and waits for it, after NOT_SERVING is reported and before new calls are refused."""
         self._told.append(tell)
 
     async def listen(self) -> None:
-        """Opens the doors' addresses. Raises SetupError."""
+        """Listens on the addresses of all doors. Raises SetupError."""
         for door in self._doors:
             await door.listen(self.health, self.in_flight)
 
     def open(self, handlers: Mapping[str, Handler]) -> None:
-        """Takes calls from now on."""
+        """Answers calls from now on."""
         self.is_open = True
         for door in self._doors:
             door.open(handlers)
@@ -54,12 +54,17 @@ class Life:
         log("ready")
 
     async def drain(self, grace_s: float) -> None:
-        """Refuses new calls, waits for those in flight and for their answers to leave, `grace_s` at most, and ends the rest."""
+        """Refuses new calls, and waits at most `grace_s` for the calls in flight and for their responses to be sent.
+
+        Then it ends the rest.
+        """
         deadline_s = time.monotonic() + grace_s
         log("draining", calls=self.in_flight.count, grace_s=grace_s)
         self.health.drain()
         if self._told:
-            results = await asyncio.gather(*(asyncio.wait_for(tell(), grace_s) for tell in self._told), return_exceptions=True)
+            results = await asyncio.gather(
+                *(asyncio.wait_for(tell(), grace_s) for tell in self._told), return_exceptions=True
+            )
             for result in results:
                 if isinstance(result, Exception):
                     log_fault("a part of the service cannot drain", result)
@@ -76,12 +81,18 @@ class Life:
         await asyncio.gather(*(door.stop(grace_s) for door in self._doors))
 
 
-# Makes the handlers of a process by their paths, and unmakes them.
+# Opens the handlers of a process, by their paths, and closes them.
 Assemble: TypeAlias = Callable[[Life], AbstractAsyncContextManager[Mapping[str, Handler]]]
 
 
-async def serve(name: str, settings: ServerSettings, doors: Sequence[Door], assemble: Assemble) -> None:
-    """Serves until SIGTERM or SIGINT. Raises SetupError for an address that cannot be used, and whatever `assemble` raises."""
+async def serve(
+    name: str, settings: ServerSettings, doors: Sequence[Door], assemble: Assemble, *, listens_first: bool = True
+) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Raises SetupError for an address that cannot be used, and whatever `assemble` raises. `listens_first`: before it
+    loads, so that callers are told that it is starting.
+    """
     loop, serving, stop = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
     life = Life(name, settings, doors)
 
@@ -94,13 +105,17 @@ async def serve(name: str, settings: ServerSettings, doors: Sequence[Door], asse
         loop.add_signal_handler(number, on_signal)
     give_up = None
     try:
-        await life.listen()
+        if listens_first:
+            await life.listen()
         async with assemble(life) as handlers:
+            if not listens_first:
+                await life.listen()
             life.open(handlers)
             try:
                 await stop.wait()
                 await life.drain(settings.grace_s)
-            except asyncio.CancelledError:  # what was assembled has crashed; its end may take long, which nobody shall wait for
+            except asyncio.CancelledError:
+                # A part has crashed. Its calls may take long to end, and nobody should wait for them.
                 await life.drain(min(settings.grace_s, _CRASH_GRACE_S))
                 raise
             finally:

@@ -4,59 +4,109 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
+from neuronpipe.core.addresses import unix_path
+from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
+from neuronpipe.tls.files import TlsFiles
 
 _LAST_PORT = 65535
 # A week. gRPC takes milliseconds in 31 bits, less than 25 days.
 _LAST_AGE_S = 7 * 86_400
-# Where callers connect by themselves. Gateways keep their streams to stages, and balance them, themselves.
+# For services to which callers connect. Gateways keep their streams to stages open, and balance load over them.
 CALLERS_CONNECTION_AGE_S = 300.0
 
 
 def listen_field(default: str) -> str:
     """The field of an address to listen on."""
-    listen: str = Field(default, description="address to listen on, HOST:PORT; port 0 takes a free one", pattern=r"^.+:\d{1,5}$")
+    listen: str = Field(
+        default,
+        description="address to listen on: HOST:PORT, where port 0 takes a free one, or unix:/PATH",
+        pattern=r"^(unix:/.+|.+:\d{1,5})$",
+    )
     return listen
 
 
 def optional_listen_field(purpose: str) -> str:
-    """The field of an address that is only listened on where it is set."""
+    """The field of an address that is listened on only if it is set."""
     description = f"address for {purpose}, HOST:PORT; port 0 takes a free one, empty has none"
     listen: str = Field("", description=description, pattern=r"^(.+:\d{1,5})?$")
     return listen
 
 
 def connection_age_field(default_s: float) -> float:
-    """The field of how old connections get."""
-    description = "seconds after which a connection is asked to reconnect, so that new servers get their share; 0: never"
+    """The field of the maximum age of connections."""
+    description = (
+        "seconds after which a connection is asked to reconnect, so that new servers get their share; 0: never"
+    )
     age_s: float = Field(default_s, ge=0, le=_LAST_AGE_S, description=description)
     return age_s
 
 
-class ServerSettings(Settings):
-    """What every service has."""
+class ServerTlsSettings(Settings):
+    """TLS of a service's ports."""
+
+    tls_certificate: str = Field(
+        "",
+        description="file of the certificate for all ports, in PEM form, with those of intermediate authorities behind "
+        "it; read anew when it changes; empty: no TLS",
+    )
+    tls_key: str = Field("", description="file of the certificate's private key, in PEM form without a passphrase")
+    tls_client_ca: str = Field(
+        "",
+        description="file of the authorities of callers' certificates, in PEM form; callers must show one (mTLS); "
+        "empty: callers show none",
+    )
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """The files, None for a service without TLS. Raises SetupError."""
+        if self.tls_client_ca and not self.tls_certificate:
+            raise SetupError("--tls-client-ca: needs --tls-certificate and --tls-key")
+        files = TlsFiles(self.tls_certificate, self.tls_key, self.tls_client_ca)
+        return files if files.certificate else None
+
+
+class ServerSettings(ServerTlsSettings):
+    """The settings that every service has."""
 
     listen: str = listen_field("127.0.0.1:0")
     repository: Path = Field(description="folder of bundles, as `neuronpipe compile` writes it")
-    grace_s: float = Field(10.0, ge=0, le=3600, description="seconds that requests in flight get to finish after SIGTERM")
+    grace_s: float = Field(
+        10.0, ge=0, le=3600, description="seconds that requests in flight get to finish after SIGTERM"
+    )
     max_message_bytes: int = Field(
-        64 << 20, ge=1 << 10, le=(1 << 31) - 1, description="largest gRPC message, or HTTP body, that is accepted, in bytes"
+        64 << 20,
+        ge=1 << 10,
+        le=(1 << 31) - 1,
+        description="largest gRPC message, or HTTP body, that is accepted, in bytes",
     )
     max_receiving_bytes: int = Field(
         512 << 20,
         ge=1 << 10,
-        description="memory for large or slow messages while they arrive, in bytes; half for one connection; beyond: RESOURCE_EXHAUSTED",
+        description="memory for large or slow messages while they arrive, in bytes; half for one connection; beyond: "
+        "RESOURCE_EXHAUSTED",
+    )
+    max_pending_calls: int = Field(
+        1000,
+        ge=1,
+        le=1_000_000,
+        description="gRPC calls that have arrived and are not accepted yet; above it gRPC ends new ones with "
+        "CANCELLED, some at first, all at twice as many",
     )
     max_connection_age_s: float = connection_age_field(0)
     max_connection_age_grace_s: float = Field(
-        3600, ge=0, le=_LAST_AGE_S, description="seconds that calls get to finish on a connection that has reached its maximum age"
+        3600,
+        ge=0,
+        le=_LAST_AGE_S,
+        description="seconds that calls get to finish on a connection that has reached its maximum age",
     )
     metrics_listen: str = optional_listen_field("the Prometheus endpoint")
     kept_traces: int = Field(
         0,
         ge=0,
         le=100_000,
-        description="sampled traces kept in memory for `neuronpipe trace`; for development, as every caller may read them",
+        description="sampled traces kept in memory for `neuronpipe trace`; for development, as every caller "
+        "may read them",
     )
 
     @field_validator("listen", "metrics_listen")
@@ -65,8 +115,29 @@ class ServerSettings(Settings):
         return check_port(listen)
 
 
+class StageSettings(ServerSettings):
+    """What every stage has."""
+
+    allowed_peers: str = Field(
+        "",
+        description="names of the only callers that are answered, separated by commas: of each, a subject alternative "
+        "name of its certificate, as gateway.example or spiffe://example/gateway; needs --tls-client-ca; empty: every "
+        "caller",
+    )
+
+    @property
+    def allowed_names(self) -> frozenset[str]:
+        """The names; none where every caller is answered. Raises SetupError."""
+        names = frozenset(filter(None, map(str.strip, self.allowed_peers.split(","))))
+        if self.allowed_peers and not names:
+            raise SetupError("--allowed-peers: names no caller")
+        if names and not self.tls_client_ca:
+            raise SetupError("--allowed-peers: needs --tls-client-ca, as callers show no certificate otherwise")
+        return names
+
+
 def check_port(listen: str) -> str:
-    """The address, if its port exists; gRPC would take the number modulo 65536. Raises ValueError."""
-    if listen and int(listen.rpartition(":")[2]) > _LAST_PORT:
+    """The address, if its port or path can exist; gRPC would take a port modulo 65536. Raises ValueError."""
+    if listen and not unix_path(listen) and int(listen.rpartition(":")[2]) > _LAST_PORT:
         raise ValueError(f"ports end at {_LAST_PORT}")
     return listen

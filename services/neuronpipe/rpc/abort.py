@@ -1,4 +1,4 @@
-"""How a gRPC call ends with an error."""
+"""Ends a gRPC call with an error."""
 
 import asyncio
 from functools import lru_cache
@@ -19,8 +19,8 @@ RETRY_PUSHBACK = "grpc-retry-pushback-ms"
 _End: TypeAlias = tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-# A client takes 8 KiB of trailers and calls more RESOURCE_EXHAUSTED. The message travels twice: percent-encoded, at worst three bytes
-# for one, and within the status in Base64.
+# A client accepts 8 KiB of trailers and reports RESOURCE_EXHAUSTED for more. The message is sent twice:
+# percent-encoded, with up to three bytes for one, and within the status in Base64.
 _MAX_STATUS_BYTES = 1500
 _SHORTENED_CHARACTERS = 300
 
@@ -46,7 +46,9 @@ async def abort(context: Context, error: Exception) -> NoReturn:
 def _end_of(error: NeuronpipeError) -> _End:
     status = to_status(error)
     if status.ByteSize() > _MAX_STATUS_BYTES:
-        status = Status(code=status.code, message=f"{status.message[:_SHORTENED_CHARACTERS]}…", details=status.details[:1])
+        status = Status(
+            code=status.code, message=f"{status.message[:_SHORTENED_CHARACTERS]}…", details=status.details[:1]
+        )
     return _CODES[status.code], status.message, ((STATUS_DETAILS, status.SerializeToString()),)
 
 

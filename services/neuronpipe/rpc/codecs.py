@@ -1,6 +1,6 @@
-"""Where values become messages: one codec a stage, from item to message and back, and from value to outcome and back.
+"""Converts values to messages: one codec for each stage, for items and for outcomes, in both directions.
 
-Messages are written in place: one that is handed to another's constructor would be serialized and parsed once more.
+Messages are written in place. A message that is passed to another's constructor would be serialized and parsed again.
 """
 
 import time
@@ -9,40 +9,52 @@ from typing import Any, Protocol, TypeVar
 
 from neuronpipe.api.v1.stages_pb2 import Announcement, ItemContext
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
+from neuronpipe.core.callers import ANONYMOUS, Caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, ModelNotFound
-from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, PostprocessItem, Prediction, StageItem, TokenizeItem
+from neuronpipe.core.items import (
+    EncodedInput,
+    ExecuteItem,
+    ModelKey,
+    PostprocessItem,
+    Prediction,
+    StageItem,
+    TokenizeItem,
+)
 from neuronpipe.core.packed import Packed, TensorSets
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.forward.v1 import stages_pb2 as wire
-from neuronpipe.tasks import TASKS
+from neuronpipe.tasks import ANSWERED_TASKS
 
 ItemT = TypeVar("ItemT", bound=StageItem)
 ValueT = TypeVar("ValueT")
 
-# To take apart an input that is smaller takes longer than to send all of it.
+# Removing fields from a smaller input takes longer than sending all of it.
 _SMALL_INPUT_BYTES = 512
-# Almost 300 years: what the wire can hold of a deadline.
+# Almost 300 years: the longest deadline that the message can hold.
 _FOREVER_NS = (1 << 63) - 1
 
 
 class Codec(Protocol[ItemT, ValueT]):
-    """One stage's messages, those of package neuronpipe.forward.v1."""
+    """The messages of one stage, from the package neuronpipe.forward.v1."""
 
     def write_item(self, item: ItemT, message: Any) -> None:
-        """Fills an empty message of an item, its context's item_id apart. Raises DeadlineExceeded where no time is left."""
+        """Fills an empty message of an item, except the item_id of its context.
+
+        Raises DeadlineExceeded if no time is left.
+        """
 
     def read_item(self, message: Any) -> ItemT:
-        """The item of a message. Raises ModelNotFound."""
+        """Converts a message to an item. Raises ModelNotFound."""
 
     def write_value(self, value: ValueT, outcome: Any) -> None:
-        """Fills an empty outcome, its item_id apart, with what the stage returned."""
+        """Fills an empty outcome, except its item_id, with the value that the stage returned."""
 
     def read_value(self, outcome: Any) -> ValueT:
-        """What the stage returned, of an outcome that is no error."""
+        """Converts an outcome that is not an error to the value that the stage returned."""
 
     def pack(self, value: ValueT) -> int:
-        """Serializes what is in a value, which keeps the bytes. Returns how many they are."""
+        """Serializes the contents of a value, which keeps the bytes. Returns their number."""
 
 
 class TokenizeCodec:
@@ -112,7 +124,7 @@ class ExecuteCodec:
 
 
 class PostprocessCodec:
-    """See Codec. Of the input goes what the task's decoding needs."""
+    """See Codec. Of the input, only the fields that the task's decoding reads are sent."""
 
     def write_item(self, item: PostprocessItem, message: wire.PostprocessItem) -> None:
         _write_head(item, message)
@@ -148,13 +160,15 @@ def write_announcement(models: Iterable[ModelKey], max_message_bytes: int, annou
 
 def read_models(announcement: Announcement) -> frozenset[ModelKey]:
     """The models of an announcement."""
-    return frozenset(ModelKey(model.name, int(model.version)) for model in announcement.models if model.version.isdecimal())
+    return frozenset(
+        ModelKey(model.name, int(model.version)) for model in announcement.models if model.version.isdecimal()
+    )
 
 
 def _decoding_part(input: Packed[TaskInput]) -> bytes:
     if input.size_bytes <= _SMALL_INPUT_BYTES:
         return input.data
-    return TASKS[input.task or ""].decoding_part(input.message).SerializeToString()
+    return ANSWERED_TASKS[input.task or ""].decoding_part(input.message).SerializeToString()
 
 
 def _write_head(item: StageItem, message: Any) -> None:
@@ -163,6 +177,7 @@ def _write_head(item: StageItem, message: Any) -> None:
     context.request_id = call.request_id
     context.priority = call.priority
     context.cost_tokens = call.cost_tokens
+    context.cache_scope = call.caller.cache_scope
     if call.trace:
         context.traceparent, context.tracestate = call.trace.traceparent, call.trace.tracestate
     remaining_s = call.remaining_s
@@ -178,6 +193,7 @@ def _read_call(context: ItemContext) -> Call:
         deadline_s=time.monotonic() + context.remaining_ns / 1e9 if context.remaining_ns else None,
         priority=context.priority,
         trace=SpanContext.parse(context.traceparent, context.tracestate) if context.traceparent else None,
+        caller=Caller(cache_scope=context.cache_scope) if context.cache_scope else ANONYMOUS,
         cost_tokens=context.cost_tokens,
     )
 

@@ -5,22 +5,28 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
+from neuronpipe.core.addresses import unix_path
+from neuronpipe.core.callers import enter_caller
+from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeError, SetupError
 from neuronpipe.core.logs import log
-from neuronpipe.process.door import Handler
+from neuronpipe.process.door import Guard, Handler
 from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.in_flight import MAX_CALLS, InFlight
 from neuronpipe.process.settings import ServerSettings
 from neuronpipe.rpc.abort import abort
 from neuronpipe.rpc.health import HEALTH_SERVICE, health_handlers
-from neuronpipe.rpc.rpcs import Context, Rpc, rpcs_of
+from neuronpipe.rpc.peers import check_peer, credentials_of, server_credentials
+from neuronpipe.rpc.rpcs import Context, Rpc, by_path, rpcs_of
+from neuronpipe.tls.server import ServerTls
 
+_REFLECTION_SERVICE = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 _MIN_PING_INTERVAL_MS = 10_000
 # Detects a caller that vanished without closing its connection. Its calls would be worked on, and the connection would
 # stay open.
@@ -29,16 +35,41 @@ _KEEPALIVE_LIMIT_MS = 10_000
 
 
 class GrpcDoor:
-    """Takes gRPC calls at the address of the settings; a Door (process/door.py)."""
+    """Takes gRPC calls at the address of the settings; a Door (process/door.py).
 
-    def __init__(self, settings: ServerSettings, rpcs: Iterable[Rpc]) -> None:
+    `port`: 0 where it is not known before the door listens, and for a unix socket.
+
+    `shares_port`: other processes listen on it, too. `event`: what the log says once it listens. `tls`: of a port; a
+    unix socket has none. `allowed_peers`: see StageSettings; health is told to every caller, and there is no
+    reflection.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        rpcs: Iterable[Rpc],
+        tls: ServerTls | None = None,
+        guard: Guard | None = None,
+        *,
+        allowed_peers: Collection[str] = (),
+        shares_port: bool = False,
+        event: str = "listening",
+    ) -> None:
         self._settings = settings
+        self._guard = guard
+        self._tls = tls
+        self._allowed_peers = allowed_peers
+        self._event = event
         self._rpcs = {rpc.path: rpc for rpc in rpcs}
         self._handlers: Mapping[str, Handler] = {}
-        self._reads: set[asyncio.Timeout] = set()
+        self._reads: set[_StreamRead] = set()
         self._is_draining = False
-        # Our own count comes first and says when to come back. gRPC's is the last resort: calls that are being refused, health, reflection.
-        self._server = grpc.aio.server(options=list(_options(settings)), maximum_concurrent_rpcs=2 * MAX_CALLS)
+        # Our own count refuses first, with a retry delay. gRPC's limit is the last resort: calls that are being
+        # refused, health, reflection.
+        self._server = grpc.aio.server(
+            options=list(_options(settings, shares_port)), maximum_concurrent_rpcs=2 * MAX_CALLS
+        )
+        self.port = 0 if unix_path(settings.listen) else int(settings.listen.rpartition(":")[2])
 
     @property
     def services(self) -> Collection[str]:
@@ -48,18 +79,36 @@ class GrpcDoor:
     async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
         """Takes connections, and refuses calls until it is open. Raises SetupError."""
         self._in_flight = in_flight
-        watching = health_handlers(health)
-        methods = {path: self._method(rpc, in_flight) for path, rpc in self._rpcs.items()}
-        methods |= {rpc.path: self._method(rpc, contextlib.nullcontext(), watching[rpc.path]) for rpc in rpcs_of(HEALTH_SERVICE)}
+        reflecting = reflection.aio.ReflectionServicer(
+            [*self.services, HEALTH_SERVICE.full_name, reflection.SERVICE_NAME]
+        )
+        own = {"health": HEALTH_SERVICE, "reflection": _REFLECTION_SERVICE}
+        if self._allowed_peers:
+            del own["reflection"]
+        handlers = health_handlers(health) | by_path(
+            _REFLECTION_SERVICE, ServerReflectionInfo=reflecting.ServerReflectionInfo
+        )
+        methods = {path: self._method(rpc, in_flight, self._guard) for path, rpc in self._rpcs.items()}
+        for name, service in own.items():
+            guard = None if self._guard and name in self._guard.open_services else self._guard
+            for rpc in rpcs_of(service):
+                methods[rpc.path] = self._method(rpc, contextlib.nullcontext(), guard, handlers[rpc.path])
         self._server.add_generic_rpc_handlers((_Methods(methods),))
-        reflection.enable_server_reflection([*self.services, HEALTH_SERVICE.full_name, reflection.SERVICE_NAME], self._server)
         address = self._settings.listen
+        path = unix_path(address)
         try:
-            port = self._server.add_insecure_port(address)
+            if path and _is_listened_on(path):  # gRPC would take it away from whoever listens there
+                raise RuntimeError("in use")
+            port = (
+                self._server.add_secure_port(address, server_credentials(self._tls))
+                if self._tls and not path
+                else self._server.add_insecure_port(address)
+            )
         except RuntimeError as error:
-            raise SetupError(f"cannot listen on {address}: {_bind_problem(address)}") from error
+            raise SetupError(f"cannot listen on {address}: {_bind_problem(address, path)}") from error
         await self._server.start()
-        log("listening", address=f"{address.rpartition(':')[0]}:{port}")
+        self.port = 0 if path else port
+        log(self._event, address=address if path else f"{address.rpartition(':')[0]}:{port}")
 
     def open(self, handlers: Mapping[str, Handler]) -> None:
         """Answers calls from now on."""
@@ -68,22 +117,37 @@ class GrpcDoor:
     def drain(self) -> None:
         """Ends the reading side of open streams."""
         self._is_draining = True
-        for timer in self._reads:
-            timer.reschedule(asyncio.get_running_loop().time())
+        for read in self._reads:
+            read.end()
 
     async def stop(self, grace_s: float) -> None:
-        """gRPC's own stop, which alone knows when the last answer has left; it ends calls that arrive from now on with CANCELLED."""
+        """Ends connections by gRPC's own stop: only gRPC knows when the last response has been sent.
+
+        Calls that arrive from now on end with CANCELLED.
+        """
         await self._server.stop(grace_s)
 
-    def _method(self, rpc: Rpc, counted: AbstractContextManager[None], handler: Handler | None = None) -> "grpc.RpcMethodHandler[Any, Any]":
-        # To gRPC every client streams, which is the same on the wire: it would read a single message before it asks anybody.
+    def _method(
+        self,
+        rpc: Rpc,
+        counted: AbstractContextManager[None],
+        guard: Guard | None,
+        handler: Handler | None = None,
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        allowed_peers = () if handler else self._allowed_peers
+
+        # gRPC treats every client as a streaming one, which has the same wire format. Otherwise it would read a single
+        # message before any of our code runs.
         async def answer(unread: object, context: Context) -> Any:
             remaining_s = context.time_remaining()
-            if remaining_s == 0.0:  # it grew old inside gRPC; where many did, the less is done for each the sooner come those that did not
-                raise asyncio.CancelledError
             try:
+                if remaining_s == 0.0:  # it waited inside gRPC for too long
+                    raise DeadlineExceeded("the deadline passed before the call was accepted")
+                if guard:
+                    enter_caller(guard.identify(credentials_of(context)))
                 with counted:
                     answering = handler or self._handler(rpc)
+                    await check_peer(context, allowed_peers)
                     if rpc.is_work:
                         self._in_flight.check_room(remaining_s)
                     return await answering(await self._request(rpc, context), context)
@@ -92,8 +156,11 @@ class GrpcDoor:
 
         async def stream(unread: object, context: Context) -> AsyncIterator[Any]:
             try:
+                if guard:
+                    enter_caller(guard.identify(credentials_of(context)))
                 with counted:
                     answering = handler or self._handler(rpc)
+                    await check_peer(context, allowed_peers)
                     async with contextlib.aclosing(answering(await self._request(rpc, context), context)) as responses:
                         async for response in responses:
                             yield response
@@ -115,7 +182,9 @@ class GrpcDoor:
         refusals: list[asyncio.Task[object]] = []
 
         def refuse(error: NeuronpipeError) -> None:
-            refusals.append(asyncio.create_task(abort(context, error)))  # ends the read, too, which cannot be cancelled safely
+            refusals.append(
+                asyncio.create_task(abort(context, error))
+            )  # ends the read, too, which cannot be cancelled safely
 
         try:
             data = await self._in_flight.receive(context.peer(), context.read, refuse)
@@ -127,21 +196,51 @@ class GrpcDoor:
         return _decoded(rpc, data)
 
     async def _requests(self, rpc: Rpc, context: Context) -> AsyncIterator[Any]:
-        """A caller's stream until the caller ends it. Raises Unavailable as soon as the door drains: nothing new is begun then."""
-        while not self._is_draining:
-            try:
-                async with asyncio.timeout(None) as timer:
-                    self._reads.add(timer)
-                    try:
-                        data = await context.read()
-                    finally:
-                        self._reads.discard(timer)
-            except TimeoutError:  # drain made the timer expire
-                break
-            if data is grpc.aio.EOF:
-                return
-            yield _decoded(rpc, data)
+        """A caller's stream until the caller ends it.
+
+        Raises Unavailable as soon as the door drains, because no new work is begun then.
+        """
+        read = _StreamRead(context)
+        self._reads.add(read)
+        try:
+            while not self._is_draining:
+                data = await read.next()
+                if data is grpc.aio.EOF:
+                    return
+                if data is not None:
+                    yield _decoded(rpc, data)
+        finally:
+            self._reads.discard(read)
         raise self._in_flight.stopping()
+
+
+class _StreamRead:
+    """Reads the messages of one stream, for one task, until it is ended."""
+
+    __slots__ = ("_context", "_is_ended", "_task")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._is_ended = False
+        self._task: asyncio.Task[Any] | None = None
+
+    async def next(self) -> Any:
+        """The next message, or EOF; None where the read was ended."""
+        task = self._task = asyncio.current_task()
+        try:
+            return await self._context.read()
+        except asyncio.CancelledError:
+            if not (self._is_ended and task and task.uncancel() == 0):  # cancelled by others
+                raise
+            return None
+        finally:
+            self._task = None
+
+    def end(self) -> None:
+        """Ends the read that waits, if one does. Not by asyncio.timeout, which takes as long as a small message."""
+        if self._task and not self._is_ended:
+            self._is_ended = True
+            self._task.cancel()
 
 
 class _Methods(grpc.GenericRpcHandler):
@@ -158,18 +257,22 @@ def _decoded(rpc: Rpc, data: bytes) -> Any:
     try:
         return rpc.decode(data)
     except DecodeError as error:
-        raise InvalidInput("request", f"is no valid {rpc.request_name}: broken, or holds a string that is not UTF-8") from error
+        raise InvalidInput(
+            "request", f"is no valid {rpc.request_name}: broken, or holds a string that is not UTF-8"
+        ) from error
 
 
-def _options(settings: ServerSettings) -> Iterable[tuple[str, int]]:
-    # Without this two processes can listen on one port and each gets a share of the calls.
-    yield "grpc.so_reuseport", 0
+def _options(settings: ServerSettings, shares_port: bool) -> Iterable[tuple[str, int]]:
+    # gRPC's default lets any two processes listen on one port, each of which gets a share of the connections.
+    yield "grpc.so_reuseport", int(shares_port)
     yield "grpc.max_receive_message_length", settings.max_message_bytes
     yield "grpc.max_send_message_length", -1
-    # One connection does not take all calls of the process. What is more waits at the caller; with gRPC's overload protection half of it
-    # ended as UNAVAILABLE instead (seen 2026-11-22, grpcio 1.85.1).
+    # One connection does not take all calls of the process. What is more waits at the caller; with gRPC's overload
+    # protection half of it ended as UNAVAILABLE instead (seen 2026-11-22, grpcio 1.85.1).
     yield "grpc.max_concurrent_streams", MAX_CALLS // 2
     yield "grpc.http.overload_protection", 0
+    yield "grpc.server.max_pending_requests", settings.max_pending_calls
+    yield "grpc.server.max_pending_requests_hard_limit", 2 * settings.max_pending_calls
     # Channels ping while idle (rpc/client.py); the default, five minutes, would cut them off with too_many_pings.
     yield "grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS
     yield "grpc.keepalive_permit_without_calls", 1
@@ -177,20 +280,39 @@ def _options(settings: ServerSettings) -> Iterable[tuple[str, int]]:
     yield "grpc.keepalive_timeout_ms", _KEEPALIVE_LIMIT_MS
     yield "grpc.http2.ping_timeout_ms", _KEEPALIVE_LIMIT_MS  # else a minute
     yield "grpc.http2.max_pings_without_data", 0
-    # Or gRPC takes megabytes of a message that nobody reads yet, not 64 KiB. One that is read gets a window of its size all the same.
+    # Or gRPC takes megabytes of a message that nobody reads yet, not 64 KiB. One that is read gets a window of its size
+    # all the same.
     yield "grpc.http2.bdp_probe", 0
     if settings.max_connection_age_s:
         yield "grpc.max_connection_age_ms", round(settings.max_connection_age_s * 1000)
         yield "grpc.max_connection_age_grace_ms", round(settings.max_connection_age_grace_s * 1000)
 
 
-def _bind_problem(address: str) -> str:
+def _is_listened_on(path: str) -> bool:
+    """Whether a process listens on a unix socket. Else its file was left behind by one that was killed, or is none."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:  # it has no room for another connection, or none for us
+            return True
+        return True
+
+
+def _bind_problem(address: str, path: str | None) -> str:
     """Why an address cannot be listened on, in the operating system's words."""
-    host, _, port = address.rpartition(":")
     try:
-        family, kind, _, _, resolved = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.bind(resolved)
+        if path:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.bind(path)
+            Path(path).unlink()
+        else:
+            host, _, port = address.rpartition(":")
+            family, kind, _, _, resolved = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.bind(resolved)
     except OSError as error:
         return error.strerror or "no such address"
     return "gRPC refuses the address"

@@ -1,4 +1,4 @@
-"""The gateway's side of a stage's stream, and the processes behind a target."""
+"""The gateway's side of a stage's stream: connections to every process behind a target."""
 
 import asyncio
 import socket
@@ -16,18 +16,20 @@ from neuronpipe.core.streams import Outcome, StageResponse
 from neuronpipe.rpc.client import open_channel
 from neuronpipe.rpc.codecs import read_models
 from neuronpipe.rpc.items import LARGE_BYTES, StageRpc
+from neuronpipe.tls.files import LoadedTls, WatchedTls
 
-# How often a target's addresses are asked for, so that new processes get work.
+# The time between two resolutions of a target, so that new processes get work.
 _RESOLVE_EVERY_S = 5.0
-# So many complete answers in a row, a minute's, miss an address before it is retired. Servers of names that have many addresses tell some
-# of them at a time: one of which each answer tells four in ten is missed so often once in 460 such minutes, one in two once in 4,100.
+# The number of complete answers in a row, a minute's, that miss an address before it is retired. For a name with many
+# addresses, a DNS server returns only some at a time. If each answer has four in ten of them, an address is missing
+# from all twelve once in 460 minutes; with one in two, once in 4,100 minutes.
 _MAX_ABSENCES = 12
-# Between a stream that a server refused or ended and the next; gRPC itself waits for a server that is down.
+# The pause after a stream that a server refused or ended. gRPC itself waits for a server that is down.
 _PAUSE_S = 0.1
-# The same where the server is none of ours, or has a fault.
+# The pause if the server is not a stage of neuronpipe, or has a fault.
 _REFUSED_PAUSE_S = 5.0
 
-# Of a server that starts, stops or is gone.
+# The statuses of a server that starts, stops or has gone.
 _USUAL_ENDS = (grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[Any, Any]"
@@ -37,15 +39,20 @@ class StageStream:
     """A stream to one process of a stage; see core/streams.py."""
 
     def __init__(self, rpc: StageRpc, call: _StreamCall, first: Any, retired: asyncio.Event) -> None:
-        """`first`: the message with which the process said that it takes items."""
+        """`first`: the message with which the process said that it accepts items."""
         self._rpc = rpc
         self._call = call
         self._max_message_bytes = 0
         self.models = self._announced(first)
         self.retired = retired
 
-    async def send(self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int], size_bytes: int) -> Sequence[Outcome]:
-        """Sends items, those that are large serialized in a thread. Returns the errors of those that cannot be sent. Raises Unavailable."""
+    async def send(
+        self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int], size_bytes: int
+    ) -> Sequence[Outcome]:
+        """Sends items; large ones are serialized in a thread. Returns the errors of items that cannot be sent.
+
+        Raises Unavailable.
+        """
         if size_bytes >= LARGE_BYTES:
             messages, refused = await asyncio.to_thread(self._serialize, items, abandoned_item_ids)
         else:
@@ -71,8 +78,13 @@ class StageStream:
             self._announced(response),
         )
 
-    def _serialize(self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int]) -> tuple[list[bytes], list[Outcome]]:
-        """The items in as few messages as the process takes, nearly always one, and the errors of items that fit into none."""
+    def _serialize(
+        self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int]
+    ) -> tuple[list[bytes], list[Outcome]]:
+        """Serializes the items into as few messages as the process accepts, nearly always one.
+
+        Also returns the errors of items that fit into none.
+        """
         message = self._rpc.request_class(abandoned_item_ids=abandoned_item_ids)
         refused: list[Outcome] = []
         for item_id, item in items:
@@ -90,7 +102,9 @@ class StageStream:
             half = len(items) // 2
             first, second = self._serialize(items[:half], abandoned_item_ids), self._serialize(items[half:], ())
             return first[0] + second[0], first[1] + second[1]
-        problem = f"{len(data)} bytes for the {self._rpc.service_name} service, which takes {self._max_message_bytes} at most"
+        problem = (
+            f"{len(data)} bytes for the {self._rpc.service_name} service, which takes {self._max_message_bytes} at most"
+        )
         messages, _ = self._serialize((), abandoned_item_ids)
         return messages, [(items[0][0], InvalidInput("input", problem))]
 
@@ -98,7 +112,11 @@ class StageStream:
         kind = outcome.WhichOneof("outcome")
         if kind == "error":
             return from_status(outcome.error)
-        return self._rpc.codec.read_value(outcome) if kind else InternalError(f"the {self._rpc.service_name} service answered with nothing")
+        return (
+            self._rpc.codec.read_value(outcome)
+            if kind
+            else InternalError(f"the {self._rpc.service_name} service answered with nothing")
+        )
 
     def _announced(self, response: Any) -> frozenset[ModelKey] | None:
         if not response.HasField("announcement"):
@@ -107,52 +125,85 @@ class StageStream:
         return read_models(response.announcement)
 
 
-async def follow_endpoints(rpc: StageRpc, target: str, serve: Callable[[StageStream], Awaitable[None]]) -> None:
-    """Keeps a stream to every process behind the target and hands each to `serve` while it is open; until cancelled.
+async def follow_endpoints(
+    rpc: StageRpc,
+    target: str,
+    serve: Callable[[StageStream], Awaitable[None]],
+    tls: WatchedTls | None = None,
+) -> None:
+    """Keeps a stream to every process behind the target until cancelled, and passes each open one to `serve`.
 
-    `target`: "HOST:PORT", with every address that the host's name has, or several of these with commas; or "unix:PATH".
+    `target`: "HOST:PORT", with every address that the host's name has, or several of these, separated by commas; or
+    "unix:PATH". `tls`: the gateway's side of encrypted connections; where its files change, new streams take the place
+    of the old.
     """
     followed: dict[str, _Address] = {}
     async with asyncio.TaskGroup() as group:
         while True:
+            if tls:
+                tls.look()
             addresses, is_complete = await resolve(target)
             for address, one in list(followed.items()):
                 if address in addresses:
                     one.absences = 0
-                elif is_complete:  # else the old ones are the best guess
+                elif is_complete:  # otherwise the old ones are the best guess
                     one.absences += 1
                 if one.absences >= _MAX_ABSENCES:
+                    log("a stage's address is gone", rpc=rpc.path, address=address)
                     followed.pop(address).retire()
-            for new in addresses - followed.keys():
-                followed[new] = one = _Address(rpc, new, serve)
-                one.following = group.create_task(one.follow())
+            for address, server_name in addresses.items():
+                before = followed.get(address)
+                if before is None or (tls and before.tls is not tls.value):
+                    one = _Address(rpc, address, server_name, serve, tls.value if tls else None, before)
+                    followed[address] = one
+                    one.following = group.create_task(one.follow())
             await asyncio.sleep(_RESOLVE_EVERY_S)
 
 
 class _Address:
-    """An address of a target."""
+    """An address of a target, over connections with the same certificates."""
 
     following: "asyncio.Task[None]"
 
-    def __init__(self, rpc: StageRpc, address: str, serve: Callable[[StageStream], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        rpc: StageRpc,
+        address: str,
+        server_name: str,
+        serve: Callable[[StageStream], Awaitable[None]],
+        tls: LoadedTls | None,
+        before: "_Address | None",
+    ) -> None:
+        """`before`: the same address with older certificates, which is retired once this one is served."""
         # Answers in a row that did not name it.
         self.absences = 0
+        self.tls = tls
         self._rpc = rpc
         self._address = address
+        self._server_name = server_name
         self._serve = serve
         self._is_served = False
         self._retired = asyncio.Event()
+        self._before = before
+        if before and not before._is_served:  # what could not be opened has nothing to end
+            before.following.cancel()
+            self._before = before._before
 
     def retire(self) -> None:
-        """Ends it, once its process has answered what it has."""
-        log("a stage's address is gone", rpc=self._rpc.path, address=self._address)
+        """Ends the stream once its process has answered all items in flight."""
         self._retired.set()
         if not self._is_served:
             self.following.cancel()
+        self._retire_before()
+
+    def _retire_before(self) -> None:
+        if self._before:
+            self._before.retire()
+            self._before = None
 
     async def follow(self) -> None:
-        """Keeps a stream to it until it is retired."""
-        async with open_channel(self._address) as channel:
+        """Keeps a stream to the address until it is retired."""
+        async with open_channel(self._address, tls=self.tls, server_name=self._server_name) as channel:
             # What is sent is bytes, so that its size is known.
             open_stream: Callable[..., _StreamCall] = channel.stream_stream(
                 self._rpc.path, response_deserializer=self._rpc.response_class.FromString
@@ -165,7 +216,12 @@ class _Address:
                         await self._serve_stream(call, first)
                 except grpc.aio.AioRpcError as failure:
                     if failure.code() not in _USUAL_ENDS:
-                        log_warning("a stage refuses its stream", rpc=self._rpc.path, address=self._address, code=failure.code().name)
+                        log_warning(
+                            "a stage refuses its stream",
+                            rpc=self._rpc.path,
+                            address=self._address,
+                            code=failure.code().name,
+                        )
                         await asyncio.sleep(_REFUSED_PAUSE_S)
                 finally:
                     call.cancel()
@@ -174,6 +230,7 @@ class _Address:
     async def _serve_stream(self, call: _StreamCall, first: Any) -> None:
         self._is_served = True
         log("a stage's stream is open", rpc=self._rpc.path, address=self._address)
+        self._retire_before()  # serving begins before the other can end: there is no moment without a stream
         try:
             await self._serve(StageStream(self._rpc, call, first, self._retired))
         finally:
@@ -184,14 +241,16 @@ class _Address:
             say("a stage's stream has ended", rpc=self._rpc.path, address=self._address, code=code.name, reason=reason)
 
 
-async def resolve(target: str) -> tuple[set[str], bool]:
-    """The gRPC addresses of a target, and whether each of its names could be resolved now."""
+async def resolve(target: str) -> tuple[dict[str, str], bool]:
+    """The gRPC addresses of a target, each with the name that its server's certificate must have, empty for a socket's
+    path; and whether each of the target's names could be resolved now.
+    """
     loop = asyncio.get_running_loop()
-    addresses: set[str] = set()
+    addresses: dict[str, str] = {}
     is_complete = True
     for one in map(str.strip, target.split(",")):
         if one.startswith("unix:"):
-            addresses.add(one)
+            addresses[one] = ""
             continue
         host, _, port = one.removeprefix("dns:///").rpartition(":")
         try:
@@ -201,5 +260,6 @@ async def resolve(target: str) -> tuple[set[str], bool]:
             is_complete = False
             continue
         for family, _, _, _, where in found:
-            addresses.add(f"ipv6:[{where[0]}]:{where[1]}" if family == socket.AF_INET6 else f"ipv4:{where[0]}:{where[1]}")
+            address = f"ipv6:[{where[0]}]:{where[1]}" if family == socket.AF_INET6 else f"ipv4:{where[0]}:{where[1]}"
+            addresses[address] = f"{host}:{port}"
     return addresses, is_complete

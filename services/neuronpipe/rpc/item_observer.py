@@ -1,4 +1,4 @@
-"""What a stage's process notes of its items: how long each took, and a span for those of sampled requests."""
+"""Records the durations of a stage's items, and spans for the items of sampled requests."""
 
 import time
 from types import TracebackType
@@ -11,7 +11,7 @@ from neuronpipe.core.tracing import Span, SpanContext, enter_span, status_name
 
 
 class ItemObserver:
-    """Observes one rpc's items."""
+    """Observes the items of one rpc."""
 
     def __init__(self, method: str, telemetry: Telemetry) -> None:
         self.method = method
@@ -34,7 +34,7 @@ class ItemObserver:
 
 
 class ItemObservation:
-    """Of one item. Its `value` is what the stage returned."""
+    """The observation of one item. `value` is what the stage returned."""
 
     __slots__ = ("_item", "_observer", "_span", "_started_ns", "value")
 
@@ -47,7 +47,10 @@ class ItemObservation:
 
     @property
     def trace(self) -> SpanContext | None:
-        """The span that the stage's work belongs to: the one made here, or else the item's own, which is not sampled."""
+        """The span to which the stage's work belongs.
+
+        It is the one that was made here, or else the item's own, which is not sampled.
+        """
         return self._span.context if self._span else self._item.call.trace
 
     def __enter__(self) -> "ItemObservation":
@@ -59,7 +62,9 @@ class ItemObservation:
             enter_span(self._span)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         ended_ns = time.monotonic_ns()
         observer, item = self._observer, self._item
         observer.in_flight -= 1

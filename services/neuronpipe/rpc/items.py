@@ -1,4 +1,4 @@
-"""The stages' side of a stage's stream: items in, outcomes out, in the order in which they are ready (stages.proto)."""
+"""The stage's side of its stream: receives items, and sends outcomes as they are ready (stages.proto)."""
 
 import asyncio
 from collections import deque
@@ -17,29 +17,29 @@ from neuronpipe.rpc.codecs import Codec, ExecuteCodec, PostprocessCodec, Tokeniz
 from neuronpipe.rpc.item_observer import ItemObserver
 from neuronpipe.rpc.rpcs import Rpc, message_classes
 
-# The messages, items and values of three stages alike, which types cannot say.
+# The messages, items and values of all three stages, for which there is no common type.
 _Message: TypeAlias = Any
 StageFunction: TypeAlias = Callable[[Any], Awaitable[Any]]
 # A stage's rpc: (messages, context) -> messages.
 StageMethod: TypeAlias = Callable[[AsyncIterator[_Message], object], AsyncIterator[_Message]]
 
-# A message is answered after this long though nothing is ready: the gateway lets new items wait until then.
+# A message is answered after this long even if nothing is ready, because the gateway holds new items back until then.
 _ANSWER_AFTER_S = 0.001
-# Backstop behind the admission of the gateways: items of one stream whose outcomes have not been sent.
+# Last resort behind the gateways' admission control: the limit for items of one stream without a sent outcome.
 _MAX_ITEMS = 16_384
-# A message of outcomes: so that a long one does not hold up those behind it.
+# The largest message of outcomes, so that a long one does not delay those behind it.
 _MAX_RESPONSE_BYTES = 1 << 20
-# Outcomes that wait to be sent; above, no more items are read.
+# The limit for outcomes that wait to be sent. Above it, no more items are read.
 _MAX_UNSENT_BYTES = 16 << 20
-# What an outcome counts as besides its value.
+# The size of an outcome besides its value.
 _OUTCOME_BYTES = 128
-# From here on tensors become bytes in a thread: that takes half a millisecond or more.
+# From this size on, tensors are serialized in a thread: that takes half a millisecond or more.
 LARGE_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRpc(Rpc):
-    """The rpc of a stage, by its service's name, and what makes its messages, those of package neuronpipe.forward.v1."""
+    """The rpc of a stage, the name of its service, and its messages, which are those of neuronpipe.forward.v1."""
 
     service_name: str
     codec: Codec[Any, Any]
@@ -50,7 +50,9 @@ class StageRpc(Rpc):
 def _stage_rpc(service_name: str, service: str, codec: Codec[Any, Any]) -> StageRpc:
     (method,) = stages_pb2.DESCRIPTOR.services_by_name[service].methods
     request, response = message_classes(method, wire.DESCRIPTOR)
-    return StageRpc.of(method, wire.DESCRIPTOR, service_name=service_name, codec=codec, request_class=request, response_class=response)
+    return StageRpc.of(
+        method, wire.DESCRIPTOR, service_name=service_name, codec=codec, request_class=request, response_class=response
+    )
 
 
 TOKENIZE = _stage_rpc("tokenizer", "TokenizerService", TokenizeCodec())
@@ -60,7 +62,7 @@ POSTPROCESS = _stage_rpc("postprocessor", "PostprocessorService", PostprocessCod
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """What all streams of a stage have in common."""
+    """The parts that all streams of a stage share."""
 
     rpc: StageRpc
     stage: StageFunction
@@ -79,11 +81,12 @@ def stage_method(
     max_message_bytes: int = 0,
     leaves_unavailable: bool = False,
 ) -> StageMethod:
-    """The stage function as the method of its gRPC service.
+    """Makes the method of a gRPC service from a stage function.
 
-    `models`: those that gateways send items for; without, nothing is announced, and they send all. `max_message_bytes`: the largest
-    message that the server takes. `leaves_unavailable`: the stage raises Unavailable only where its process is about to end. Then such
-    items have no outcome: the gateway sends them to another process when the stream ends, or tells their callers where there is none.
+    `models`: those for which gateways send items; without it, nothing is announced, and gateways send all items.
+    `max_message_bytes`: the largest message that the server accepts. `leaves_unavailable`: the stage raises Unavailable
+    only if its process is about to end. Such items then have no outcome. When the stream ends, the gateway sends them
+    to another process, or ends them with an error if there is none.
     """
     observer = ItemObserver(rpc.path.removeprefix("/"), telemetry or Telemetry())
     served = _Served(rpc, stage, observer, models, max_message_bytes, leaves_unavailable)
@@ -91,7 +94,7 @@ def stage_method(
 
 
 class _Finished(NamedTuple):
-    """What became of an item: the stage's value or an error."""
+    """The outcome of an item: the stage's value or an error."""
 
     item_id: int
     outcome: Any
@@ -99,7 +102,7 @@ class _Finished(NamedTuple):
 
 
 class _ItemStream:
-    """One gateway's stream."""
+    """The stream of one gateway."""
 
     def __init__(self, served: _Served) -> None:
         self._served = served
@@ -115,7 +118,10 @@ class _ItemStream:
         self._announces = served.models is not None
 
     async def answer(self, requests: AsyncIterator[_Message]) -> AsyncIterator[_Message]:
-        """Sends outcomes until the gateway ends the stream, or what reading it raises does; then what was read is still answered."""
+        """Sends outcomes until the gateway ends the stream, or until reading from it raises.
+
+        Items that were read before an error are still answered.
+        """
         unwatch = self._served.models.watch(self._announce) if self._served.models else None
         reading: asyncio.Task[None] | None = None
         is_draining = False
@@ -162,7 +168,8 @@ class _ItemStream:
                 self._begin(message)
             if request.items and not self._answer_at:
                 self._answer_at = loop.call_later(_ANSWER_AFTER_S, self._is_due.set)
-            while self._unsent_bytes > _MAX_UNSENT_BYTES:  # the gateway takes outcomes in more slowly than it sends items
+            # The gateway reads outcomes more slowly than it sends items.
+            while self._unsent_bytes > _MAX_UNSENT_BYTES:
                 self._has_sent.clear()
                 await self._has_sent.wait()
 
@@ -187,7 +194,7 @@ class _ItemStream:
             self._finish(item_id, value, size_bytes)
         except Exception as error:
             if self._served.leaves_unavailable and isinstance(error, Unavailable):
-                self._is_due.set()  # the stream may end, for want of anything to wait for
+                self._is_due.set()  # this may have been the last item, so that the stream can end
             else:
                 self._finish(item_id, told_error(error, item.call))
         finally:
@@ -204,7 +211,7 @@ class _ItemStream:
         self._is_due.set()
 
     def _new_response(self) -> _Message:
-        """An empty message, or one with an announcement where it is due."""
+        """An empty message, or one with an announcement if it is due."""
         response = self._served.rpc.response_class()
         if self._announces and self._served.models:
             write_announcement(self._served.models.keys, self._served.max_message_bytes, response.announcement)
@@ -212,7 +219,7 @@ class _ItemStream:
         return response
 
     def _write_finished(self, response: _Message) -> list[_Finished]:
-        """Fills a message with outcomes, at least one if any is there, and returns them."""
+        """Fills a message with finished outcomes, at least one if there is any, and returns them."""
         sent: list[_Finished] = []
         size_bytes = 0
         while self._finished and (not sent or size_bytes + self._finished[0].size_bytes <= _MAX_RESPONSE_BYTES):

@@ -1,7 +1,7 @@
-"""Rpcs as values: what a gRPC door knows of a method besides its handler, and what a handler may ask of a call."""
+"""Describes rpcs as values: what a gRPC door knows of a method besides its handler."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.descriptor import FileDescriptor, MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from neuronpipe.core.callers import current_caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.names import TRACEPARENT, TRACESTATE
 from neuronpipe.core.tracing import SpanContext
@@ -21,8 +22,9 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class Rpc:
     """A method of a gRPC service, and how its messages become bytes and back.
 
-    Its handler is `async (request, context) → response`; where the client streams it gets an async iterator of requests, and where the
-    server streams it returns an async iterator of responses, without `async`. `decode` raises DecodeError.
+    Its handler is `async (request, context) → response`. If the client streams, the handler gets an async iterator of
+    requests. If the server streams, it returns an async iterator of responses, without `async`. `decode` raises
+    DecodeError.
     """
 
     path: str
@@ -31,12 +33,15 @@ class Rpc:
     encode: Callable[[Any], bytes]
     client_streaming: bool = False
     server_streaming: bool = False
-    # Whether the process may refuse a call before it reads the message, where it is overloaded.
+    # Whether an overloaded process may refuse a call before it reads the message.
     is_work: bool = False
 
     @classmethod
     def of(cls, method: MethodDescriptor, messages: FileDescriptor | None = None, **fields: Any) -> Self:
-        """The rpc of a descriptor. `messages`: those of the same names and wire format that it has in place of its own."""
+        """The rpc of a descriptor.
+
+        `messages`: a file with messages of the same names and wire format, to use in place of the method's own.
+        """
         request, response = message_classes(method, messages)
         return cls(
             path=_path(method.containing_service, method.name),
@@ -55,9 +60,10 @@ class Rpc:
 
 
 def message_classes(method: MethodDescriptor, messages: FileDescriptor | None = None) -> tuple[type[Any], type[Any]]:
-    """A method's messages, or those of the same names: of requests and of responses."""
+    """The classes of a method's request and response, or those of the same names in `messages`."""
     request, response = (
-        GetMessageClass(messages.message_types_by_name[kind.name] if messages else kind) for kind in (method.input_type, method.output_type)
+        GetMessageClass(messages.message_types_by_name[kind.name] if messages else kind)
+        for kind in (method.input_type, method.output_type)
     )
     return request, response
 
@@ -73,13 +79,19 @@ def by_path(service: ServiceDescriptor, **handlers: Handler) -> dict[str, Handle
 
 
 def call_of(context: Context) -> Call:
-    """The deadline and the trace context that came with a call."""
+    """The caller, the deadline and the trace context of a call."""
     remaining_s = context.time_remaining()
-    metadata = {key: str(value) for key, value in context.invocation_metadata() or () if key in (TRACEPARENT, TRACESTATE)}
+    metadata = metadata_of(context, (TRACEPARENT, TRACESTATE))
     return Call(
         deadline_s=None if remaining_s is None else time.monotonic() + remaining_s,
         trace=SpanContext.parse(metadata.get(TRACEPARENT, ""), metadata.get(TRACESTATE, "")) if metadata else None,
+        caller=current_caller(),
     )
+
+
+def metadata_of(context: Context, keys: Container[str]) -> dict[str, str]:
+    """What a call's metadata say of these keys."""
+    return {key: str(value) for key, value in context.invocation_metadata() or () if key in keys}
 
 
 def _path(service: ServiceDescriptor, name: str) -> str:

@@ -8,21 +8,31 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.streams import AnnouncedModels
 from neuronpipe.process.door import Handler
 from neuronpipe.process.life import Life, serve
-from neuronpipe.process.settings import ServerSettings
+from neuronpipe.process.settings import StageSettings
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.items import StageFunction, StageRpc, stage_method
 from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs
+from neuronpipe.tls.server import ServerTls
 
-# A stage's function, and the models that it has.
+# A stage's function, and its models.
 OpenedStage: TypeAlias = tuple[StageFunction, AnnouncedModels]
-# Makes a stage, and unmakes it.
+# Opens a stage, and closes it.
 OpenStage: TypeAlias = Callable[[], AbstractAsyncContextManager[OpenedStage]]
 
 
 async def serve_stage(
-    rpc: StageRpc, settings: ServerSettings, telemetry: Telemetry, open_stage: OpenStage, *, leaves_unavailable: bool = False
+    rpc: StageRpc,
+    settings: StageSettings,
+    telemetry: Telemetry,
+    open_stage: OpenStage,
+    tls: ServerTls | None = None,
+    *,
+    leaves_unavailable: bool = False,
 ) -> None:
-    """Serves a stage until SIGTERM. `leaves_unavailable`: see stage_method. Raises SetupError, and what `open_stage` raises."""
+    """Serves a stage until SIGTERM. `leaves_unavailable`: see stage_method.
+
+    Raises SetupError, and what `open_stage` raises.
+    """
 
     @asynccontextmanager
     async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
@@ -37,4 +47,5 @@ async def serve_stage(
             )
             yield {rpc.path: method} | trace_handlers(telemetry.traces)
 
-    await serve(rpc.service_name, settings, [GrpcDoor(settings, [rpc, *trace_rpcs(telemetry.traces)])], assemble)
+    door = GrpcDoor(settings, [rpc, *trace_rpcs(telemetry.traces)], tls, allowed_peers=settings.allowed_names)
+    await serve(rpc.service_name, settings, [door], assemble)

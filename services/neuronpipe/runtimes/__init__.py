@@ -1,1 +1,1 @@
-"""OpenVINO, Neuron and the CPUs of this machine, for both the executor and the compiler."""
+"""OpenVINO, Neuron and the CPUs of this machine, for the executor and for the compiler."""

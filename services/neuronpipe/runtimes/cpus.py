@@ -10,13 +10,16 @@ from pathlib import Path
 from neuronpipe.core.errors import SetupError
 
 _CGROUP = Path("/sys/fs/cgroup")
-# Steps of `nice`: nine times less time than a thread of usual priority where both want all they can get.
+# Steps of `nice`. A thread gets nine times less CPU time than one of normal priority if both are always busy.
 _LOWER_PRIORITY = 10
 
 
 def available_cpus(cgroup: Path = _CGROUP) -> int:
     """The number of CPUs by affinity (taskset, cpusets), or by the container's CPU quota if that is less."""
-    return max(1, min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, _quota(cgroup)))
+    return max(
+        1,
+        min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, _quota(cgroup)),
+    )
 
 
 def cpu_threads(threads: int, cores: int) -> int:
@@ -34,23 +37,24 @@ def cpu_threads(threads: int, cores: int) -> int:
 
 
 def compute_pool(threads: int, name: str) -> ThreadPoolExecutor:
-    """Threads that compute on CPUs, and those that libraries start from them, at a lower priority than the event loop's.
+    """Threads that compute on CPUs at a lower priority than the event loop. Their child threads inherit it.
 
-    Else the event loop waits for its share of CPUs that compute: with int8 on two CPUs, 32 callers got 8 % fewer answers (measured
-    2026-11-22, docs/performance.md), and under overload calls grew old before the event loop accepted them.
+    Otherwise the event loop waits for its share of busy CPUs: with int8 on two CPUs, 32 callers got 8 % fewer answers
+    (measured 2026-11-22, docs/performance.md), and under overload calls grew old before the event loop accepted them.
     """
     return ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name, initializer=_lower_priority)
 
 
 def _lower_priority() -> None:
-    if sys.platform == "linux":  # elsewhere priorities are those of processes
+    if sys.platform == "linux":  # other systems have priorities for processes only
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _LOWER_PRIORITY)
 
 
 def _quota(cgroup: Path) -> int:
     """The CPU quota of control groups, version 2 or 1, rounded up; a very large number without one.
 
-    https://docs.kernel.org/admin-guide/cgroup-v2.html: cpu.max is "$MAX $PERIOD" in microseconds, $MAX "max" for no limit.
+    https://docs.kernel.org/admin-guide/cgroup-v2.html: cpu.max is "$MAX $PERIOD" in microseconds; $MAX is "max" for no
+    limit.
     """
     try:
         if (cgroup / "cpu.max").exists():

@@ -46,7 +46,9 @@ def sdk_release(torch_neuronx_version: str) -> str:
 def sdk_words(text: str) -> str:
     """The relevant line of an SDK error, without the traceback that TorchScript puts around it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if "status=" in line] or [line for line in lines if "Error" in line and "interpreter" not in line]
+    telling = [line for line in lines if "status=" in line] or [
+        line for line in lines if "Error" in line and "interpreter" not in line
+    ]
     return (telling or lines or ["no text"])[-1]
 
 
@@ -71,7 +73,10 @@ def runtime_environment(cores: int | str, environment: Mapping[str, str]) -> Map
     """
     found, wanted = _cores_of(environment), parse_cores(cores) if isinstance(cores, str) else cores
     if found and wanted and not _agree(wanted, found[1]):
-        raise SetupError(f"cores {cores}: contradicts {found[0]}={environment[found[0]]} in the environment; leave one of the two out")
+        raise SetupError(
+            f"cores {cores}: contradicts {found[0]}={environment[found[0]]} in the environment; leave one "
+            "of the two out"
+        )
     added = {} if _TIMEOUT in environment else {_TIMEOUT: str(_EXECUTION_TIMEOUT_S)}
     if isinstance(cores, str):
         added[_VISIBLE] = cores
@@ -91,7 +96,8 @@ def core_count(cores: int, environment: Mapping[str, str] = os.environ) -> int:
         return _count(found[1])
     if not (devices := device_count()):
         raise SetupError(
-            f"no Neuron device on this machine: {DEVICE_FOLDER} holds no neuron0; in a container, hand it over with --device=/dev/neuron0"
+            f"no Neuron device on this machine: {DEVICE_FOLDER} holds no neuron0; in a container, hand it over with "
+            "--device=/dev/neuron0"
         )
     return devices * CORES_PER_DEVICE
 
@@ -105,7 +111,7 @@ def _count(cores: int | tuple[int, ...]) -> int:
 
 
 def _cores_of(environment: Mapping[str, str]) -> tuple[str, int | tuple[int, ...]] | None:
-    """The variable that the runtime reads, and the cores or the number of cores that it names; None for all.
+    """The variable that the runtime reads, and its cores or number of cores; None for all.
 
     Raises SetupError.
     """

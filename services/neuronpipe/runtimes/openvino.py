@@ -18,8 +18,8 @@ def engine() -> openvino.Core:
     """The one engine of this process, which is never freed.
 
     In OpenVINO 2026.4, engines that are not freed in the reverse order of their creation leave the thread with a signal
-    stack that is freed already, and the next signal ends the process. (Each sets one for its CPU plugin, and later
-    restores the one that it found.)
+    stack that is already freed, and the next signal ends the process. (Each sets a signal stack for its CPU plugin, and
+    later restores the one that it found.)
     """
     core = openvino.Core()
     core.get_property("CPU", "FULL_DEVICE_NAME")  # loads the plugin before other engines do, such as NNCF's

@@ -1,4 +1,4 @@
-"""One file a task. A task encodes an input and decodes the model's outputs; it depends on no model and no network."""
+"""One file for each task. A task encodes an input and decodes the model's outputs. It needs no model and no network."""
 
 from neuronpipe.tasks import (
     feature_extraction,
@@ -10,10 +10,12 @@ from neuronpipe.tasks import (
     sentence_similarity,
     text_classification,
     token_classification,
+    tokenization,
     zero_shot_classification,
 )
 from neuronpipe.tasks.base import Task
 
+# What graphs are compiled for.
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
@@ -29,3 +31,5 @@ TASKS: dict[str, Task] = {
         image_classification.TASK,
     )
 }
+# And what every model of texts answers besides, without its graph.
+ANSWERED_TASKS = TASKS | {task.name: task for task in (tokenization.TOKENIZATION, tokenization.DETOKENIZATION)}

@@ -1,6 +1,6 @@
 """The contract of a task, and the checks that tasks share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -41,8 +41,8 @@ class EncodedText:
 class Window(EncodedText):
     """One of the overlapping sequences of a long second text.
 
-    `char_start` and `char_end`: int32 [tokens], for each token of the second text the range of the word that it is part of, in code
-    points of that text, end exclusive; -1 for every other token.
+    `char_start` and `char_end`: int32 [tokens], for each token of the second text the range of the word that it is part
+    of, in code points of that text, end exclusive; -1 for every other token.
     """
 
     char_start: TokenIds = field(kw_only=True)
@@ -53,8 +53,8 @@ class Window(EncodedText):
 class LocatedText(EncodedText):
     """A text, or one of its overlapping windows, with the offsets of each token.
 
-    `char_start` and `char_end`: int32 [tokens], in code points of the text, end exclusive; -1 for special tokens. `continues_word`: int32
-    [tokens], 1 for a token that is part of the same word as the one before it.
+    `char_start` and `char_end`: int32 [tokens], in code points of the text, end exclusive; -1 for special tokens.
+    `continues_word`: int32 [tokens], 1 for a token that is part of the same word as the one before it.
     """
 
     char_start: TokenIds = field(kw_only=True)
@@ -76,45 +76,65 @@ class LocatedText(EncodedText):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class TextTokens:
+    """A text's tokens. `names`: as the vocabulary spells them. `char_start` and `char_end`: as in LocatedText."""
+
+    token_ids: TokenIds
+    names: Sequence[str]
+    char_start: TokenIds
+    char_end: TokenIds
+
+
 class TextTokenizer(Protocol):
     """A model's tokenizer, as tasks need it. Safe to call from several threads.
 
-    Special tokens that a text spells ("[SEP]", "<s>") are plain text. Only models for fill-mask recognize their mask in
-    a text.
+    Special tokens that a text spells ("[SEP]", "<s>") are plain text. Only fill-mask models recognize their mask in a
+    text.
     """
 
     def token_id(self, token: str) -> int | None:
         """The id of a token that is spelled as in the vocabulary; None if there is no such token."""
 
     def count(self, text: str) -> int:
-        """How many tokens a text has, without special tokens."""
+        """The number of tokens of a text, without special tokens."""
+
+    def tokens(self, text: str, *, special_tokens: bool) -> TextTokens:
+        """The whole text's tokens, however many, with or without the special tokens around it."""
+
+    def text_of(self, token_ids: Iterable[int], *, special_tokens: bool) -> str:
+        """The text of tokens of the vocabulary, with or without the special tokens among them."""
 
     def special_tokens(self, *, pair: bool) -> int:
-        """How many special tokens a sequence of one text, or of a pair, gets."""
+        """The number of special tokens in a sequence of one text, or of a pair."""
 
     def encode(self, text: str, text_pair: str | None = None) -> EncodedText:
         """The whole text or pair as one sequence, however long."""
 
-    def encode_truncated(self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False) -> EncodedText:
-        """As encode, with at most `max_tokens` tokens, special ones included; of a pair, the longer text loses tokens
-        first.
+    def encode_truncated(
+        self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False
+    ) -> EncodedText:
+        """As encode, with at most `max_tokens` tokens, including special tokens.
 
-        `only_first`: of a pair, only the first text loses tokens, and keeps at least one: if the second leaves no room,
-        the result is too long.
+        Of a pair, the longer text loses tokens first. With `only_first`, only the first text of a pair loses tokens. It
+        keeps at least one: if the second text leaves no room, the result is too long.
         """
 
     def encode_windows(self, first: str, second: str, *, max_tokens: int, overlap_tokens: int) -> list[Window]:
-        """The pair as sequences of at most `max_tokens` tokens. Each holds the first text; together they hold all of
-        the second.
+        """The pair as sequences of at most `max_tokens` tokens, each with the whole first text.
 
-        Neighbours share `overlap_tokens` tokens of the second text, which must be fewer than there is room for.
+        Together they hold all of the second text. Neighbours share `overlap_tokens` tokens of it, which must be fewer
+        than there is room for.
         """
 
     def locate(self, text: str) -> LocatedText:
         """The whole text as one sequence, however long."""
 
     def locate_windows(self, text: str, *, max_tokens: int, overlap_tokens: int) -> list[LocatedText]:
-        """The text as sequences of at most `max_tokens` tokens that together hold all of it; neighbours share `overlap_tokens`."""
+        """The text as overlapping sequences of at most `max_tokens` tokens.
+
+        Together they hold all of the text. Neighbours share `overlap_tokens` tokens.
+        """
 
 
 # Converts the bytes of an image file to the pixels that the model takes, uint8 [3, height, width]. Raises InvalidInput;
@@ -124,8 +144,9 @@ ImageReader: TypeAlias = Callable[[bytes], Array]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded input: `sequences` for the executor, `annotations` (one for each sequence, or none) for the task's
-    decode.
+    """An encoded input.
+
+    `sequences` are for the executor. `annotations` are for the task's decode: one for each sequence, or none.
     """
 
     sequences: ArraySets
@@ -137,14 +158,16 @@ class Encoded:
 class Task:
     """A task. `name` is the name of its field in TaskInput and TaskResult.
 
-    - `check(input, model)` runs first. Together with encode it checks the whole input, so that nothing is computed for
-    an invalid one. - `encode(input, reader, model)` → Encoded, with the model's TextTokenizer, or its ImageReader for
-    images. It depends only on what traits(input) returns, and on what core/model.py's `encoding_traits` returns for the
-    model: inputs that are equal in these have the same encoding, which caches rely on. - `decode(input, model,
-    annotations, outputs)` → the task's result message. `outputs` holds one set of arrays for each sequence, as the
-    model's OutputSpec says. - `decoded_fields`: the fields that decode reads; None for all, if it needs the text. Only
-    these are sent to the postprocessor, as texts and images can be large. - `facts`: the class of the task's facts
-    about a model; `facts.of(model)` returns them.
+    - `check(input, model)` runs first. Together with encode it checks the whole input, so nothing is computed for an
+      invalid one.
+    - `encode(input, reader, model)` → Encoded. The reader is the model's TextTokenizer, or its ImageReader for images.
+      The encoding depends only on what `traits(input)` returns, and on what core/model.py's `encoding_traits` returns
+      for the model. Inputs for which these are equal have the same encoding; caches rely on this.
+    - `decode(input, model, annotations, outputs)` → the task's result message. `outputs` holds one set of arrays for
+      each sequence, as the model's OutputSpec says.
+    - `decoded_fields`: the fields of the input that decode reads; None for all, if it needs the text. Only these are
+      sent to the postprocessor, because texts and images can be large.
+    - `facts`: the class of the task's facts about a model. `facts.of(model)` returns them.
 
     The functions raise InvalidInput. They are pure, and run in any process that has the model's spec.
     """
@@ -183,6 +206,15 @@ def check_text(name: str, text: str) -> None:
         raise InvalidInput(name, f"has the character NUL at position {position}")
 
 
+def check_token_ids(token_ids: Sequence[int], model: ModelSpec) -> None:
+    """Refuses none, and ids that are not in the vocabulary."""
+    if not token_ids:
+        raise InvalidInput("token_ids", "is empty")
+    largest = max(token_ids)
+    if largest >= model.vocabulary_size:
+        raise InvalidInput("token_ids", f"the id {largest}, the vocabulary has {model.vocabulary_size}")
+
+
 def check_truncation(truncation: "Truncation.ValueType") -> None:
     """Refuses an unknown value, which a newer client may send: a guess could drop text silently."""
     if truncation not in _TRUNCATIONS:
@@ -190,7 +222,7 @@ def check_truncation(truncation: "Truncation.ValueType") -> None:
 
 
 def or_default(truncation: "Truncation.ValueType") -> "Truncation.ValueType":
-    """The truncation, or the default, which is an error."""
+    """The truncation, or TRUNCATION_ERROR if it is not set."""
     return truncation or _ERROR
 
 
@@ -208,7 +240,10 @@ def check_windows(
         computed = tokens + (windows - 1) * overlap_tokens + windows * (window_tokens - room_tokens)
         if windows > 1 and is_repeated and computed > _MAX_REPEATED_TOKENS:
             described = f"makes {computed} tokens in {windows} windows that advance by {new_tokens}"
-            return f"{described}; the limit is {_MAX_REPEATED_TOKENS} where they advance by less than a quarter of a window"
+            return (
+                f"{described}; the limit is {_MAX_REPEATED_TOKENS} where they advance by less than a "
+                "quarter of a window"
+            )
         return ""
 
     # A text rarely has more tokens than bytes, so most texts need not be counted.
@@ -224,9 +259,10 @@ def encode_text(
     truncation: "Truncation.ValueType",
     field_name: str = "",
 ) -> Encoded:
-    """A text or a pair as one sequence, truncated only where the caller allows it. Raises InvalidInput naming both lengths.
+    """A text or a pair as one sequence, truncated only if the caller allows it.
 
-    `field_name`: the name of the text in errors; default: text, or text and text_pair.
+    Raises InvalidInput, which names both lengths. `field_name`: the name of the text in errors; default: text, or text
+    and text_pair.
     """
     field_name = field_name or ("text" if text_pair is None else "text and text_pair")
     if or_default(truncation) == _ERROR:
@@ -237,13 +273,30 @@ def encode_text(
     if encoded.truncated_tokens:
         special_tokens = tokenizer.special_tokens(pair=text_pair is not None)
         if special_tokens >= model.max_tokens:
-            raise InvalidInput(field_name, f"{special_tokens} special tokens leave no room for text, the model takes {model.token_limit}")
+            raise InvalidInput(
+                field_name,
+                f"{special_tokens} special tokens leave no room for text, the model takes {model.token_limit}",
+            )
     elif tokens > model.max_tokens:
         raise InvalidInput(field_name, f"{tokens} tokens, the model takes {model.token_limit}; set truncation to cut")
     return Encoded([sequence(encoded, model)], truncated_tokens=encoded.truncated_tokens)
 
 
-def cut_located(whole: LocatedText, model: ModelSpec, truncation: "Truncation.ValueType", advice: str = "") -> LocatedText:
+def encode_token_ids(token_ids: Sequence[int], model: ModelSpec, truncation: "Truncation.ValueType") -> Encoded:
+    """Ids that were checked as one sequence, as they are, cut only where the caller allows it. Raises InvalidInput."""
+    ids = np.fromiter(token_ids, np.int32, len(token_ids))
+    excess = max(len(ids) - model.max_tokens, 0)
+    if excess and or_default(truncation) == _ERROR:
+        raise InvalidInput(
+            "token_ids", f"{len(ids)} tokens, the model takes {model.token_limit}; set truncation to cut"
+        )
+    kept = ids[excess:] if side_of(truncation) == "left" else ids[: model.max_tokens]
+    return Encoded([{"input_ids": kept}], truncated_tokens=excess)
+
+
+def cut_located(
+    whole: LocatedText, model: ModelSpec, truncation: "Truncation.ValueType", advice: str = ""
+) -> LocatedText:
     """A located text, truncated only if the caller allows it.
 
     `advice`: the end of the error message, with an alternative. Raises InvalidInput naming both lengths.
@@ -252,12 +305,14 @@ def cut_located(whole: LocatedText, model: ModelSpec, truncation: "Truncation.Va
     if tokens <= model.max_tokens:
         return whole
     if or_default(truncation) == _ERROR:
-        raise InvalidInput("text", f"{tokens} tokens, the model takes {model.token_limit}; set truncation to cut{advice}")
+        raise InvalidInput(
+            "text", f"{tokens} tokens, the model takes {model.token_limit}; set truncation to cut{advice}"
+        )
     return whole.truncated(model.max_tokens, side_of(truncation))
 
 
 def side_of(truncation: "Truncation.ValueType") -> Side:
-    """The side at which a truncated text loses tokens."""
+    """The side at which truncation drops tokens."""
     return "left" if truncation == _LEFT else "right"
 
 

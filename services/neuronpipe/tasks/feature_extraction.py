@@ -1,6 +1,6 @@
-"""Feature extraction: the token vectors of a text, or of a pair of texts, or one vector made of them, as bytes.
+"""Feature extraction: the token vectors of a text or a pair, or one vector pooled from them, as bytes.
 
-The token vectors equal those of transformers' FeatureExtractionPipeline, special tokens included.
+The token vectors equal those of transformers' FeatureExtractionPipeline, including those of special tokens.
 """
 
 import numpy as np
@@ -41,7 +41,7 @@ def check(input: FeatureExtractionInput, model: ModelSpec) -> None:
 
 
 def traits(input: FeatureExtractionInput) -> tuple[str | int, ...]:
-    """What of an input its encoding depends on."""
+    """The values of an input on which its encoding depends."""
     return input.text, input.text_pair, or_default(input.truncation)
 
 
@@ -51,11 +51,15 @@ def encode(input: FeatureExtractionInput, tokenizer: TextTokenizer, model: Model
     tokens = len(encoded.sequences[0]["input_ids"])
     size_bytes = tokens * FeatureFacts.of(model).embedding_dimensions * np.dtype(np.float32).itemsize
     if size_bytes > _MAX_BYTES:
-        raise InvalidInput("text", f"{tokens} tokens have vectors of {size_bytes} bytes together, the limit is {_MAX_BYTES}")
+        raise InvalidInput(
+            "text", f"{tokens} tokens have vectors of {size_bytes} bytes together, the limit is {_MAX_BYTES}"
+        )
     return encoded
 
 
-def decode(input: FeatureExtractionInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> FeatureExtractionResult:
+def decode(
+    input: FeatureExtractionInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
+) -> FeatureExtractionResult:
     """The vectors from `last_hidden_state`, float32 [tokens, embedding_dimensions]."""
     vectors = outputs[0]["last_hidden_state"]
     if input.pooling == FeaturePooling.FEATURE_POOLING_CLS:
@@ -64,7 +68,9 @@ def decode(input: FeatureExtractionInput, model: ModelSpec, annotations: ArraySe
         vectors = vectors.mean(axis=0)
     if input.type == FeatureType.FEATURE_TYPE_INT8:
         numbers, scales = _quantized(vectors)
-        return FeatureExtractionResult(data=numbers.tobytes(), shape=vectors.shape, type=input.type, scales=scales.tolist())
+        return FeatureExtractionResult(
+            data=numbers.tobytes(), shape=vectors.shape, type=input.type, scales=scales.tolist()
+        )
     if input.type == FeatureType.FEATURE_TYPE_FLOAT16:
         return FeatureExtractionResult(data=_halved(vectors).tobytes(), shape=vectors.shape, type=input.type)
     return FeatureExtractionResult(
@@ -73,8 +79,9 @@ def decode(input: FeatureExtractionInput, model: ModelSpec, annotations: ArraySe
 
 
 def _quantized(vectors: Array) -> tuple[Array, Array]:
-    """int8 of the same shape, and a scale for each vector, float32 [vectors], so that large numbers of one token do not
-    cost others precision.
+    """The vectors as int8 of the same shape, and the scale of each vector, float32 [vectors].
+
+    With separate scales, large numbers of one token do not reduce the precision of others.
     """
     scales: Array = np.abs(vectors).max(axis=-1, keepdims=True) / np.float32(_LARGEST_INT8)
     numbers = np.rint(vectors / np.where(scales > 0, scales, np.float32(1)))
@@ -84,7 +91,10 @@ def _quantized(vectors: Array) -> tuple[Array, Array]:
 def _halved(vectors: Array) -> Array:
     largest = float(np.abs(vectors).max())
     if largest > _LARGEST_FLOAT16:
-        raise InvalidInput("type", f"the largest value is {largest:g}, the limit of float16 is {_LARGEST_FLOAT16:g}; use float32 or int8")
+        raise InvalidInput(
+            "type",
+            f"the largest value is {largest:g}, the limit of float16 is {_LARGEST_FLOAT16:g}; use float32 or int8",
+        )
     return vectors.astype("<f2")
 
 

@@ -4,9 +4,10 @@ Equal to transformers' FillMaskPipeline with `top_k` and `targets`: the text is 
 token's probability is that among the whole vocabulary, even if targets are given. Differences:
 
 - The pipeline's `sequence` is left out. The caller has the text, and each mask's start and end say where its token
-goes. - A target outside the vocabulary is refused. The pipeline replaces it by the first token of its spelling. - A
-text that is too long is refused unless truncation is requested, and always if a mask would be dropped. - Special tokens
-except the mask are text (see tasks/base.py).
+  goes.
+- A target outside the vocabulary is refused. The pipeline replaces it by the first token of its spelling.
+- A text that is too long is refused unless truncation is requested, and always if a mask would be dropped.
+- Special tokens except the mask are text (see tasks/base.py).
 
 Each mask is a sequence of its own. The model's input `mask_position` marks the mask, so that an output is one row of
 logits, and all inputs have the same shape (docs/decisions/0013).
@@ -18,14 +19,25 @@ from neuronpipe.api.v1.tasks_pb2 import FilledMask, FillMaskInput, FillMaskResul
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
-from neuronpipe.tasks.base import Encoded, LocatedText, Task, TextTokenizer, check_text, check_truncation, cut_located, or_default, sequence
+from neuronpipe.tasks.base import (
+    Encoded,
+    LocatedText,
+    Task,
+    TextTokenizer,
+    check_text,
+    check_truncation,
+    cut_located,
+    or_default,
+    sequence,
+)
 
 # The pipeline's.
 _DEFAULT_TOP_K = 5
 
 _MAX_TOP_K = 100
 _MAX_TARGETS = 100
-# A mask's logits are 1 MB with a vocabulary of 250,000 tokens, and those of one request travel in one message of 64 MiB at most.
+# A mask's logits are 1 MB with a vocabulary of 250,000 tokens, and those of one request travel in one message of 64 MiB
+# at most.
 _MAX_MASKS = 16
 
 # Block size for _largest: about the square root of a vocabulary's size.
@@ -33,7 +45,7 @@ _BLOCK = 128
 
 
 class FillMaskFacts(TaskFacts):
-    """Of a model that fills masks."""
+    """Facts about a model for fill-mask."""
 
     encoded = ("mask_token_id",)
     told = ("mask_token",)
@@ -53,14 +65,15 @@ def check(input: FillMaskInput, model: ModelSpec) -> None:
 
 
 def traits(input: FillMaskInput) -> tuple[str | int, ...]:
-    """What of an input its encoding depends on."""
+    """The values of an input on which its encoding depends."""
     return input.text, or_default(input.truncation), *input.targets
 
 
 def encode(input: FillMaskInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence a mask, with `mask_position` int32 [tokens], 1 at that mask.
+    """One sequence for each mask, with `mask_position` int32 [tokens], 1 at that mask.
 
-    Annotated with `place` int32 [2], where the mask starts and ends in the text, in code points, and `target_ids` int32 [targets].
+    The annotations are `place` int32 [2], the start and end of the mask in the text, in code points, and `target_ids`
+    int32 [targets].
     """
     targets = np.array(_target_ids(input, tokenizer), np.int32)
     whole = tokenizer.locate(input.text)
@@ -76,15 +89,24 @@ def encode(input: FillMaskInput, tokenizer: TextTokenizer, model: ModelSpec) -> 
     read = sequence(part, model)
     return Encoded(
         [{**read, "mask_position": _one_at(mask, len(part.token_ids))} for mask in masks],
-        [{"place": np.array([part.char_start[mask], part.char_end[mask]], np.int32), "target_ids": targets} for mask in masks],
+        [
+            {"place": np.array([part.char_start[mask], part.char_end[mask]], np.int32), "target_ids": targets}
+            for mask in masks
+        ],
         part.truncated_tokens,
     )
 
 
 def decode(input: FillMaskInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> FillMaskResult:
-    """The best tokens of each mask from `logits`, float32 [vocabulary]. The model's `tokens` must be there (Bundle.decoding_spec)."""
+    """The best tokens of each mask from `logits`, float32 [vocabulary].
+
+    The model must have its `tokens` (Bundle.decoding_spec).
+    """
     return FillMaskResult(
-        masks=[_filled(input, model, annotation, output["logits"]) for annotation, output in zip(annotations, outputs, strict=True)]
+        masks=[
+            _filled(input, model, annotation, output["logits"])
+            for annotation, output in zip(annotations, outputs, strict=True)
+        ]
     )
 
 

@@ -1,8 +1,8 @@
-"""Image classification: an image to scores of the model's labels.
+"""Image classification: scores of the model's labels for an image.
 
-Equal to transformers' ImageClassificationPipeline with `top_k` and `function_to_apply`, its image processor on Pillow.
-The pipeline takes the first image of an animation, treats a `top_k` beyond the number of labels as all, and reads files
-of any format and size. Here these are refused.
+Equal to transformers' ImageClassificationPipeline with `top_k` and `function_to_apply`, with its image processor on
+Pillow. Three cases differ; they are refused here. The pipeline takes the first image of an animation, treats a `top_k`
+beyond the number of labels as all, and reads files of any format and size.
 """
 
 from hashlib import blake2b
@@ -26,7 +26,7 @@ def check(input: ImageClassificationInput, model: ModelSpec) -> None:
 
 
 def traits(input: ImageClassificationInput) -> tuple[str | int, ...]:
-    """What of an input its encoding depends on."""
+    """The values of an input on which its encoding depends."""
     return (blake2b(input.image, digest_size=32).hexdigest(),)
 
 
@@ -35,7 +35,9 @@ def encode(input: ImageClassificationInput, read_image: ImageReader, model: Mode
     return Encoded([{"pixels": read_image(input.image)}])
 
 
-def decode(input: ImageClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> ImageClassificationResult:
+def decode(
+    input: ImageClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
+) -> ImageClassificationResult:
     """The best labels from `logits`, float32 [labels]."""
     top_k = input.top_k or min(_TOP_K, len(model.labels))
     return ImageClassificationResult(labels=best_labels(outputs[0]["logits"], model, input.function, top_k))

@@ -1,4 +1,4 @@
-"""Shared by tasks whose input is many texts, each of them a sequence: the limits, and the joining of the sequences."""
+"""Limits and joining of sequences, for tasks whose input is many texts. Each text is a sequence."""
 
 from collections.abc import Iterable, Sequence
 
@@ -23,12 +23,15 @@ def check_pairs(first_name: str, first: str, name: str, texts: Sequence[str]) ->
     """Refuses pairs of one text with each of many if they are too large together, even if the input itself is small."""
     size_bytes = len(first.encode()) * len(texts) + sum(len(text.encode()) for text in texts)
     if size_bytes > _MAX_BYTES:
-        raise InvalidInput(f"{first_name} and {name}", f"{len(texts)} pairs of {size_bytes} bytes together, the limit is {_MAX_BYTES}")
+        raise InvalidInput(
+            f"{first_name} and {name}", f"{len(texts)} pairs of {size_bytes} bytes together, the limit is {_MAX_BYTES}"
+        )
 
 
 def join(parts: Iterable[Encoded]) -> Encoded:
     """The sequences of all parts, in order, as one input."""
     parts = list(parts)
     return Encoded(
-        [sequence for part in parts for sequence in part.sequences], truncated_tokens=sum(part.truncated_tokens for part in parts)
+        [sequence for part in parts for sequence in part.sequences],
+        truncated_tokens=sum(part.truncated_tokens for part in parts),
     )

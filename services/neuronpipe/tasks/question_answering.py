@@ -1,10 +1,11 @@
 """Question answering: the passages of a context that answer a question.
 
 Equal to transformers 4's QuestionAnsweringPipeline (transformers 5 has none): a long context is read in overlapping
-windows, each window's start and end logits become probabilities, the best spans of all windows compete, and equal
-passages add up. Two differences: spans of probability zero, with which that pipeline fills a long list of answers, are
-left out; and special tokens in the texts are text (see tasks/base.py), while that pipeline ends the question at the
-text "[SEP]".
+windows, each window's start and end logits become probabilities, the best spans of all windows compete, and the
+probabilities of equal passages are added. Differences:
+
+- Spans of probability zero are left out. The pipeline fills a long list of answers with them.
+- Special tokens in the texts are text (see tasks/base.py). The pipeline ends the question at the text "[SEP]".
 """
 
 from collections.abc import Iterator
@@ -48,23 +49,37 @@ def check(input: QuestionAnsweringInput, model: ModelSpec) -> None:
 
 
 def traits(input: QuestionAnsweringInput) -> tuple[str | int, ...]:
-    """What of an input its encoding depends on."""
+    """The values of an input on which its encoding depends."""
     return input.question, input.context, input.window_stride_tokens
 
 
 def encode(input: QuestionAnsweringInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence a window, annotated with `char_start` and `char_end`, int32 [tokens], -1 where no answer can begin or end."""
+    """One sequence for each window, annotated with `char_start` and `char_end`, int32 [tokens].
+
+    They are -1 where no answer can begin or end.
+    """
     window_tokens = min(model.max_tokens, _MAX_WINDOW_TOKENS)
     room = _room_tokens(input, tokenizer, window_tokens)
     overlap_tokens = _overlap_tokens(input, room, window_tokens)
-    check_windows("context", input.context, tokenizer, window_tokens=window_tokens, room_tokens=room, overlap_tokens=overlap_tokens)
-    windows = tokenizer.encode_windows(input.question, input.context, max_tokens=window_tokens, overlap_tokens=overlap_tokens)
+    check_windows(
+        "context",
+        input.context,
+        tokenizer,
+        window_tokens=window_tokens,
+        room_tokens=room,
+        overlap_tokens=overlap_tokens,
+    )
+    windows = tokenizer.encode_windows(
+        input.question, input.context, max_tokens=window_tokens, overlap_tokens=overlap_tokens
+    )
     if not any((window.char_start >= 0).any() for window in windows):
         raise InvalidInput("context", "has no tokens")
     return Encoded([sequence(window, model) for window in windows], [_annotations(window, model) for window in windows])
 
 
-def decode(input: QuestionAnsweringInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> QuestionAnsweringResult:
+def decode(
+    input: QuestionAnsweringInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
+) -> QuestionAnsweringResult:
     """The best answers from `start_logits` and `end_logits`, float32 [tokens] each."""
     top_k = input.top_k or 1
     answers: dict[str, Answer] = {}
@@ -90,7 +105,9 @@ def _room_tokens(input: QuestionAnsweringInput, tokenizer: TextTokenizer, window
     question_tokens = tokenizer.count(input.question)
     room = window_tokens - question_tokens - tokenizer.special_tokens(pair=True)
     if room < 1:
-        raise InvalidInput("question", f"{question_tokens} tokens leave no room for the context in a window of {window_tokens}")
+        raise InvalidInput(
+            "question", f"{question_tokens} tokens leave no room for the context in a window of {window_tokens}"
+        )
     return room
 
 
@@ -107,7 +124,8 @@ def _overlap_tokens(input: QuestionAnsweringInput, room: int, window_tokens: int
 
 
 def _annotations(window: Window, model: ModelSpec) -> Arrays:
-    # The first token of the window ([CLS]) stands for "no answer" and takes part in the probabilities, as an empty passage.
+    # The first token of the window ([CLS]) stands for "no answer" and takes part in the probabilities, as an empty
+    # passage.
     char_start, char_end = window.char_start.copy(), window.char_end.copy()
     if char_start[0] < 0 and window.token_ids[0] == QuestionAnsweringFacts.of(model).cls_token_id:
         char_start[0] = char_end[0] = 0
@@ -116,7 +134,9 @@ def _annotations(window: Window, model: ModelSpec) -> Arrays:
 
 def _probabilities(annotation: Arrays, output: Arrays) -> tuple[Array, Array]:
     is_candidate = annotation["char_start"] >= 0
-    start, end = (softmax(np.where(is_candidate, output[name], np.float32(-10000.0))) for name in ("start_logits", "end_logits"))
+    start, end = (
+        softmax(np.where(is_candidate, output[name], np.float32(-10000.0))) for name in ("start_logits", "end_logits")
+    )
     return start, end
 
 
@@ -128,7 +148,7 @@ class _Span:
 
 
 def _best_spans(start: Array, end: Array, max_tokens: int, *, count: int) -> Iterator[_Span]:
-    """The `count` most probable spans of up to `max_tokens` tokens, best first; those of probability zero are left out."""
+    """The `count` most probable spans of up to `max_tokens` tokens, best first, without those of probability zero."""
     tokens = len(start)
     # scores[length - 1, first] is the probability of the span that starts at `first`: a band of the matrix start x end.
     scores = np.zeros((min(max_tokens, tokens), tokens), np.float32)

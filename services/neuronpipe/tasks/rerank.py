@@ -1,7 +1,7 @@
-"""Reranking: texts in the order in which a cross-encoder finds that they answer a query.
+"""Reranking: sorts texts by how well they answer a query, as a cross-encoder scores them.
 
-Equal to sentence-transformers' `CrossEncoder.rank` with `top_k` and `activation_fn`, but for texts of one score there: where float32's
-sigmoid gives 1.0 to several of them they go by their logits, which it no longer knows.
+Equal to sentence-transformers' `CrossEncoder.rank` with `top_k` and `activation_fn`, except for texts with equal scores
+there. Where float32's sigmoid is 1.0 for several texts, they are sorted by their logits here.
 """
 
 import numpy as np
@@ -21,7 +21,9 @@ class RerankFacts(TaskFacts):
 
     encoded = ("prompt",)
 
-    score_function: ScoreFunctionName = Field("sigmoid", description="how sentence-transformers makes scores of its logits")
+    score_function: ScoreFunctionName = Field(
+        "sigmoid", description="how sentence-transformers makes scores of its logits"
+    )
     prompt: str = Field("", description="text that sentence-transformers puts before every query")
 
 
@@ -39,7 +41,7 @@ def check(input: RerankInput, model: ModelSpec) -> None:
 
 
 def traits(input: RerankInput) -> tuple[str | int, ...]:
-    """What of an input its encoding depends on."""
+    """The values of an input on which its encoding depends."""
     return input.query, or_default(input.truncation), *input.texts
 
 
@@ -47,7 +49,8 @@ def encode(input: RerankInput, tokenizer: TextTokenizer, model: ModelSpec) -> En
     """One sequence of the query, behind the model's prompt if it has one, and each text."""
     query = RerankFacts.of(model).prompt + input.query
     return join(
-        encode_text(tokenizer, model, query, text, input.truncation, f"query and texts[{index}]") for index, text in enumerate(input.texts)
+        encode_text(tokenizer, model, query, text, input.truncation, f"query and texts[{index}]")
+        for index, text in enumerate(input.texts)
     )
 
 

@@ -49,7 +49,10 @@ def best_labels(logits: Array, model: ModelSpec, function: "ScoreFunction.ValueT
     candidates = np.flatnonzero(scores >= least)
     # Labels of equal score stay in the model's order, as in the pipelines.
     best = candidates[np.argsort(-scores[candidates], kind="stable")][:top_k]
-    return [LabelScore(label=model.labels[index], score=score) for index, score in zip(best.tolist(), scores[best].tolist(), strict=True)]
+    return [
+        LabelScore(label=model.labels[index], score=score)
+        for index, score in zip(best.tolist(), scores[best].tolist(), strict=True)
+    ]
 
 
 def scores_of(logits: Array, function: "ScoreFunction.ValueType", default: ScoreFunctionName) -> Array:

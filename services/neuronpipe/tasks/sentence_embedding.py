@@ -10,7 +10,17 @@ from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, SentenceEmbeddin
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
+from neuronpipe.tasks.base import (
+    Encoded,
+    Task,
+    TextTokenizer,
+    check_text,
+    check_token_ids,
+    check_truncation,
+    encode_text,
+    encode_token_ids,
+    or_default,
+)
 
 # The smallest norm that a vector is divided by, as in torch.nn.functional.normalize.
 SMALLEST_NORM = 1e-12
@@ -28,22 +38,31 @@ class EmbeddingFacts(TaskFacts):
 
 def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
-    check_text("text", input.text)
+    if not input.token_ids:
+        check_text("text", input.text)
+    elif input.text:
+        raise InvalidInput("token_ids", "stand in place of text; send one of them")
+    else:
+        check_token_ids(input.token_ids, model)
     check_dimensions(input.dimensions, model)
     check_truncation(input.truncation)
 
 
 def traits(input: SentenceEmbeddingInput) -> tuple[str | int, ...]:
-    """What of an input its encoding depends on."""
-    return input.text, or_default(input.truncation)
+    """The values of an input on which its encoding depends."""
+    return input.text, or_default(input.truncation), *input.token_ids
 
 
 def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the text, behind the model's prompt if it has one."""
+    """One sequence of the text, behind the model's prompt if it has one, or of the token ids alone."""
+    if input.token_ids:
+        return encode_token_ids(input.token_ids, model, input.truncation)
     return encode_text(tokenizer, model, EmbeddingFacts.of(model).prompt + input.text, None, input.truncation)
 
 
-def decode(input: SentenceEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> SentenceEmbeddingResult:
+def decode(
+    input: SentenceEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
+) -> SentenceEmbeddingResult:
     """The vector from `sentence_embedding`, float32 [embedding_dimensions]."""
     embedding = outputs[0]["sentence_embedding"][: input.dimensions or None]
     if not input.skip_normalize:

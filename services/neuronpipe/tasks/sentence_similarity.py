@@ -22,7 +22,7 @@ def check(input: SentenceSimilarityInput, model: ModelSpec) -> None:
 
 
 def traits(input: SentenceSimilarityInput) -> tuple[str | int, ...]:
-    """What of an input its encoding depends on."""
+    """The values of an input on which its encoding depends."""
     return input.source, or_default(input.truncation), *input.texts
 
 
@@ -33,7 +33,9 @@ def encode(input: SentenceSimilarityInput, tokenizer: TextTokenizer, model: Mode
     return join(encode_text(tokenizer, model, prompt + text, None, input.truncation, name) for name, text in named)
 
 
-def decode(input: SentenceSimilarityInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> SentenceSimilarityResult:
+def decode(
+    input: SentenceSimilarityInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
+) -> SentenceSimilarityResult:
     """The cosines from `sentence_embedding`, float32 [embedding_dimensions], of each sequence."""
     vectors = np.stack([output["sentence_embedding"][: input.dimensions or None] for output in outputs])
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(SMALLEST_NORM))

@@ -1,4 +1,4 @@
-"""Text classification: a text, or a pair of texts, to scores of the model's labels.
+"""Text classification: scores of the model's labels for a text or a pair of texts.
 
 Equal to transformers' TextClassificationPipeline with `top_k` and `function_to_apply`.
 """
@@ -20,7 +20,7 @@ def check(input: TextClassificationInput, model: ModelSpec) -> None:
 
 
 def traits(input: TextClassificationInput) -> tuple[str | int, ...]:
-    """What of an input its encoding depends on."""
+    """The values of an input on which its encoding depends."""
     return input.text, input.text_pair, or_default(input.truncation)
 
 
@@ -29,7 +29,9 @@ def encode(input: TextClassificationInput, tokenizer: TextTokenizer, model: Mode
     return encode_text(tokenizer, model, input.text, input.text_pair or None, input.truncation)
 
 
-def decode(input: TextClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> TextClassificationResult:
+def decode(
+    input: TextClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
+) -> TextClassificationResult:
     """The best labels from `logits`, float32 [labels]."""
     return TextClassificationResult(labels=best_labels(outputs[0]["logits"], model, input.function, input.top_k or 1))
 

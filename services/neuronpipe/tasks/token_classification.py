@@ -4,8 +4,10 @@ Equal to transformers' TokenClassificationPipeline with `aggregation_strategy`, 
 differences:
 
 - An entity's text is a part of the caller's text. The pipeline returns what its tokenizer decodes ("new york" for "New
-York"). - A text that is too long is refused unless the caller requests windows or truncation. The pipeline drops its
-end silently. - Special tokens in the text are text (see tasks/base.py).
+  York").
+- A text that is too long is refused unless the caller requests windows or truncation. The pipeline drops its end
+  silently.
+- Special tokens in the text are text (see tasks/base.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuronpipe.api.v1.tasks_pb2 import Aggregation, Entity, TokenClassificationInput, TokenClassificationResult, Truncation
+from neuronpipe.api.v1.tasks_pb2 import (
+    Aggregation,
+    Entity,
+    TokenClassificationInput,
+    TokenClassificationResult,
+    Truncation,
+)
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
@@ -51,12 +59,15 @@ def check(input: TokenClassificationInput, model: ModelSpec) -> None:
 
 
 def traits(input: TokenClassificationInput) -> tuple[str | int, ...]:
-    """What of an input its encoding depends on."""
+    """The values of an input on which its encoding depends."""
     return input.text, input.window_stride_tokens, or_default(input.truncation)
 
 
 def encode(input: TokenClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence, or one a window, annotated with `char_start`, `char_end` and `continues_word`, int32 [tokens], as in LocatedText."""
+    """One sequence, or one for each window.
+
+    The annotations are `char_start`, `char_end` and `continues_word`, int32 [tokens], as in LocatedText.
+    """
     if input.window_stride_tokens:
         parts = _windows(input, tokenizer, model)
     else:
@@ -64,10 +75,14 @@ def encode(input: TokenClassificationInput, tokenizer: TextTokenizer, model: Mod
         parts = [cut_located(whole, model, input.truncation, ", or window_stride_tokens to read all of it")]
     if not any((part.char_start >= 0).any() for part in parts):
         raise InvalidInput("text", "has no tokens")
-    return Encoded([sequence(part, model) for part in parts], [_annotations(part) for part in parts], parts[0].truncated_tokens)
+    return Encoded(
+        [sequence(part, model) for part in parts], [_annotations(part) for part in parts], parts[0].truncated_tokens
+    )
 
 
-def decode(input: TokenClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> TokenClassificationResult:
+def decode(
+    input: TokenClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
+) -> TokenClassificationResult:
     """The entities from `logits`, float32 [tokens, labels]."""
     ignored = frozenset() if input.keep_all_labels else frozenset(input.ignore_labels) or _DEFAULT_IGNORED
     found = [
@@ -79,7 +94,10 @@ def decode(input: TokenClassificationInput, model: ModelSpec, annotations: Array
         found = list(_without_overlaps(found))
     text = input.text
     return TokenClassificationResult(
-        entities=[Entity(label=one.label, score=one.score, text=text[one.start : one.end], start=one.start, end=one.end) for one in found]
+        entities=[
+            Entity(label=one.label, score=one.score, text=text[one.start : one.end], start=one.start, end=one.end)
+            for one in found
+        ]
     )
 
 
@@ -87,9 +105,12 @@ def _windows(input: TokenClassificationInput, tokenizer: TextTokenizer, model: M
     room, overlap_tokens = model.max_tokens - tokenizer.special_tokens(pair=False), input.window_stride_tokens
     if overlap_tokens >= room:
         raise InvalidInput(
-            "window_stride_tokens", f"{overlap_tokens}, must be less than {room}, the tokens of the text that fit into a window"
+            "window_stride_tokens",
+            f"{overlap_tokens}, must be less than {room}, the tokens of the text that fit into a window",
         )
-    check_windows("text", input.text, tokenizer, window_tokens=model.max_tokens, room_tokens=room, overlap_tokens=overlap_tokens)
+    check_windows(
+        "text", input.text, tokenizer, window_tokens=model.max_tokens, room_tokens=room, overlap_tokens=overlap_tokens
+    )
     return tokenizer.locate_windows(input.text, max_tokens=model.max_tokens, overlap_tokens=overlap_tokens)
 
 
@@ -118,7 +139,11 @@ class _Labelled:
 
 
 def _entities(
-    aggregation: "Aggregation.ValueType", labels: Sequence[str], ignored: frozenset[str], annotation: Arrays, logits: Array
+    aggregation: "Aggregation.ValueType",
+    labels: Sequence[str],
+    ignored: frozenset[str],
+    annotation: Arrays,
+    logits: Array,
 ) -> Iterator[_Found]:
     is_text = annotation["char_start"] >= 0
     scores = softmax(logits[is_text])
@@ -142,7 +167,9 @@ def _best_labels(scores: Array, start: Array, end: Array) -> _Labelled:
     return _Labelled(best, scores[np.arange(len(best)), best], start, end)
 
 
-def _words(aggregation: "Aggregation.ValueType", scores: Array, begins_word: Array, start: Array, end: Array) -> _Labelled:
+def _words(
+    aggregation: "Aggregation.ValueType", scores: Array, begins_word: Array, start: Array, end: Array
+) -> _Labelled:
     begins_word[:1] = True  # a window always begins with a word
     first = np.flatnonzero(begins_word)
     if aggregation == Aggregation.AGGREGATION_FIRST:

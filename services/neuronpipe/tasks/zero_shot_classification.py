@@ -1,20 +1,36 @@
-"""Zero-shot classification: scores of a text for the labels of the request, by a model of natural language inference
-(NLI).
+"""Zero-shot classification: scores of a text for the labels of the request.
 
-Each label is put into a sentence, the hypothesis, and the model scores how far the text entails it. Equal to
-transformers' ZeroShotClassificationPipeline with `candidate_labels`, `hypothesis_template` and `multi_label`. Labels of
-equal score stay in the order of the request; that pipeline has no rule for them. If no label is called "entailment",
-that pipeline takes the last one; here the model is refused when it is compiled.
+The model is one of natural language inference (NLI). Each label is put into a sentence, the hypothesis, and the model
+scores how far the text entails it. Equal to transformers' ZeroShotClassificationPipeline with `candidate_labels`,
+`hypothesis_template` and `multi_label`. Differences:
+
+- Labels of equal score stay in the order of the request. The pipeline has no rule for them.
+- If no label is called "entailment", the compiler refuses the model. The pipeline takes the last label.
 """
 
 import numpy as np
 from pydantic import Field
 
-from neuronpipe.api.v1.tasks_pb2 import LabelScore, Truncation, ZeroShotClassificationInput, ZeroShotClassificationResult
+from neuronpipe.api.v1.tasks_pb2 import (
+    LabelScore,
+    Truncation,
+    ZeroShotClassificationInput,
+    ZeroShotClassificationResult,
+)
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default, sequence, side_of
+from neuronpipe.tasks.base import (
+    Encoded,
+    Task,
+    TextTokenizer,
+    check_text,
+    check_truncation,
+    encode_text,
+    or_default,
+    sequence,
+    side_of,
+)
 from neuronpipe.tasks.many_texts import check_pairs, check_texts, join
 from neuronpipe.tasks.scores import softmax
 
@@ -40,13 +56,15 @@ def check(input: ZeroShotClassificationInput, model: ModelSpec) -> None:
 
 
 def traits(input: ZeroShotClassificationInput) -> tuple[str | int, ...]:
-    """What of an input its encoding depends on."""
+    """The values of an input on which its encoding depends."""
     return input.text, input.hypothesis_template, or_default(input.truncation), *input.candidate_labels
 
 
 def encode(input: ZeroShotClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence of the text and each label's hypothesis."""
-    return join(_encode_pair(input, tokenizer, model, index, hypothesis) for index, hypothesis in enumerate(_hypotheses(input)))
+    return join(
+        _encode_pair(input, tokenizer, model, index, hypothesis) for index, hypothesis in enumerate(_hypotheses(input))
+    )
 
 
 def decode(
@@ -62,7 +80,9 @@ def decode(
         scores = softmax(logits[:, entailment])
     order = np.argsort(-scores, kind="stable")
     ranked = zip(order.tolist(), scores[order].tolist(), strict=True)
-    return ZeroShotClassificationResult(labels=[LabelScore(label=input.candidate_labels[index], score=score) for index, score in ranked])
+    return ZeroShotClassificationResult(
+        labels=[LabelScore(label=input.candidate_labels[index], score=score) for index, score in ranked]
+    )
 
 
 def _check_template(template: str) -> None:
@@ -79,17 +99,26 @@ def _hypotheses(input: ZeroShotClassificationInput) -> list[str]:
     return [before + label + after for label in input.candidate_labels]
 
 
-def _encode_pair(input: ZeroShotClassificationInput, tokenizer: TextTokenizer, model: ModelSpec, index: int, hypothesis: str) -> Encoded:
+def _encode_pair(
+    input: ZeroShotClassificationInput, tokenizer: TextTokenizer, model: ModelSpec, index: int, hypothesis: str
+) -> Encoded:
     if or_default(input.truncation) == Truncation.TRUNCATION_ERROR:
-        return encode_text(tokenizer, model, input.text, hypothesis, input.truncation, f"text and candidate_labels[{index}]")
+        return encode_text(
+            tokenizer, model, input.text, hypothesis, input.truncation, f"text and candidate_labels[{index}]"
+        )
     encoded = tokenizer.encode_truncated(
         input.text, hypothesis, max_tokens=model.max_tokens, side=side_of(input.truncation), only_first=True
     )
     if len(encoded.token_ids) > model.max_tokens:
         tokens = tokenizer.count(hypothesis) + tokenizer.special_tokens(pair=True)
-        problem = f"its hypothesis has {tokens} tokens, special ones included; the model takes {model.token_limit} with the text"
+        problem = (
+            f"its hypothesis has {tokens} tokens, special ones included; the model takes {model.token_limit} "
+            "with the text"
+        )
         raise InvalidInput(f"candidate_labels[{index}]", problem)
     return Encoded([sequence(encoded, model)], truncated_tokens=encoded.truncated_tokens)
 
 
-TASK = Task("zero_shot_classification", check, traits, encode, decode, ("candidate_labels", "multi_label"), ZeroShotFacts)
+TASK = Task(
+    "zero_shot_classification", check, traits, encode, decode, ("candidate_labels", "multi_label"), ZeroShotFacts
+)

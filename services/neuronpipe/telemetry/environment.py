@@ -1,6 +1,6 @@
-"""Reads the standard variables of OpenTelemetry that decide what is exported. Exporters read the others (headers, TLS,
-time-outs).
+"""Reads the standard variables of OpenTelemetry that decide what is exported.
 
+Exporters read the others (headers, TLS, time-outs).
 https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
 """
 
@@ -65,7 +65,9 @@ def _protocol(variables: Mapping[str, str], signal: str) -> Protocol | None:
     exporter = variables.get(f"OTEL_{signal}_EXPORTER", "")
     if exporter not in ("", "otlp", "none"):
         raise SetupError(f"OTEL_{signal}_EXPORTER: {exporter!r} is neither otlp nor none")
-    has_endpoint = any(variables.get(name) for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"))
+    has_endpoint = any(
+        variables.get(name) for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
+    )
     if exporter == "none" or not (exporter or has_endpoint):
         return None
     name = f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL"

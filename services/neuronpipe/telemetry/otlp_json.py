@@ -1,5 +1,6 @@
-"""Spans as OTLP JSON, which Jaeger's page and collectors read: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-
-encoding.
+"""Converts spans to OTLP JSON, which Jaeger's page and collectors read.
+
+https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +29,11 @@ def _span(span: Span, clock: Clock) -> Json:
         "endTimeUnixNano": str(clock.wall_ns(span.ended_ns)),
         "attributes": _attributes(span.attributes),
         "events": [
-            {"name": str(one.name), "timeUnixNano": str(clock.wall_ns(one.at_ns)), "attributes": _attributes(one.attributes)}
+            {
+                "name": str(one.name),
+                "timeUnixNano": str(clock.wall_ns(one.at_ns)),
+                "attributes": _attributes(one.attributes),
+            }
             for one in span.events
         ],
         "links": [{**_ids(one.context), "attributes": _attributes(one.attributes)} for one in span.links],

@@ -1,4 +1,4 @@
-"""Metrics to a collector by OTLP, from a thread of its own."""
+"""Exports metrics to a collector by OTLP, from a thread of its own."""
 
 import threading
 import time

@@ -1,17 +1,26 @@
-"""Metrics on a port, in Prometheus' text format or OpenMetrics, as the scraper asks. Only OpenMetrics has exemplars."""
+"""Serves metrics on a port, in Prometheus' text format or in OpenMetrics (with exemplars), as the scraper asks."""
 
-from collections.abc import Iterable, Iterator
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from wsgiref.simple_server import WSGIServer
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Family, Histogram, Meters
 from neuronpipe.core.names import Instrument
+from neuronpipe.tls.server import ServerTls
+
+# For the handshake and the request.
+_CONNECTION_LIMIT_S = 30
 
 
 def prometheus_name(instrument: Instrument) -> str:
@@ -38,23 +47,83 @@ class MeterCollector(Collector):
 class MetricsPort:
     """An HTTP server for Prometheus, in a thread."""
 
-    def __init__(self, listen: str, meters: Meters) -> None:
-        """Raises SetupError for an address that cannot be listened on."""
-        registry = CollectorRegistry()
-        registry.register(MeterCollector(meters))
+    def __init__(
+        self,
+        listen: str,
+        meters: Meters,
+        tls: ServerTls | None = None,
+        may_read: Callable[[str], bool] = lambda authorization: True,
+    ) -> None:
+        """`may_read`: whether a scraper may that shows this `authorization`. Raises SetupError for an address that
+        cannot be listened on.
+        """
         host, _, port = listen.rpartition(":")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        kind = type("_Port", (_Server,), {"address_family": family, "tls": tls})
         self._server: WSGIServer
         try:
-            self._server, self._thread = start_http_server(int(port), host.strip("[]"), registry)
+            app = _guarded(make_wsgi_app(_registry(meters)), may_read)
+            self._server = make_server(host.strip("[]"), int(port), app, kind, _Scrape)
         except OSError as error:
             raise SetupError(f"cannot listen on {listen} for metrics: {error.strerror}") from error
         self.address = f"{host}:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def write_page(meters: Meters, accept: str) -> tuple[bytes, str]:
+    """The page that the port shows to a scraper who accepts this, and its media type."""
+    encode, media_type = choose_encoder(accept)
+    return encode(_registry(meters)), media_type
+
+
+def _registry(meters: Meters) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(MeterCollector(meters))
+    return registry
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, so that a handshake holds up nobody else's."""
+
+    daemon_threads = True
+    tls: ServerTls | None = None
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """The next connection; its first read shakes hands."""
+        connection, address = super().get_request()
+        if self.tls:
+            connection = self.tls.context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, address
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Connections fail for reasons of their callers, such as a certificate that they do not trust."""
+
+
+class _Scrape(WSGIRequestHandler):
+    timeout = _CONNECTION_LIMIT_S
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """No line for a request."""
+
+
+def _guarded(app: Any, may_read: Callable[[str], bool]) -> Any:
+    """The WSGI application for those who may read."""
+
+    def answer(environment: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if may_read(environment.get("HTTP_AUTHORIZATION", "")):
+            found: Iterable[bytes] = app(environment, start_response)
+            return found
+        start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer")])
+        return []
+
+    return answer
 
 
 def _metric(family: Family) -> Metric:

@@ -32,9 +32,13 @@ class SpanQueue:
     Spans beyond the queue's size are dropped and counted.
     """
 
-    def __init__(self, exporter: SpanExporter, resource: Resource, clock: Clock, meters: Meters, max_spans: int) -> None:
+    def __init__(
+        self, exporter: SpanExporter, resource: Resource, clock: Clock, meters: Meters, max_spans: int
+    ) -> None:
         self._exporter = _Counting(exporter, meters)
-        self._processor = BatchSpanProcessor(self._exporter, max_queue_size=max_spans, max_export_batch_size=min(512, max_spans))
+        self._processor = BatchSpanProcessor(
+            self._exporter, max_queue_size=max_spans, max_export_batch_size=min(512, max_spans)
+        )
         self._dropped = meters.counter(Metrics.SPANS, "dropped")
         self._resource, self._clock, self._max_spans = resource, clock, max_spans
         self._accepted = 0
@@ -49,8 +53,9 @@ class SpanQueue:
         self._processor.on_end(self._to_sdk(span))
 
     def close(self) -> None:
-        """Exports the rest, within a time limit: a collector that does not answer must not delay the end of the
-        service.
+        """Exports the rest, within a time limit.
+
+        A collector that does not answer must not delay the end of the service.
         """
         thread = threading.Thread(target=self._processor.shutdown, name="last spans", daemon=True)
         thread.start()

@@ -10,16 +10,22 @@ from neuronpipe.core.tracing import Clock, Span, Tracer
 from neuronpipe.process.settings import ServerSettings
 from neuronpipe.telemetry.environment import Environment, read_environment
 from neuronpipe.telemetry.store import TraceStore
+from neuronpipe.tls.server import ServerTls
+from neuronpipe.tls.telemetry import show_tls
 
 
 @contextmanager
-def running_telemetry(service: str, settings: ServerSettings, variables: Mapping[str, str]) -> Iterator[Telemetry]:
-    """A service's telemetry, exported while the block runs. Raises SetupError.
+def running_telemetry(
+    service: str, settings: ServerSettings, variables: Mapping[str, str], tls: ServerTls | None = None
+) -> Iterator[Telemetry]:
+    """A service's telemetry, exported while the block runs. `tls`: of its ports. Raises SetupError.
 
     Parts that are not used are not imported.
     """
     environment = read_environment(variables)
     clock, meters = Clock(), Meters()
+    if tls:
+        show_tls(meters, "server", tls.watched)
     sinks: list[Callable[[Span], None]] = []
     store = TraceStore(settings.kept_traces, service, clock) if settings.kept_traces else None
     if store:
@@ -27,17 +33,26 @@ def running_telemetry(service: str, settings: ServerSettings, variables: Mapping
     with ExitStack() as stack:
         if environment.traces or environment.metrics:
             sinks += _start_otlp(service, environment, clock, meters, stack)
+        tracer = Tracer(sinks, ratio=environment.ratio, honours_parent=environment.honours_parent)
+
+        def write_metrics(accept: str) -> tuple[bytes, str]:
+            from neuronpipe.telemetry.prometheus import write_page
+
+            return write_page(meters, accept)
+
+        telemetry = Telemetry(tracer, meters, store, write_metrics)
         if settings.metrics_listen:
             from neuronpipe.telemetry.prometheus import MetricsPort
 
-            port = MetricsPort(settings.metrics_listen, meters)
+            port = MetricsPort(settings.metrics_listen, meters, tls, lambda given: telemetry.may_read_metrics(given))
             stack.callback(port.close)
             log("metrics", address=port.address)
-        tracer = Tracer(sinks, ratio=environment.ratio, honours_parent=environment.honours_parent)
-        yield Telemetry(tracer, meters, store)
+        yield telemetry
 
 
-def _start_otlp(service: str, environment: Environment, clock: Clock, meters: Meters, stack: ExitStack) -> list[Callable[[Span], None]]:
+def _start_otlp(
+    service: str, environment: Environment, clock: Clock, meters: Meters, stack: ExitStack
+) -> list[Callable[[Span], None]]:
     from opentelemetry.sdk.resources import Resource
 
     names = {"service.namespace": "neuronpipe", "service.version": __version__}

@@ -1,4 +1,4 @@
-"""The last traces of a development server, in memory, for `neuronpipe trace`."""
+"""Keeps the last traces of a development server in memory, for `neuronpipe trace`."""
 
 from collections import OrderedDict
 
@@ -10,7 +10,7 @@ _MAX_SPANS = 1024
 
 
 class TraceStore:
-    """A number of traces; the oldest is dropped when another begins. A batch is a trace of its own."""
+    """Keeps a number of traces. The oldest is dropped when another one begins. A batch is a trace of its own."""
 
     def __init__(self, max_traces: int, service: str, clock: Clock) -> None:
         self._max_traces, self._service, self._clock = max_traces, service, clock

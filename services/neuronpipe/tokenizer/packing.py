@@ -1,6 +1,6 @@
-"""The format of encoded inputs in Redis: the message on the wire, with arrays in 16 bits where their numbers allow it.
+"""The format of encoded inputs in Redis: the wire message, with arrays as 16-bit numbers if their values allow it.
 
-Token ids and places are int32 [tokens] with numbers from -1 (no position) on; most vocabularies end below 65,535.
+Token ids and positions are int32 [tokens]. The lowest value is -1 (no position). Most vocabularies end below 65,535.
 """
 
 from collections.abc import Iterable
@@ -17,13 +17,13 @@ from neuronpipe.core.tensors import to_arrays, to_tensor_set
 # Between the stages a tensor always has a type; a tensor without one is packed.
 _PACKED, _WHOLE = DataType.DATA_TYPE_UNSPECIFIED, DataType.DATA_TYPE_INT32
 _LEAST, _MOST = -1, 65_534
-# What an encoded input, each of its sets, and each of its arrays takes in memory besides the arrays' numbers (measured with tracemalloc on
-# CPython 3.11 and NumPy 2, 2026-11-22: 312, 184 and 163 bytes).
+# What an encoded input, each of its sets, and each of its arrays takes in memory besides the arrays' numbers (measured
+# with tracemalloc on CPython 3.11 and NumPy 2, 2026-11-22: 312, 184 and 163 bytes).
 _VALUE_BYTES, _SET_BYTES, _ARRAY_BYTES = 320, 184, 164
 
 
 def pack(encoded: EncodedInput) -> bytes:
-    """An encoded input as bytes, without its cache outcome."""
+    """The bytes of an encoded input, without its cache outcome."""
     message = stages_pb2.EncodedInput(
         sequences=map(to_tensor_set, encoded.sequences.arrays),
         annotations=map(to_tensor_set, encoded.annotations.arrays),
@@ -40,20 +40,24 @@ def pack(encoded: EncodedInput) -> bytes:
 
 
 def unpack(packed: bytes) -> EncodedInput:
-    """The encoded input again; its arrays are read-only."""
+    """The encoded input of such bytes. Its arrays are read-only."""
     message = stages_pb2.EncodedInput.FromString(packed)
     for tensors in (*message.sequences, *message.annotations):
         for tensor in tensors.tensors:
             if tensor.data_type == _PACKED:
                 tensor.data_type = _WHOLE
                 tensor.data = (np.frombuffer(tensor.data, "<u2").astype("<i4") + _LEAST).tobytes()
-    return EncodedInput(_arrays(message.sequences), _arrays(message.annotations), message.tokens, message.truncated_tokens)
+    return EncodedInput(
+        _arrays(message.sequences), _arrays(message.annotations), message.tokens, message.truncated_tokens
+    )
 
 
 def size_bytes(encoded: EncodedInput) -> int:
-    """What an encoded input takes in memory."""
+    """The memory that an encoded input takes."""
     sets = (*encoded.sequences.arrays, *encoded.annotations.arrays)
-    return _VALUE_BYTES + sum(_SET_BYTES + sum(_ARRAY_BYTES + array.nbytes for array in arrays.values()) for arrays in sets)
+    return _VALUE_BYTES + sum(
+        _SET_BYTES + sum(_ARRAY_BYTES + array.nbytes for array in arrays.values()) for arrays in sets
+    )
 
 
 def _arrays(sets: Iterable[TensorSet]) -> TensorSets:

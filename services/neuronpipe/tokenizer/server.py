@@ -8,11 +8,12 @@ from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.rpc.items import TOKENIZE
 from neuronpipe.rpc.stage_server import OpenedStage, serve_stage
+from neuronpipe.tls.server import ServerTls
 from neuronpipe.tokenizer.settings import TokenizerSettings
 from neuronpipe.tokenizer.stage import running_tokenizer
 
 
-async def run(settings: TokenizerSettings, telemetry: Telemetry) -> None:
+async def run(settings: TokenizerSettings, telemetry: Telemetry, tls: ServerTls | None = None) -> None:
     """Serves until SIGTERM."""
 
     @asynccontextmanager
@@ -21,4 +22,4 @@ async def run(settings: TokenizerSettings, telemetry: Telemetry) -> None:
         async with running_tokenizer(bundles, settings, telemetry) as stage:
             yield stage.tokenize, stage.models
 
-    await serve_stage(TOKENIZE, settings, telemetry, open_stage)
+    await serve_stage(TOKENIZE, settings, telemetry, open_stage, tls)

@@ -3,6 +3,7 @@
 import json
 import threading
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from tokenizers import Encoding, Regex, Tokenizer
 from tokenizers.normalizers import Normalizer, Replace, Sequence
 from tokenizers.processors import TemplateProcessing
 
-from neuronpipe.tasks.base import EncodedText, LocatedText, Side, TokenIds, Window
+from neuronpipe.tasks.base import EncodedText, LocatedText, Side, TextTokens, TokenIds, Window
 from neuronpipe.tokenizer.words import WordRule
 
 # The version of the library: encodings may change with it.
@@ -49,6 +50,17 @@ class JsonTokenizer:
         with self._lock:
             return len(self._encode(text, add_special_tokens=False))
 
+    def tokens(self, text: str, *, special_tokens: bool) -> TextTokens:
+        with self._lock:
+            encoding = self._encode(text, add_special_tokens=special_tokens, with_offsets=True)
+        is_special = np.array(encoding.special_tokens_mask, bool)
+        starts, ends = np.where(is_special, np.int32(-1), np.array(encoding.offsets, np.int32).reshape(-1, 2).T)
+        return TextTokens(_array(encoding.ids), encoding.tokens, starts, ends)
+
+    def text_of(self, token_ids: Iterable[int], *, special_tokens: bool) -> str:
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
+        return text
+
     def special_tokens(self, *, pair: bool) -> int:
         return self._tokenizer.num_special_tokens_to_add(pair)
 
@@ -57,7 +69,9 @@ class JsonTokenizer:
             encoding = self._encode(text, text_pair)
         return EncodedText(_array(encoding.ids), _array(encoding.type_ids))
 
-    def encode_truncated(self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False) -> EncodedText:
+    def encode_truncated(
+        self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False
+    ) -> EncodedText:
         with self._lock:
             encoding = self._encode(text, text_pair)
         token_ids, token_type_ids = _array(encoding.ids), _array(encoding.type_ids)
@@ -93,7 +107,9 @@ class JsonTokenizer:
             continues_word=np.where(is_special, 0, continues_word).astype(np.int32),
         )
 
-    def _encode(self, text: str, text_pair: str | None = None, *, add_special_tokens: bool = True, with_offsets: bool = False) -> Encoding:
+    def _encode(
+        self, text: str, text_pair: str | None = None, *, add_special_tokens: bool = True, with_offsets: bool = False
+    ) -> Encoding:
         # A batch of one: the library's `encode` holds the interpreter's lock, so a text of 1 MB would block every
         # thread for a second.
         inputs = [text] if text_pair is None else [(text, text_pair)]
@@ -102,7 +118,9 @@ class JsonTokenizer:
         (encoding,) = encode(inputs, add_special_tokens=add_special_tokens)
         return encoding
 
-    def _encode_in_limit(self, first: str, second: str | None, max_tokens: int, *, strategy: str, stride: int) -> Encoding:
+    def _encode_in_limit(
+        self, first: str, second: str | None, max_tokens: int, *, strategy: str, stride: int
+    ) -> Encoding:
         with self._lock:
             self._tokenizer.enable_truncation(max_tokens, stride=stride, strategy=strategy)
             try:
@@ -112,11 +130,11 @@ class JsonTokenizer:
 
 
 def _counting_what_it_deletes(normalizer: Normalizer) -> Normalizer:
-    """A SentencePiece normalizer whose offsets are right after deleted control characters.
+    """A SentencePiece normalizer whose offsets are correct after deleted control characters.
 
-    The library's own (tokenizers 0.23, Precompiled) does not count characters that it deletes at the beginning of a
-    text and after each added token, so all later offsets would be too small. Replace, which counts them, deletes them
-    first.
+    The normalizer of the library (tokenizers 0.23, Precompiled) does not count characters that it deletes at the
+    beginning of a text and after each added token. All later offsets would be too small. Replace counts what it
+    deletes, so it runs first.
     """
     invisible = (char for char in map(chr, (*range(0x2070), 0xFEFF)) if unicodedata.category(char) in ("Cc", "Cf"))
     deleted = [char for char in invisible if normalizer.normalize_str(f"{char}a") == normalizer.normalize_str("a")]
@@ -133,7 +151,7 @@ def _array(numbers: list[int]) -> TokenIds:
 def _dropped(encoding: Encoding, max_tokens: int, side: Side, *, only_first: bool) -> NDArray[np.intp]:
     """The tokens of a sequence that the library's own truncation (longest_first, only_first) would drop.
 
-    The library would tokenize once more, and keep the overflow: for two texts of 40 KB every combination of their
+    The library would tokenize a second time, and keep the overflow: for two texts of 40 KB, every combination of their
     parts, 2 GB.
     """
     owners = np.array([-1 if owner is None else owner for owner in encoding.sequence_ids])
@@ -145,7 +163,9 @@ def _dropped(encoding: Encoding, max_tokens: int, side: Side, *, only_first: boo
         shorter = min(len(first), len(second), room // 2)
         kept = (shorter, room - shorter) if len(first) <= len(second) else (room - shorter, shorter)
     parts = zip((first, second), kept, strict=True)
-    return np.concatenate([part[count:] if side == "right" else part[: max(len(part) - count, 0)] for part, count in parts])
+    return np.concatenate(
+        [part[count:] if side == "right" else part[: max(len(part) - count, 0)] for part, count in parts]
+    )
 
 
 def _window(encoding: Encoding) -> Window:

@@ -30,7 +30,9 @@ class WordRule:
             unknown_id = model["vocab"].get(model.get("unk_token"))
         return cls(bool(model.get("continuing_subword_prefix")), unknown_id)
 
-    def continues_word(self, text: str, token_ids: TokenIds, tokens: Sequence[str], starts: TokenIds, ends: TokenIds) -> NDArray[np.bool_]:
+    def continues_word(
+        self, text: str, token_ids: TokenIds, tokens: Sequence[str], starts: TokenIds, ends: TokenIds
+    ) -> NDArray[np.bool_]:
         """Whether each token continues a word. `starts` and `ends`: its offsets in the text, in code points."""
         if self.has_prefix:
             lengths = np.fromiter(map(len, tokens), np.int32, len(tokens))

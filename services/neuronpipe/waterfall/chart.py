@@ -1,4 +1,4 @@
-"""A trace as text, for a terminal."""
+"""Draws a trace as text, for a terminal."""
 
 from collections.abc import Iterator
 
@@ -20,11 +20,17 @@ def draw(trace: Trace, client_ns: int) -> Iterator[str]:
     service_width = max(len(row.span.service) for _, row in labels)
     for label, row in labels:
         bar = _bar(row, root)
-        yield f"{label:{label_width}}  {row.span.service:{service_width}} |{bar}| {row.span.duration_ns / 1e6:9.3f} ms{marks(row.span)}"
+        yield (
+            f"{label:{label_width}}  {row.span.service:{service_width}} |{bar}| {row.span.duration_ns / 1e6:9.3f} "
+            f"ms{marks(row.span)}"
+        )
     yield ""
     yield split(trace)
     outside_ms = (client_ns - root.duration_ns) / 1e6
-    yield f"the caller waited {client_ns / 1e6:.3f} ms: {outside_ms:.3f} ms of it outside of the gateway's span (network, gRPC)"
+    yield (
+        f"the caller waited {client_ns / 1e6:.3f} ms: {outside_ms:.3f} ms of it outside of the gateway's span "
+        "(network, gRPC)"
+    )
     for batch in trace.batches:
         yield ""
         yield from _batch(trace, batch)
@@ -40,7 +46,10 @@ def heading(trace: Trace) -> str:
     attributes = trace.root.attributes
     if Attributes.MODEL not in attributes:
         return "a request for no model that is served"
-    words = [f"{attributes[Attributes.MODEL]} version {attributes[Attributes.VERSION]}", str(attributes[Attributes.TASK]).replace("_", "-")]
+    words = [
+        f"{attributes[Attributes.MODEL]} version {attributes[Attributes.VERSION]}",
+        str(attributes[Attributes.TASK]).replace("_", "-"),
+    ]
     if Attributes.TOKENS in attributes:
         words.append(f"{attributes[Attributes.TOKENS]} tokens")
     if attributes.get(Attributes.TRUNCATED_TOKENS):
@@ -49,7 +58,7 @@ def heading(trace: Trace) -> str:
 
 
 def split(trace: Trace) -> str:
-    """The shares of the stages in the request."""
+    """The share of each stage in the request's time."""
     parts, total_ns = trace.parts_ns(), max(1, trace.root.duration_ns)
 
     def share(name: str) -> str:
@@ -57,7 +66,9 @@ def split(trace: Trace) -> str:
 
     hop_ns = parts[Spans.PREDICT] - parts[Spans.QUEUE] - parts[Spans.COMPUTE]
     inside = f"queue {share(Spans.QUEUE)}, compute {share(Spans.COMPUTE)}, hop {100 * hop_ns / total_ns:.1f} %"
-    stages = (f"{label} {share(name)}" + (f" ({inside})" if name == Spans.PREDICT else "") for name, label in _LABELS.items())
+    stages = (
+        f"{label} {share(name)}" + (f" ({inside})" if name == Spans.PREDICT else "") for name, label in _LABELS.items()
+    )
     return f"{' + '.join(stages)} + unattributed {share('unattributed')} = {trace.root.duration_ns / 1e6:.3f} ms"
 
 
@@ -66,17 +77,22 @@ def describe_batch(batch: ShownSpan) -> str:
     attributes = batch.attributes
     padding = 100 * float(attributes[Attributes.PADDING_RATIO])
     return (
-        f"batch of {attributes[Attributes.BATCH_SIZE]} on {attributes[Attributes.BACKEND]}, core {attributes[Attributes.CORE]}: "
-        f"{batch.duration_ns / 1e6:.3f} ms, padded to {attributes[Attributes.BUCKET_TOKENS]} tokens, {padding:.0f} % padding"
+        f"batch of {attributes[Attributes.BATCH_SIZE]} on {attributes[Attributes.BACKEND]}, core "
+        f"{attributes[Attributes.CORE]}: "
+        f"{batch.duration_ns / 1e6:.3f} ms, padded to {attributes[Attributes.BUCKET_TOKENS]} tokens, "
+        f"{padding:.0f} % padding"
     )
 
 
 def describe_mates(trace: Trace, batch: ShownSpan) -> Iterator[str]:
-    """The rows of a batch, a line each."""
+    """The rows of a batch, one line for each."""
     mates = trace.mates(batch)
     for mate in mates[:_MAX_MATES]:
         whose = "this request" if mate.trace_id == trace.trace_id else f"trace {mate.trace_id}"
-        yield f"row {mate.row:3}  {f'{mate.tokens:4} tokens  {whose}' if mate.trace_id else 'a request that is not sampled'}"
+        yield (
+            f"row {mate.row:3}  "
+            f"{f'{mate.tokens:4} tokens  {whose}' if mate.trace_id else 'a request that is not sampled'}"
+        )
     if len(mates) > _MAX_MATES:
         yield f"and {len(mates) - _MAX_MATES} more"
 

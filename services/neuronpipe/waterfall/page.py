@@ -1,4 +1,4 @@
-"""A trace as a self-contained HTML page."""
+"""Draws a trace as a self-contained HTML page."""
 
 from collections.abc import Iterator
 from html import escape
@@ -41,7 +41,8 @@ def draw_page(trace: Trace, client_ns: int) -> str:
     )
     rows = "".join(_details(row.span) for row in trace.rows)
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>trace {trace.trace_id}</title><style>{_STYLE}</style>'
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>trace '
+        f"{trace.trace_id}</title><style>{_STYLE}</style>"
         f"<h1>{escape(heading(trace))}</h1><p>trace {trace.trace_id}; the caller waited {client_ns / 1e6:.3f} ms</p>"
         f"{draw_svg(trace)}<p>{escape(split(trace))}</p>{batches}<h2>Attributes</h2><table>{rows}</table></html>\n"
     )
@@ -95,8 +96,12 @@ def _legend(bottom: int) -> Iterator[str]:
 def _tooltip(span: ShownSpan, root: ShownSpan) -> str:
     """The tooltip of a bar."""
     begun_ms = (span.started_ns - root.started_ns) / 1e6
-    times = f"{begun_ms:.3f} to {begun_ms + span.duration_ns / 1e6:.3f} ms: {span.duration_ns / 1e6:.3f} ms{marks(span)}"
-    return "\n".join([f"{span.name} ({span.service})", times, *(f"{key} = {value}" for key, value in span.attributes.items())])
+    times = (
+        f"{begun_ms:.3f} to {begun_ms + span.duration_ns / 1e6:.3f} ms: {span.duration_ns / 1e6:.3f} ms{marks(span)}"
+    )
+    return "\n".join(
+        [f"{span.name} ({span.service})", times, *(f"{key} = {value}" for key, value in span.attributes.items())]
+    )
 
 
 def _details(span: ShownSpan) -> str:

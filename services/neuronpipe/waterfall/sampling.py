@@ -16,7 +16,9 @@ from neuronpipe.api.v1.traces_pb2_grpc import TraceServiceStub
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.core.names import TRACEPARENT
 from neuronpipe.core.tracing import SpanContext
+from neuronpipe.rpc.api_key import key_metadata
 from neuronpipe.rpc.client import error_of, open_channel
+from neuronpipe.tls.files import LoadedTls, TlsFiles, watched_tls
 from neuronpipe.waterfall.chart import draw
 from neuronpipe.waterfall.page import draw_page
 from neuronpipe.waterfall.spans import read_trace
@@ -24,13 +26,24 @@ from neuronpipe.waterfall.spans import read_trace
 _TRACES_LIMIT_S = 10.0
 
 
-def sample(request: InferRequest, target: str, *, timeout_s: float, warm_up: int, html: Path | None, otlp: Path | None) -> None:
-    """Prints the waterfall of one request, sent after `warm_up` others; writes it as a page and as OTLP JSON where asked to.
+def sample(
+    request: InferRequest,
+    target: str,
+    *,
+    timeout_s: float,
+    warm_up: int,
+    html: Path | None,
+    otlp: Path | None,
+    tls: TlsFiles | None = None,
+) -> None:
+    """Prints the waterfall of one request, which is sent after `warm_up` others.
 
-    Raises SetupError, and the request's error once its trace is shown.
+    It is also written as a page and as OTLP JSON, if these are asked for. Raises SetupError, and the request's error
+    once its trace is shown.
     """
     context = SpanContext(int(secrets.token_hex(16), 16), int(secrets.token_hex(8), 16), is_sampled=True)
-    found, client_ns, failure = asyncio.run(_record(request, target, timeout_s, warm_up, context))
+    loaded = watched_tls(tls, "client").value if tls else None
+    found, client_ns, failure = asyncio.run(_record(request, target, loaded, timeout_s, warm_up, context))
     if otlp:
         otlp.write_text(json.dumps(found, indent=1))
     trace = read_trace(found, f"{context.trace_id:032x}")
@@ -45,10 +58,10 @@ def sample(request: InferRequest, target: str, *, timeout_s: float, warm_up: int
 
 
 async def _record(
-    request: InferRequest, target: str, timeout_s: float, warm_up: int, context: SpanContext
+    request: InferRequest, target: str, tls: LoadedTls | None, timeout_s: float, warm_up: int, context: SpanContext
 ) -> tuple[dict[str, Any], int, NeuronpipeError | None]:
-    """The request's spans as OTLP JSON, how long it took here, and its error if it failed."""
-    async with open_channel(target) as channel:
+    """The request's spans as OTLP JSON, its duration as the caller measured it, and its error if it failed."""
+    async with open_channel(target, tls=tls) as channel:
         for _ in range(warm_up):  # the first request of a connection also opens it
             await _infer(channel, request, timeout_s, None)
         began_ns = time.monotonic_ns()
@@ -57,9 +70,11 @@ async def _record(
         return await _find_trace(channel, context, failure), client_ns, failure
 
 
-async def _infer(channel: grpc.aio.Channel, request: InferRequest, timeout_s: float, context: SpanContext | None) -> NeuronpipeError | None:
+async def _infer(
+    channel: grpc.aio.Channel, request: InferRequest, timeout_s: float, context: SpanContext | None
+) -> NeuronpipeError | None:
     """What the request failed with."""
-    metadata = ((TRACEPARENT, context.traceparent),) if context else ()
+    metadata = [*key_metadata(), *([(TRACEPARENT, context.traceparent)] if context else ())]
     try:
         await InferenceServiceStub(channel).Infer(request, timeout=timeout_s, metadata=metadata)
     except grpc.aio.AioRpcError as failure:
@@ -67,9 +82,13 @@ async def _infer(channel: grpc.aio.Channel, request: InferRequest, timeout_s: fl
     return None
 
 
-async def _find_trace(channel: grpc.aio.Channel, context: SpanContext, failure: NeuronpipeError | None) -> dict[str, Any]:
+async def _find_trace(
+    channel: grpc.aio.Channel, context: SpanContext, failure: NeuronpipeError | None
+) -> dict[str, Any]:
     try:
-        response = await TraceServiceStub(channel).GetTrace(GetTraceRequest(trace_id=f"{context.trace_id:032x}"), timeout=_TRACES_LIMIT_S)
+        response = await TraceServiceStub(channel).GetTrace(
+            GetTraceRequest(trace_id=f"{context.trace_id:032x}"), timeout=_TRACES_LIMIT_S, metadata=key_metadata()
+        )
     except grpc.aio.AioRpcError as error:
         if failure:
             raise failure from error

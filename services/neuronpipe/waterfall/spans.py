@@ -29,7 +29,7 @@ class ShownSpan:
 
     @property
     def duration_ns(self) -> int:
-        """How long it took."""
+        """The duration of the span."""
         return self.ended_ns - self.started_ns
 
 
@@ -64,10 +64,10 @@ class Trace:
         return self.rows[0].span
 
     def parts_ns(self) -> dict[str, int]:
-        """How long each stage took, and queue and compute; "unattributed" is in no stage. In the order of the request.
+        """The time of each stage, of queue and of compute, in the order of the request; "unattributed" is in no stage.
 
-        Spans of one name may overlap, as those of several sequences do. Overlapping time counts once, and as compute
-        where one computes.
+        Spans of one name may overlap, as those of several sequences do. Overlapping time counts once, and as compute if
+        one of the spans computes.
         """
         names = (Spans.PREPROCESS, Spans.QUEUE, Spans.COMPUTE, Spans.PREDICT, Spans.POSTPROCESS)
         covered: dict[str, int] = {name: self._covered_ns(name) for name in names}
@@ -78,22 +78,28 @@ class Trace:
     def _covered_ns(self, *names: str) -> int:
         """The length of the union of all spans with these names."""
         covered_ns = ended_ns = 0
-        for started_ns, span_ended_ns in sorted((row.span.started_ns, row.span.ended_ns) for row in self.rows if row.span.name in names):
+        for started_ns, span_ended_ns in sorted(
+            (row.span.started_ns, row.span.ended_ns) for row in self.rows if row.span.name in names
+        ):
             covered_ns += max(0, span_ended_ns - max(started_ns, ended_ns))
             ended_ns = max(ended_ns, span_ended_ns)
         return covered_ns
 
     def mates(self, batch: ShownSpan) -> list[Mate]:
         """The rows of a batch in order."""
-        known = {int(row[Attributes.ROW]): (int(row[Attributes.TOKENS]), trace_id) for (trace_id, _), row in batch.links}
+        known = {
+            int(row[Attributes.ROW]): (int(row[Attributes.TOKENS]), trace_id) for (trace_id, _), row in batch.links
+        }
         size = int(batch.attributes[Attributes.BATCH_SIZE])
         return [Mate(row, *known.get(row, (0, ""))) for row in range(size)]
 
 
 def read_trace(otlp: Mapping[str, Any], trace_id: str) -> Trace | None:
-    """The trace in OTLP JSON; None where it has no span."""
+    """The trace in OTLP JSON; None if it has no span."""
     spans = list(_spans(otlp))
-    own = sorted((span for span in spans if span.trace_id == trace_id), key=lambda span: (span.started_ns, -span.ended_ns))
+    own = sorted(
+        (span for span in spans if span.trace_id == trace_id), key=lambda span: (span.started_ns, -span.ended_ns)
+    )
     known = {span.span_id for span in own}
     children: dict[str, list[ShownSpan]] = {}
     for span in own:

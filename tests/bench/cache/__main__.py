@@ -27,11 +27,17 @@ _SECTIONS = ("ways", "hit-rates", "known", "hang", "zipf")
 
 def main() -> None:
     """Measures, and writes the page after every section."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.cache", description="Measures the caches and writes a page.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.cache", description="Measures the caches and writes a page."
+    )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system (default: 3)")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a turn (default: 3)")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=_SECTIONS, help=f"some of {','.join(_SECTIONS)}")
-    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"), help="folder to write to (default: docs/benchmarks)")
+    parser.add_argument(
+        "--only", type=lambda text: text.split(","), default=_SECTIONS, help=f"some of {','.join(_SECTIONS)}"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("docs/benchmarks"), help="folder to write to (default: docs/benchmarks)"
+    )
     options = parser.parse_args()
     found: dict[str, Any] = {
         "command": shlex.join(["python", "-m", "tests.bench.cache", *sys.argv[1:]]),

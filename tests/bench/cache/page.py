@@ -17,20 +17,27 @@ def write_page(found: dict[str, Any]) -> str:
 def _lines(found: dict[str, Any]) -> Iterator[str]:
     yield "# Caches: what they cost and what they bring"
     yield ""
-    yield f"Written by `{found['command']}` (`make bench-cache`); all figures are in [cache.json](cache.json). Do not edit."
+    yield (
+        f"Written by `{found['command']}` (`make bench-cache`); all figures are in [cache.json](cache.json). "
+        "Do not edit."
+    )
     yield ""
     yield from _table(("machine", ""), found["machine"].items())
     if rows := found.get("ways"):
         yield "## The tokenize stage"
         yield ""
-        yield "In process, Redis on the loopback interface. CPU is this process's alone, a text; times are from asking to having."
+        yield (
+            "In process, Redis on the loopback interface. CPU is this process's alone, a text; times are from "
+            "asking to having."
+        )
         yield ""
         yield from _ways(rows)
     if rows := found.get("hit-rates"):
         yield "## When asking Redis is worth it"
         yield ""
         yield (
-            "Without memory, µs a text, by the share of texts that Redis has: tokenizing all, asking Redis for all (`always`), and asking "
+            "Without memory, µs a text, by the share of texts that Redis has: tokenizing all, asking Redis for all "
+            "(`always`), and asking "
             "where it is quicker (`auto`, the default). `asked` is how many of the texts `auto` asked for."
         )
         yield ""
@@ -45,7 +52,8 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield "## Redis hangs"
         yield ""
         yield (
-            f"`serve all`, fake back end, {HANG_CALLERS} callers, every text looked up in Redis, which is stopped (SIGSTOP) in the middle; "
+            f"`serve all`, fake back end, {HANG_CALLERS} callers, every text looked up in Redis, which is stopped "
+            "(SIGSTOP) in the middle; "
             "milliseconds. `after` begins half a second after that."
         )
         yield ""
@@ -53,7 +61,10 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     if rows := found.get("zipf"):
         yield "## Repeated traffic"
         yield ""
-        yield f"`serve all`, MiniLM float32, 32 callers, texts by Zipf's law (exponent 1) from {ZIPF_TEXTS:,}, caches empty at the start."
+        yield (
+            f"`serve all`, MiniLM float32, 32 callers, texts by Zipf's law (exponent 1) from {ZIPF_TEXTS:,}, caches "
+            "empty at the start."
+        )
         yield ""
         yield from _serving(rows, pairs=False)
 
@@ -61,7 +72,11 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 def _ways(rows: Rows) -> Iterator[str]:
     heads = ("tokens", "at a time", "way", "CPU µs", "p50 µs", "p99 µs")
     yield from _table(
-        heads, ((row["tokens"], row["batch"], row["way"], *(_number(row[name]) for name in ("cpu_us", "p50_us", "p99_us"))) for row in rows)
+        heads,
+        (
+            (row["tokens"], row["batch"], row["way"], *(_number(row[name]) for name in ("cpu_us", "p50_us", "p99_us")))
+            for row in rows
+        ),
     )
 
 
@@ -84,7 +99,9 @@ def _serving(rows: Rows, *, pairs: bool) -> Iterator[str]:
 
     def ratio(way: str, reference: str, system: str) -> float:
         rates = {(row["way"], row["round"]): row["throughput_per_s"] for row in rows if row["system"] == system}
-        return statistics.median(float(rate / rates[reference, number]) for (name, number), rate in rates.items() if name == way)
+        return statistics.median(
+            float(rate / rates[reference, number]) for (name, number), rate in rates.items() if name == way
+        )
 
     keys = dict.fromkeys((row["system"], row["way"]) for row in rows)
     lines = []

@@ -1,4 +1,6 @@
-"""Whole systems: throughput by the share of texts that are known, requests while Redis hangs, and results of repeated traffic."""
+"""Whole systems: throughput by the share of texts that are known, requests while Redis hangs, and results of repeated
+traffic.
+"""
 
 import asyncio
 import itertools
@@ -46,7 +48,8 @@ class ServingFigures:
 
 @dataclass(frozen=True)
 class HangFigures:
-    """What requests took, in ms, before and after Redis hung, with and without a cache; and the worst while it began."""
+    """What requests took, in ms, before and after Redis hung, with and without a cache;
+    and the worst while it began."""
 
     round: int
     off_p99_ms: float
@@ -57,10 +60,14 @@ class HangFigures:
 
 
 def measure_known_texts(rounds: int, seconds: float) -> Iterator[ServingFigures]:
-    """The fake back end, as what it takes is everything but the model: the cache off, and on with 0, 50 and 90 % of texts known."""
+    """The fake back end, as what it takes is everything but the model: the cache off, and on with 0, 50 and 90 % of
+    texts known.
+    """
     repository = find_repository("fake")
     loads = {f"{rate:.0%} known": _requests(rate) for rate in (0.0, 0.5, 0.9)}
-    for round_, (name, serving) in itertools.product(range(rounds), (("serve all", serving_all), ("four processes", serving_four))):
+    for round_, (name, serving) in itertools.product(
+        range(rounds), (("serve all", serving_all), ("four processes", serving_four))
+    ):
         for way, requests in loads.items():
             for options, kind in ((NO_CACHE, "off"), (_MEMORY, "on")):
                 with serving(repository, options=options) as system, ClosedLoop.started(requests) as loop:
@@ -68,12 +75,18 @@ def measure_known_texts(rounds: int, seconds: float) -> Iterator[ServingFigures]
 
 
 def measure_zipf(rounds: int, seconds: float) -> Iterator[ServingFigures]:
-    """MiniLM behind `serve all`: results cached, only tokens cached, and nothing cached, under requests by Zipf's law over 10,000 texts."""
+    """MiniLM behind `serve all`: results cached, only tokens cached, and nothing cached, under requests by Zipf's law
+    over 10,000 texts.
+    """
     pool = list(itertools.islice(texts(_TOKENS, seed=3), ZIPF_TEXTS))
     weights = [1 / rank**_ZIPF_EXPONENT for rank in range(1, ZIPF_TEXTS + 1)]
     requests = [make_request(text) for text in random.Random(4).choices(pool, weights, k=_SENT)]
     repository = find_repository("float32")
-    ways = {"nothing cached": NO_CACHE, "tokens cached": _MEMORY, "results cached": (*_MEMORY, "--result-cache-models", "*")}
+    ways = {
+        "nothing cached": NO_CACHE,
+        "tokens cached": _MEMORY,
+        "results cached": (*_MEMORY, "--result-cache-models", "*"),
+    }
     for round_, (way, options) in itertools.product(range(rounds), ways.items()):
         with serving_all(repository, options=options) as system, ClosedLoop.started(requests) as loop:
             yield _figures("zipf", way, "serve all", round_, loop.measure(system, _CALLERS, seconds * _ZIPF_FACTOR))
@@ -100,7 +113,9 @@ def _requests(rate: float) -> list[bytes]:
 def _figures(section: str, way: str, system: str, round_: int, loop: Loop) -> ServingFigures:
     if loop.errors:
         raise RuntimeError(f"{section}, {way}: {loop.errors} errors")
-    return ServingFigures(section, way, system, round_, loop.throughput_per_s, loop.latencies_ms["p50"], loop.latencies_ms["p99"])
+    return ServingFigures(
+        section, way, system, round_, loop.throughput_per_s, loop.latencies_ms["p50"], loop.latencies_ms["p99"]
+    )
 
 
 _Timed = tuple[float, float]
@@ -140,12 +155,18 @@ async def _hang(
             ends.set()
             await asyncio.gather(*calling)
             # Whoever waited was let go on as the breaker opened; the log says when, to the millisecond.
-            lost = [_seconds(str(one["time"])) for one in process.events() if str(one["event"]).startswith("no answer from Redis")]
+            lost = [
+                _seconds(str(one["time"]))
+                for one in process.events()
+                if str(one["event"]).startswith("no answer from Redis")
+            ]
     opened_at = min(at for at in lost if at >= stopped_at - 0.001)
     before = [duration_s for began_s, duration_s in seen if seen[0][0] + 1 < began_s < stopped_s - 0.1]
     during = [duration_s for began_s, duration_s in seen if stopped_s - 0.1 <= began_s < stopped_s + 0.5]
     after = [duration_s for began_s, duration_s in seen if began_s >= stopped_s + 0.5]
-    return HangFigures(round_, off_p99_ms, _p99_ms(before), _p99_ms(after), max(during) * 1e3, (opened_at - stopped_at) * 1e3)
+    return HangFigures(
+        round_, off_p99_ms, _p99_ms(before), _p99_ms(after), max(during) * 1e3, (opened_at - stopped_at) * 1e3
+    )
 
 
 def _endless() -> Iterator[InferRequest]:

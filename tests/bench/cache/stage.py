@@ -1,4 +1,6 @@
-"""The tokenizer stage in this process: what a text costs off, found in memory, found in Redis, and missing; alone and in batches."""
+"""The tokenizer stage in this process: what a text costs off, found in memory, found in Redis, and missing; alone and
+in batches.
+"""
 
 import asyncio
 import itertools
@@ -99,7 +101,9 @@ async def measure_hit_rates(bundle: Bundle, url: str) -> AsyncIterator[tuple[flo
 
 
 def _redis(url: str, policy: CachePolicy, memory_bytes: int = 0) -> TokenCacheSettings:
-    return TokenCacheSettings(redis_url=url, token_cache_redis=policy, token_cache_bytes=memory_bytes, redis_timeout_ms=1000)
+    return TokenCacheSettings(
+        redis_url=url, token_cache_redis=policy, token_cache_bytes=memory_bytes, redis_timeout_ms=1000
+    )
 
 
 async def _connect(stage: TokenizerStage) -> None:
@@ -133,4 +137,6 @@ async def _run(stage: TokenizerStage, sent: Sequence[str], batch: int, way: str 
 
 
 def _item(text: str) -> TokenizeItem:
-    return TokenizeItem(Call(), ModelKey(MODEL, 1), pack_input(TaskInput(text_classification=TextClassificationInput(text=text))))
+    return TokenizeItem(
+        Call(), ModelKey(MODEL, 1), pack_input(TaskInput(text_classification=TextClassificationInput(text=text)))
+    )

@@ -1,7 +1,8 @@
 """Measures one peer alone and prints JSON.
 
 Run: python -m tests.bench.peers --peer NAME --callers 1,32 --seconds 5 [--texts FILE] [-- --threads 1 …]
-What follows `--` are settings of the peer's launcher. Exit code 1: the peer is not available, and the reason is printed.
+What follows `--` are settings of the peer's launcher. Exit code 1: the peer is not available, and the reason is
+printed.
 """
 
 import argparse
@@ -23,7 +24,9 @@ def main() -> int:
     parser.add_argument("--peer", choices=PEERS, required=True)
     parser.add_argument("--callers", type=lambda counts: [int(count) for count in counts.split(",")], default=[1, 32])
     parser.add_argument("--seconds", type=float, default=5)
-    parser.add_argument("--texts", type=Path, help="JSON list of texts of at most 128 tokens; left out: the benchmark's own")
+    parser.add_argument(
+        "--texts", type=Path, help="JSON list of texts of at most 128 tokens; left out: the benchmark's own"
+    )
     parser.add_argument("settings", nargs="*", help="settings of the peer's launcher, after --")
     options = parser.parse_args()
     # The blocks below end what they started.

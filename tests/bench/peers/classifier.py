@@ -14,7 +14,9 @@ class Classifier:
     def __init__(self, source: str, threads: int) -> None:
         torch.set_num_threads(threads)
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-        self._model = transformers.AutoModelForSequenceClassification.from_pretrained(source, dtype=torch.float32).eval()
+        self._model = transformers.AutoModelForSequenceClassification.from_pretrained(
+            source, dtype=torch.float32
+        ).eval()
 
     def __call__(self, texts: Sequence[str]) -> list[tuple[str, float]]:
         """(likeliest label, its probability) of each text."""

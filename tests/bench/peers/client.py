@@ -1,8 +1,9 @@
-"""Calls one peer in a closed loop. Runs in an environment of its own: a JSON line in on standard input, a JSON line out.
+"""Calls one peer in a closed loop. Runs in an environment of its own: a JSON line in on standard input, a JSON line
+out.
 
-Run: python -m tests.bench.peers.client PROTOCOL TARGET WORKLOAD  where WORKLOAD is a JSON file with `source`, `texts` and `expected`.
-First it checks the peer's answers and says what is wrong with them; then it answers each {"callers", "seconds"}.
-A Triton client needs a process without neuronpipe's protos: a descriptor pool holds a full name once.
+Run: python -m tests.bench.peers.client PROTOCOL TARGET WORKLOAD  where WORKLOAD is a JSON file with `source`, `texts`
+and `expected`. First it checks the peer's answers and says what is wrong with them; then it answers each {"callers",
+"seconds"}. A Triton client needs a process without neuronpipe's protos: a descriptor pool holds a full name once.
 """
 
 import asyncio
@@ -29,11 +30,15 @@ _SCORE_TOLERANCE = 1e-3
 
 @contextlib.asynccontextmanager
 async def http(url: str, body: Callable[[str], Any], answer: Callable[[Any], Answer]) -> AsyncIterator[Call]:
-    """One keep-alive connection a caller. aiohttp, because it costs less than httpx and leaves the peer more of the machine."""
+    """One keep-alive connection a caller. aiohttp, because it costs less than httpx and leaves the peer more of the
+    machine.
+    """
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=_REQUEST_LIMIT_S)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout, raise_for_status=True) as session:
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=timeout, raise_for_status=True
+    ) as session:
 
         async def call(text: str) -> Answer:
             async with session.post(url, json=body(text)) as response:
@@ -61,7 +66,9 @@ async def triton(target: str) -> AsyncIterator[Call]:
 
 @contextlib.asynccontextmanager
 async def in_process(source: str, *, is_batching: bool) -> AsyncIterator[Call]:
-    """A transformers pipeline in this process and one thread that calls it: with one text, or with a list of all that wait."""
+    """A transformers pipeline in this process and one thread that calls it: with one text, or with a list of all that
+    wait.
+    """
     import torch
     import transformers
 

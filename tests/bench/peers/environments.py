@@ -12,7 +12,9 @@ _INSTALL_LIMIT_S = 900
 
 
 def environment_python(name: str) -> Path:
-    """The interpreter of an environment that has NAME-requirements.txt. Raises RuntimeError with pip's words where it cannot be made."""
+    """The interpreter of an environment that has NAME-requirements.txt. Raises RuntimeError with pip's words where it
+    cannot be made.
+    """
     requirements = Path(__file__).with_name(f"{name}-requirements.txt")
     folder = CACHE / f"venv-{name}"
     marker, python = folder / ".installed.txt", folder / "bin/python"

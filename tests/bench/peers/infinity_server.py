@@ -10,7 +10,8 @@ from tests.bench.peers.launching import end_with_parent, free_port, read_setting
 
 def main() -> None:
     """Serves POST /classify until SIGTERM."""
-    # Not ranked: single runs on 2 shared cores (2026-11-21): 8 callers got 45 to 55 texts/s with two threads, 44 with one. One worker.
+    # Not ranked: single runs on 2 shared cores (2026-11-21): 8 callers got 45 to 55 texts/s with two threads, 44 with
+    # one. One worker.
     settings = read_settings(threads=2, max_batch_size=32, compile=0)
     end_with_parent()
     import torch
@@ -19,7 +20,16 @@ def main() -> None:
     port = free_port()
     say_ready_when_healthy(port)
     served = ("--model-id", settings.source, "--served-model-name", Path(settings.source).name)
-    engine = ("--engine", "torch", "--device", "cpu", "--dtype", "float32", "--batch-size", str(settings.max_batch_size))
+    engine = (
+        "--engine",
+        "torch",
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--batch-size",
+        str(settings.max_batch_size),
+    )
     compiled = ("--compile" if settings.compile else "--no-compile",)
     listen = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "warning")
     sys.argv = ["infinity_emb", "v2", *served, *engine, *compiled, "--no-bettertransformer", *listen]

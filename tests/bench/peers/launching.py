@@ -23,7 +23,9 @@ def read_settings(**defaults: int) -> argparse.Namespace:
 
 
 def end_with_parent() -> None:
-    """Sends this process SIGTERM when whoever started it has gone, whichever way: its end of standard input is then closed."""
+    """Sends this process SIGTERM when whoever started it has gone, whichever way: its end of standard input is then
+    closed.
+    """
 
     def wait() -> None:
         while os.read(0, 1024):

@@ -31,18 +31,28 @@ class ClassifierAPI(litserve.LitAPI):
 
 def main() -> None:
     """Serves until SIGTERM."""
-    # Chosen from single 3 s runs on 2 shared cores (2026-11-21), too noisy to rank close settings: 8 callers got 90 and, later, 52 texts/s
-    # from two workers of one thread, 69 from one of two; one caller 46 and 39 against 49. Batch size and timeout were not ranked.
-    # Two threads of a batch wait for each other, and fall to a fifth or less where something else takes a core.
+    # Chosen from single 3 s runs on 2 shared cores (2026-11-21), too noisy to rank close settings: 8 callers got 90
+    # and, later, 52 texts/s from two workers of one thread, 69 from one of two; one caller 46 and 39 against 49. Batch
+    # size and timeout were not ranked. Two threads of a batch wait for each other, and fall to a fifth or less where
+    # something else takes a core.
     settings = read_settings(threads=1, workers=2, max_batch_size=32, batch_timeout_ms=1, fast_queue=1)
     # LitServe ends its workers on Ctrl-C only.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     end_with_parent()
     api = ClassifierAPI(settings.source, settings.threads, settings.max_batch_size, settings.batch_timeout_ms / 1e3)
-    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=settings.workers, fast_queue=bool(settings.fast_queue))
+    server = litserve.LitServer(
+        api, accelerator="cpu", workers_per_device=settings.workers, fast_queue=bool(settings.fast_queue)
+    )
     port = free_port()
     say_ready_when_healthy(port)
-    server.run(host="127.0.0.1", port=port, num_api_servers=1, generate_client_file=False, log_level="warning", access_log=False)
+    server.run(
+        host="127.0.0.1",
+        port=port,
+        num_api_servers=1,
+        generate_client_file=False,
+        log_level="warning",
+        access_log=False,
+    )
 
 
 if __name__ == "__main__":

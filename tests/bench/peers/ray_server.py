@@ -33,9 +33,10 @@ class ClassifierDeployment:
 
 def main() -> None:
     """Serves until SIGTERM."""
-    # Chosen from single 3 s runs on 2 shared cores (2026-11-21), too noisy to rank close settings: 8 callers got 64 and 60 texts/s from two
-    # replicas of one thread, 53 from one of two; one caller 34 and 29 against 36. Batch size and timeout were not ranked.
-    # Two threads of a batch wait for each other, and fall to a fifth or less where something else takes a core.
+    # Chosen from single 3 s runs on 2 shared cores (2026-11-21), too noisy to rank close settings: 8 callers got 64 and
+    # 60 texts/s from two replicas of one thread, 53 from one of two; one caller 34 and 29 against 36. Batch size and
+    # timeout were not ranked. Two threads of a batch wait for each other, and fall to a fifth or less where something
+    # else takes a core.
     settings = read_settings(threads=1, workers=2, max_batch_size=32, batch_timeout_ms=1)
     end_with_parent()
     # Sockets are made in this folder, and their paths may have 107 bytes.
@@ -55,7 +56,9 @@ def main() -> None:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         options = {"num_replicas": settings.workers, "max_ongoing_requests": 256, "ray_actor_options": {"num_cpus": 0}}
         deployment = serve.deployment(**options)(ClassifierDeployment)
-        serve.run(deployment.bind(settings.source, settings.threads, settings.max_batch_size, settings.batch_timeout_ms / 1e3))
+        serve.run(
+            deployment.bind(settings.source, settings.threads, settings.max_batch_size, settings.batch_timeout_ms / 1e3)
+        )
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         say_ready(port)
         signal.sigwait(signals)

@@ -39,7 +39,9 @@ _ENVIRONMENT = {
 
 
 class PeerUnavailable(Exception):
-    """A peer that cannot be installed or started, or that answers wrongly. Report it with its reason; do not leave it out."""
+    """A peer that cannot be installed or started, or that answers wrongly. Report it with its reason; do not leave it
+    out.
+    """
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name}: {reason}")
@@ -48,7 +50,8 @@ class PeerUnavailable(Exception):
 
 @dataclass(frozen=True)
 class Peer:
-    """Where a peer's server and its client run; None is neuronpipe's own environment, which has transformers and torch."""
+    """Where a peer's server and its client run; None is neuronpipe's own environment,
+    which has transformers and torch."""
 
     server: str | None
     client: str | None
@@ -82,7 +85,7 @@ class PeerResult:
 class RunningPeer:
     """A peer that has given right answers."""
 
-    def __init__(self, name: str, client: "_Child", server: "_Child | None") -> None:
+    def __init__(self, name: str, client: "PeerProcess", server: "PeerProcess | None") -> None:
         self.name = name
         self._client, self._server = client, server
 
@@ -94,7 +97,9 @@ class RunningPeer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stops the server for the length of the block: LitServe and Ray take CPU time from others even where nobody calls them."""
+        """Stops the server for the length of the block: LitServe and Ray take CPU time from others even where nobody
+        calls them.
+        """
         family = self._server.family() if self._server else []
         try:
             for one in family:
@@ -123,12 +128,20 @@ def running_peer(name: str, texts: Sequence[str], settings: Sequence[str] = ()) 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"peer-{name}-")))
         target, server = "none", None
         if peer.server:
-            command = [str(pythons[peer.server]), "-m", f"tests.bench.peers.{peer.server}_server", str(_SOURCE), *settings]
-            server = stack.enter_context(_Child(name, command, folder / "server.log"))
+            command = [
+                str(pythons[peer.server]),
+                "-m",
+                f"tests.bench.peers.{peer.server}_server",
+                str(_SOURCE),
+                *settings,
+            ]
+            server = stack.enter_context(PeerProcess(name, command, folder / "server.log"))
             target = server.wait_for("ready", _START_LIMIT_S)["target"]
         python = str(pythons[peer.client]) if peer.client else sys.executable
         client = stack.enter_context(
-            _Child(name, [python, "-m", "tests.bench.peers.client", name, target, str(workload)], folder / "client.log")
+            PeerProcess(
+                name, [python, "-m", "tests.bench.peers.client", name, target, str(workload)], folder / "client.log"
+            )
         )
         checked = client.wait_for("checked", _START_LIMIT_S)
         if checked["wrong"]:
@@ -138,18 +151,21 @@ def running_peer(name: str, texts: Sequence[str], settings: Sequence[str] = ()) 
 
 @functools.cache
 def _make_workload(texts: tuple[str, ...]) -> Path:
-    """The file that clients read: texts, the folder of the model, and what transformers answers to some of the texts."""
+    """The file that clients read: texts, the folder of the model,
+    and what transformers answers to some of the texts."""
     CACHE.mkdir(parents=True, exist_ok=True)
     texts_file, workload = CACHE / "checked-texts.json", CACHE / "workload.json"
     texts_file.write_text(json.dumps(texts[:_CHECKED_TEXTS]))
     # A process of its own: torch stays out of the one that measures.
     command = [sys.executable, "-m", "tests.bench.model", str(_SOURCE), str(texts_file)]
-    reference = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
+    reference = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+    )
     workload.write_text(json.dumps({"source": str(_SOURCE), "texts": texts, "expected": json.loads(reference.stdout)}))
     return workload
 
 
-class _Child:
+class PeerProcess:
     """A process of a peer, with its log in a file. Lines of JSON with an `event` are its words to us."""
 
     def __init__(self, peer: str, command: Sequence[str], log: Path) -> None:
@@ -178,7 +194,9 @@ class _Child:
             raise PeerUnavailable(self._peer, f"ended: {self._last_words()}") from error
 
     def wait_for(self, event: str, limit_s: float) -> dict[str, Any]:
-        """What it says of an event, since the last one. Raises PeerUnavailable with the end of its log where it does not say it."""
+        """What it says of an event, since the last one. Raises PeerUnavailable with the end of its log where it does
+        not say it.
+        """
         deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s:
             has_ended = self._process.poll() is not None
@@ -204,7 +222,9 @@ class _Child:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Ends it, and by force whichever of its children are left."""
         family = self.family()
         self._process.terminate()

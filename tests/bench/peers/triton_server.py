@@ -1,7 +1,8 @@
-"""Triton with its Python back end and dynamic batching: the binary that nvidia-pytriton ships, without pytriton's proxy before it.
+"""Triton with its Python back end and dynamic batching: the binary that nvidia-pytriton ships, without pytriton's proxy
+before it.
 
-pytriton would run the model in a process of its own behind Triton's Python back end: one hop more. Its own start also fails on Python
-3.11.7. The back end loads the model itself here, as in Triton's container.
+pytriton would run the model in a process of its own behind Triton's Python back end: one hop more. Its own start also
+fails on Python 3.11.7. The back end loads the model itself here, as in Triton's container.
 """
 
 import os
@@ -41,9 +42,10 @@ parameters {{ key: "threads" value: {{ string_value: "{threads}" }} }}
 
 def main() -> None:
     """Serves until SIGTERM."""
-    # Chosen from single runs of 1.5 to 3 s on 2 shared cores (2026-11-21), too noisy to rank close settings: 8 callers got 55 to 88 texts/s
-    # from two instances of one thread, 7 to 92 from one of two; one caller 43 to 49 against 7 to 64. The queue delay was not ranked.
-    # Two threads of a batch wait for each other, and fall to a fifth or less where something else takes a core.
+    # Chosen from single runs of 1.5 to 3 s on 2 shared cores (2026-11-21), too noisy to rank close settings: 8 callers
+    # got 55 to 88 texts/s from two instances of one thread, 7 to 92 from one of two; one caller 43 to 49 against 7 to
+    # 64. The queue delay was not ranked. Two threads of a batch wait for each other, and fall to a fifth or less where
+    # something else takes a core.
     settings = read_settings(threads=1, workers=2, max_batch_size=32, queue_delay_us=0)
     end_with_parent()
     with tempfile.TemporaryDirectory(prefix="triton-") as folder:
@@ -68,16 +70,25 @@ def main() -> None:
 def _command(folder: Path, port: int) -> list[str]:
     shipped = Path(pytriton.__file__).parent / "tritonserver"
     backends = Path(shutil.copytree(shipped / "backends", folder / "backends"))
-    stub = shipped / "python_backend_stubs" / ".".join(platform.python_version_tuple()[:2]) / "triton_python_backend_stub"
+    stub = (
+        shipped / "python_backend_stubs" / ".".join(platform.python_version_tuple()[:2]) / "triton_python_backend_stub"
+    )
     shutil.copy(stub, backends / "python")
     listen = ["--grpc-address=127.0.0.1", f"--grpc-port={port}", "--allow-http=false", "--allow-metrics=false"]
-    models = [f"--model-repository={folder / 'models'}", f"--backend-directory={backends}", "--disable-auto-complete-config"]
+    models = [
+        f"--model-repository={folder / 'models'}",
+        f"--backend-directory={backends}",
+        "--disable-auto-complete-config",
+    ]
     return [str(shipped / "bin/tritonserver"), *models, *listen, "--exit-timeout-secs=5"]
 
 
 def _environment() -> dict[str, str]:
-    """The back end embeds Python: it must find this interpreter's library and modules, and the libraries of the wheel."""
-    libraries = os.pathsep.join([sysconfig.get_config_var("LIBDIR"), str(Path(pytriton.__file__).parents[1] / "nvidia_pytriton.libs")])
+    """The back end embeds Python: it must find this interpreter's library and modules,
+    and the libraries of the wheel."""
+    libraries = os.pathsep.join(
+        [sysconfig.get_config_var("LIBDIR"), str(Path(pytriton.__file__).parents[1] / "nvidia_pytriton.libs")]
+    )
     return {**os.environ, "PYTHONHOME": sys.base_prefix, "LD_LIBRARY_PATH": libraries}
 
 

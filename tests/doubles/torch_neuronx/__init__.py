@@ -1,4 +1,6 @@
-"""A contract double of torch_neuronx; see README.md one folder up. Public names, and their signatures, are those that are documented."""
+"""A contract double of torch_neuronx; see README.md one folder up. Public names, and their signatures, are those that
+are documented.
+"""
 
 from typing import Any
 

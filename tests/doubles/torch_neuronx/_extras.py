@@ -15,14 +15,20 @@ from torch_neuronx._versions import VERSION
 class DataParallel(torch.nn.Module):
     """Splits a batch over cores and joins the outputs."""
 
-    def __init__(self, model: Any, device_ids: Sequence[int | str] | None = None, dim: int = 0, set_dynamic_batching: bool = True) -> None:
+    def __init__(
+        self, model: Any, device_ids: Sequence[int | str] | None = None, dim: int = 0, set_dynamic_batching: bool = True
+    ) -> None:
         super().__init__()
         try:
             runtime = _runtime.runtime()
         except RuntimeError as error:
             text = "Neuron runtime cannot be initialized; cannot determine the number of available NeuronCores"
             raise RuntimeError(text) from error
-        indices = [int(str(one).removeprefix("nc:")) for one in device_ids] if device_ids is not None else range(len(runtime.cores))
+        indices = (
+            [int(str(one).removeprefix("nc:")) for one in device_ids]
+            if device_ids is not None
+            else range(len(runtime.cores))
+        )
         compiled = model_of(model)
         if compiled is None:
             raise TypeError(f"{type(model).__name__} was not compiled")
@@ -108,7 +114,11 @@ class _Buckets(torch.nn.Module):
 
 
 def bucket_model_trace(
-    func: Callable[..., Any], example_inputs: Any, bucket_config: BucketModelConfig, compiler_workdir: Any = None, compiler_args: Any = None
+    func: Callable[..., Any],
+    example_inputs: Any,
+    bucket_config: BucketModelConfig,
+    compiler_workdir: Any = None,
+    compiler_args: Any = None,
 ) -> Any:
     """One module for several buckets. Not scripted here, so it cannot be saved."""
     if not isinstance(example_inputs, list):
@@ -117,7 +127,9 @@ def bucket_model_trace(
     models = []
     for index, inputs in enumerate(example_inputs):
         model, aliases = func(**(kwargs[index] if isinstance(kwargs, list) else kwargs))
-        traced = trace(model, inputs, input_output_aliases=aliases, compiler_workdir=compiler_workdir, compiler_args=compiler_args)
+        traced = trace(
+            model, inputs, input_output_aliases=aliases, compiler_workdir=compiler_workdir, compiler_args=compiler_args
+        )
         models.append(traced)
     kernel = bucket_config.bucket_kernel()
     if not isinstance(kernel, torch.jit.ScriptFunction):

@@ -55,7 +55,9 @@ def parse(compiler_args: object) -> dict[str, str]:
                 value = words.pop(0)
             allowed = _VALUES[name]
             if allowed is not None and value not in allowed:
-                raise RuntimeError(f"neuronx-cc: error: argument {name}: invalid choice: {value!r} (choose from {', '.join(allowed)})")
+                raise RuntimeError(
+                    f"neuronx-cc: error: argument {name}: invalid choice: {value!r} (choose from {', '.join(allowed)})"
+                )
             flags[name] = value
     flags.setdefault("--auto-cast", DEFAULT_AUTO_CAST)
     if flags["--auto-cast"] == "none" and "--auto-cast-type" in flags:

@@ -1,6 +1,7 @@
 """A compiled model: a genuine ScriptModule whose one operation runs in Python, where the contract is enforced.
 
-The operation is this package's, so a file cannot be read without importing it; what a model is travels in the file as a buffer.
+The operation is this package's, so a file cannot be read without importing it; what a model is travels in the file as a
+buffer.
 """
 
 import itertools
@@ -16,7 +17,9 @@ import torch
 from torch_neuronx import _placement, _runtime
 from torch_neuronx._versions import VERSION, ordered
 
-_DTYPES = {str(dtype): dtype for dtype in (torch.int64, torch.int32, torch.float32, torch.bfloat16, torch.float16, torch.bool)}
+_DTYPES = {
+    str(dtype): dtype for dtype in (torch.int64, torch.int32, torch.float32, torch.bfloat16, torch.float16, torch.bool)
+}
 _INT32 = torch.iinfo(torch.int32)
 # What copying separated weights costs a call until they are moved to the device.
 _COPY_S = 0.005
@@ -44,7 +47,9 @@ class Model:
         """Puts the weights on cores."""
         runtime = _runtime.runtime()
         cores = runtime.cores if is_multicore else runtime.place(start, count)
-        is_shared = os.environ.get("NEURON_RT_MULTI_INSTANCE_SHARED_WEIGHTS", "FALSE").upper() == "TRUE" and len(cores) > 1
+        is_shared = (
+            os.environ.get("NEURON_RT_MULTI_INSTANCE_SHARED_WEIGHTS", "FALSE").upper() == "TRUE" and len(cores) > 1
+        )
         size = self.stamp["weight_bytes"] // (len(cores) if is_shared else 1)
         if any(core.loaded_bytes + size > runtime.core_bytes for core in cores):
             raise RuntimeError("Could not load the model status=4 message=Allocation Failure")
@@ -64,7 +69,9 @@ class Model:
         if self.stamp["lazy"]:
             self._pending = (start, count, is_multicore)
         elif self.stamp["async"]:
-            self._loading = threading.Thread(target=self.load, args=(start, count), kwargs={"is_multicore": is_multicore})
+            self._loading = threading.Thread(
+                target=self.load, args=(start, count), kwargs={"is_multicore": is_multicore}
+            )
             self._loading.start()
         else:
             self.load(start, count, is_multicore=is_multicore)
@@ -76,7 +83,9 @@ class Model:
                 self._loading.join()
             if not self.cores:
                 if self._pending is None:
-                    raise RuntimeError("the model was compiled without a device and is on none; load it where there is one")
+                    raise RuntimeError(
+                        "the model was compiled without a device and is on none; load it where there is one"
+                    )
                 start, count, is_multicore = self._pending
                 self.load(start, count, is_multicore=is_multicore)
         _runtime.runtime()
@@ -102,16 +111,26 @@ class Model:
                 raise RuntimeError(f"Incorrect tensor shape at input #{index}: received {received}, expected {wanted}")
             if tensor.dtype != _DTYPES[dtype]:
                 raise RuntimeError(f"(made up) input #{index} is {tensor.dtype}, expected {dtype}")
-            if tensor.dtype == torch.int64 and tensor.numel() and (tensor.max() > _INT32.max or tensor.min() < _INT32.min):
-                raise RuntimeError(f"(made up) input #{index} has values that int32 does not hold, which the device computes in")
+            if (
+                tensor.dtype == torch.int64
+                and tensor.numel()
+                and (tensor.max() > _INT32.max or tensor.min() < _INT32.min)
+            ):
+                raise RuntimeError(
+                    f"(made up) input #{index} has values that int32 does not hold, which the device computes in"
+                )
 
     def _execute_chunks(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        kind = {"ValueError": ValueError, "RuntimeError": RuntimeError}[os.environ.get("NEURON_DOUBLE_DYNAMIC_BATCH_ERROR", "ValueError")]
+        kind = {"ValueError": ValueError, "RuntimeError": RuntimeError}[
+            os.environ.get("NEURON_DOUBLE_DYNAMIC_BATCH_ERROR", "ValueError")
+        ]
         if len({tensor.shape[0] for tensor in inputs}) != 1:
             raise kind("Inconsistent batch sizes found on inputs")
         for tensor, (shape, _) in zip(inputs, self.stamp["inputs"], strict=True):
             if list(tensor.shape[1:]) != shape[1:]:
-                raise kind(f"incorrect shape found on an input: {list(tensor.shape)}, expected {shape} but for the batch")
+                raise kind(
+                    f"incorrect shape found on an input: {list(tensor.shape)}, expected {shape} but for the batch"
+                )
         rows, size = inputs[0].shape[0], self.stamp["inputs"][0][0][0]
         parts = []
         for first in range(0, rows, size):
@@ -218,7 +237,9 @@ def replace_weights(neuron_model: Any, weights: Any) -> None:
     """In place, and only where weights were separated."""
     model = model_of(neuron_model)
     if model is None or model.stamp["inline"]:
-        warnings.warn("the weights are inside the NEFF; trace with inline_weights_to_neff=False to replace them", stacklevel=2)
+        warnings.warn(
+            "the weights are inside the NEFF; trace with inline_weights_to_neff=False to replace them", stacklevel=2
+        )
         return
     state = weights.state_dict() if isinstance(weights, torch.nn.Module) else weights
     model.module.neuron_program.load_state_dict(dict(state), strict=False)

@@ -1,4 +1,6 @@
-"""On which cores a model is loaded. Contexts are the process's, not a thread's: a load in another thread at the time is misplaced."""
+"""On which cores a model is loaded. Contexts are the process's, not a thread's: a load in another thread at the time is
+misplaced.
+"""
 
 import contextlib
 from collections.abc import Iterator

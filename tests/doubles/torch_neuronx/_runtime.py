@@ -16,7 +16,8 @@ import torch
 
 _CORES_PER_DEVICE = 2
 _NO_DEVICE = (
-    "Bad StatusOr access: INVALID_ARGUMENT: PJRT_Client_Create: error condition nullptr != (args)->client->Error(): Init: error condition "
+    "Bad StatusOr access: INVALID_ARGUMENT: PJRT_Client_Create: error condition nullptr != (args)->client->Error(): "
+    "Init: error condition "
     "!(num_devices > 0)"
 )
 # After these a core fails until the process ends.
@@ -33,7 +34,8 @@ def settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("NEURON_RT_")}
 
 
-# Stricter than the SDK, which reads them with its first load: set between import and load they have an effect, or none, by luck.
+# Stricter than the SDK, which reads them with its first load: set between import and load they have an effect, or none,
+# by luck.
 _imported_with = settings()
 
 
@@ -44,7 +46,9 @@ def devices() -> int:
 
 def folder() -> Path:
     """Where processes agree on who owns a core, and where tests put faults."""
-    path = Path(os.environ.get("NEURON_DOUBLE_FOLDER") or Path(tempfile.gettempdir()) / f"neuron-double-{getpass.getuser()}")
+    path = Path(
+        os.environ.get("NEURON_DOUBLE_FOLDER") or Path(tempfile.gettempdir()) / f"neuron-double-{getpass.getuser()}"
+    )
     path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -99,7 +103,13 @@ class Core:
                     raise
         finally:
             self.waiting -= 1
-        arrays = outputs.values() if isinstance(outputs, dict) else [outputs] if isinstance(outputs, torch.Tensor) else outputs
+        arrays = (
+            outputs.values()
+            if isinstance(outputs, dict)
+            else [outputs]
+            if isinstance(outputs, torch.Tensor)
+            else outputs
+        )
         return [array.detach().clone() for array in arrays]
 
     def _fail(self) -> None:
@@ -121,7 +131,10 @@ class Runtime:
         if not total:
             raise RuntimeError(_NO_DEVICE)
         if late := sorted(name for name, _ in settings().items() ^ _imported_with.items()):
-            raise RuntimeError(f"(of the double) {', '.join(dict.fromkeys(late))}: set after torch_neuronx was imported, which is too late")
+            raise RuntimeError(
+                f"(of the double) {', '.join(dict.fromkeys(late))}: set after torch_neuronx was imported, "
+                "which is too late"
+            )
         visible = os.environ.get("NEURON_RT_VISIBLE_CORES")
         if visible is not None:
             wanted = _parse_cores(visible)
@@ -148,7 +161,10 @@ class Runtime:
         if start < -1 or start + count > len(self.cores):
             raise ValueError(f"start_nc {start}: there are {len(self.cores)} cores")
         if start == -1:
-            start = min(range(len(self.cores) - count + 1), key=lambda index: (self.cores[index].loaded_bytes, (index - self._turn) % 64))
+            start = min(
+                range(len(self.cores) - count + 1),
+                key=lambda index: (self.cores[index].loaded_bytes, (index - self._turn) % 64),
+            )
             self._turn = start + 1
         return self.cores[start : start + count]
 
@@ -205,7 +221,9 @@ def _parse_cores(text: str) -> list[int]:
 
 
 def _not_available(requested: str) -> RuntimeError:
-    return RuntimeError(f"NRT:nrt_allocate_neuron_cores NeuronCore(s) not available - Requested:{requested} Available:0")
+    return RuntimeError(
+        f"NRT:nrt_allocate_neuron_cores NeuronCore(s) not available - Requested:{requested} Available:0"
+    )
 
 
 def patch_load() -> None:

@@ -16,7 +16,8 @@ from torch_neuronx._model import Compiled, register
 from torch_neuronx._versions import VERSION
 
 _NO_TARGET = (
-    'If you want to compile on CPU, please supply compiler argument target, with one of options trn1, inf2, trn1n, or trn2. Ex: "--target '
+    "If you want to compile on CPU, please supply compiler argument target, with one of options trn1, inf2, trn1n, or "
+    'trn2. Ex: "--target '
     'trn1"'
 )
 
@@ -50,7 +51,8 @@ def trace(
         "version": VERSION,
         "inputs": [[list(tensor.shape), str(tensor.dtype)] for tensor in inputs],
         "flags": flags,
-        "weight_bytes": sum(tensor.nbytes for tensor in program.parameters()) + sum(tensor.nbytes for tensor in program.buffers()),
+        "weight_bytes": sum(tensor.nbytes for tensor in program.parameters())
+        + sum(tensor.nbytes for tensor in program.buffers()),
         "inline": inline_weights_to_neff,
         "dynamic": False,
         "lazy": False,
@@ -137,7 +139,13 @@ def _wrapped(compiled: Compiled, inputs: tuple[torch.Tensor, ...]) -> Any:
     class _Tracing(_model.Model):
         def execute(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             outputs = self.module.neuron_program(*tensors)
-            arrays = outputs.values() if isinstance(outputs, dict) else [outputs] if isinstance(outputs, torch.Tensor) else outputs
+            arrays = (
+                outputs.values()
+                if isinstance(outputs, dict)
+                else [outputs]
+                if isinstance(outputs, torch.Tensor)
+                else outputs
+            )
             return [array.detach().clone() for array in arrays]
 
     _model._models[-1] = _Tracing(compiled, {})

@@ -13,6 +13,9 @@ def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module 'torch_neuronx.experimental' has no attribute {name!r}")
     if HAS_PLACEMENT:
-        text = f"In a future version torch_neuronx.experimental.{name} will be removed.  Call torch_neuronx.{name} instead."
+        text = (
+            f"In a future version torch_neuronx.experimental.{name} will be removed.  Call "
+            f"torch_neuronx.{name} instead."
+        )
         warnings.warn(text, stacklevel=2)
     return getattr(_placement, name)

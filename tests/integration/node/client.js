@@ -15,16 +15,19 @@ const client = new InferenceService(target, grpc.credentials.createInsecure());
 
 function infer(request) {
   return new Promise((resolve, reject) =>
-    client.Infer(request, { deadline: Date.now() + 20_000 }, (error, response) => (error ? reject(error) : resolve(response))),
+    client.Infer(request, { deadline: Date.now() + 20_000 }, (error, response) =>
+      error ? reject(error) : resolve(response),
+    ),
   );
 }
 
 async function main() {
-  const classified = await infer({ model: "classifier", input: { text_classification: { text: "The cat sat.", top_k: 2 } } });
-  const embedded = await infer({ model: "minilm", input: { sentence_embedding: { text: "The cat sat.", dimensions: 8 } } });
+  const run = (model, input) => infer({ model, input });
+  const classified = await run("classifier", { text_classification: { text: "The cat sat.", top_k: 2 } });
+  const embedded = await run("minilm", { sentence_embedding: { text: "The cat sat.", dimensions: 8 } });
   const context = "Der Kater 🐈 heißt Mikesch. Er wohnt in Holleschitz.";
-  const answered = await infer({ model: "answerer", input: { question_answering: { question: "Wie heißt er?", context } } });
-  const refused = await infer({ model: "classifier", input: { text_classification: { text: "" } } }).catch((error) => error);
+  const answered = await run("answerer", { question_answering: { question: "Wie heißt er?", context } });
+  const refused = await run("classifier", { text_classification: { text: "" } }).catch((error) => error);
   console.log(
     JSON.stringify({
       labels: classified.result.text_classification.labels,

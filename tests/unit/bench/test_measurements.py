@@ -8,7 +8,9 @@ from tests.bench.report import Run, write_report
 from tests.bench.targets import best_peer, check_targets
 
 
-def _turn(system: str, round: int, rate: float, callers: int = 32, section: str = "models", median_ms: float = 1.0) -> Measurement:
+def _turn(
+    system: str, round: int, rate: float, callers: int = 32, section: str = "models", median_ms: float = 1.0
+) -> Measurement:
     latencies_ms = {"p50": median_ms, "p90": 2.0, "p99": 3.0}
     figures = {"padding": 0.05}
     return Measurement(
@@ -24,13 +26,21 @@ def _turn(system: str, round: int, rate: float, callers: int = 32, section: str 
 
 def test_a_ratio_is_of_turns_of_the_same_round() -> None:
     # The machine was twice as fast in round 1; round 2 has no reference.
-    turns = [_turn("ours", 0, 50), _turn("other", 0, 100), _turn("ours", 1, 150), _turn("other", 1, 200), _turn("ours", 2, 999)]
+    turns = [
+        _turn("ours", 0, 50),
+        _turn("other", 0, 100),
+        _turn("ours", 1, 150),
+        _turn("other", 1, 200),
+        _turn("ours", 2, 999),
+    ]
     assert Measurements(turns).ratio("models", "ours", "other", 32, throughput) == Spread(0.625, 0.5, 0.75, 2)
 
 
 def test_the_reference_may_have_no_callers() -> None:
     turns = [_turn("ours", 0, 90), _turn("ceiling", 0, 100, callers=0)]
-    assert Measurements(turns).ratio("models", "ours", "ceiling", 32, throughput, reference_callers=0) == Spread(0.9, 0.9, 0.9, 1)
+    assert Measurements(turns).ratio("models", "ours", "ceiling", 32, throughput, reference_callers=0) == Spread(
+        0.9, 0.9, 0.9, 1
+    )
 
 
 def test_a_target_is_met_by_the_median() -> None:
@@ -50,7 +60,8 @@ def test_the_best_peer_is_another_one_for_each_figure() -> None:
 
 
 def test_batches_of_the_ceiling_keep_to_their_budget() -> None:
-    # Padded to steps of 4: 4, 8 and 8, 12; two of 8 make 16, which the budget takes, and three of 12 make 36, which it does not.
+    # Padded to steps of 4: 4, 8 and 8, 12; two of 8 make 16, which the budget takes, and three of 12 make 36, which it
+    # does not.
     assert list(cut_sorted([9, 7, 3, 5], budget=24)) == [([2, 3, 1], 8), ([0], 12)]
     assert [rows for rows, _ in cut_sorted([9, 7, 3], budget=0)] == [[2], [1], [0]]
 

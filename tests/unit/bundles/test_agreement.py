@@ -40,8 +40,14 @@ def test_model_with_one_label_has_no_agreement() -> None:
 
 
 def test_answers_agree_where_both_start_and_end_are_the_same() -> None:
-    starts, ends = _array([0, 9, 1], [0, 9, 1], [0, 9, 1], [5, 9, 1]), _array([0, 1, 9], [0, 1, 9], [0, 1, 9], [0, 1, 9])
-    expected_starts, expected_ends = _array([0, 2, 1], [3, 2, 1], [0, 2, 1], [3, 2, 1]), _array([0, 1, 2], [0, 1, 2], [3, 1, 2], [3, 1, 2])
+    starts, ends = (
+        _array([0, 9, 1], [0, 9, 1], [0, 9, 1], [5, 9, 1]),
+        _array([0, 1, 9], [0, 1, 9], [0, 1, 9], [0, 1, 9]),
+    )
+    expected_starts, expected_ends = (
+        _array([0, 2, 1], [3, 2, 1], [0, 2, 1], [3, 2, 1]),
+        _array([0, 1, 2], [0, 1, 2], [3, 1, 2], [3, 1, 2]),
+    )
     # Starts 1 1 1 1 against 1 0 1 0, ends 2 2 2 2 against 2 2 0 0: both are the same in the first text only.
     outputs = [{"start_logits": starts, "end_logits": ends}]
     reference = [{"start_logits": expected_starts, "end_logits": expected_ends}]
@@ -58,7 +64,9 @@ def test_embeddings_agree_as_much_as_the_worst_does_whatever_their_lengths() -> 
     outputs = [{"sentence_embedding": _array([2, 0], [3, 4])}, {"sentence_embedding": _array([5, 5])}]
     reference = [{"sentence_embedding": _array([7, 0], [1, 0])}, {"sentence_embedding": _array([1, 1])}]
     # Cosines: 1; 3 / 5; 1.
-    assert agreement("sentence_embedding", outputs, reference, [_batch(1, 1), _batch(1)]) == pytest.approx(0.6, abs=1e-12)
+    assert agreement("sentence_embedding", outputs, reference, [_batch(1, 1), _batch(1)]) == pytest.approx(
+        0.6, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("vector", [[-1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], ids=["opposite", "unrelated", "zero"])
@@ -88,13 +96,17 @@ def test_artefact_at_its_limits_is_kept() -> None:
 @pytest.mark.parametrize(
     ("measured", "limits", "message"),
     [
-        (_measured(), (0.2, None), r"differs from PyTorch float32 by 2.50e-01, the limit is 2.00e-01 \(--max-divergence\)"),
+        (
+            _measured(),
+            (0.2, None),
+            r"differs from PyTorch float32 by 2.50e-01, the limit is 2.00e-01 \(--max-divergence\)",
+        ),
         (_measured(), (None, 0.8), r"agreement with PyTorch float32 is 0.75, the limit is 0.8 \(--min-agreement\)"),
         (_measured(emulated_agreement=0.5), (None, 0.75), "is 0.5, the limit is 0.75"),
         (_measured(emulated_difference=0.5), (0.25, None), "by 5.00e-01, the limit is 2.50e-01"),
         (_measured(agreement=None), (None, 0.5), "a model with one label has no agreement"),
-        (_measured(largest_difference=float("nan")), (None, None), "are not numbers"),
-        (_measured(emulated_difference=float("nan")), (None, None), "are not numbers"),
+        (_measured(largest_difference=float("nan")), (None, None), "are NaN or infinite"),
+        (_measured(emulated_difference=float("nan")), (None, None), "are NaN or infinite"),
         (None, (1.0, None), "not compared with PyTorch; leave out --max-divergence"),
         (None, (None, 0.1), "not compared with PyTorch; leave out --max-divergence"),
     ],

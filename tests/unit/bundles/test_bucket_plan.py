@@ -18,7 +18,9 @@ def test_a_bucket_is_written_as_it_is_read(text: str) -> None:
     assert str(parse_bucket(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "8", "8x", "x128", "0x128", "8x0", "-8x128", "8X128", "8x128x2", " 8x128", "8x1e2", "٣x8"])
+@pytest.mark.parametrize(
+    "text", ["", "8", "8x", "x128", "0x128", "8x0", "-8x128", "8X128", "8x128x2", " 8x128", "8x1e2", "٣x8"]
+)
 def test_what_is_no_bucket_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(SetupError, match=r"must be BATCHxTOKENS.*as in 8x128"):
         parse_bucket(text)
@@ -48,7 +50,9 @@ def test_a_batch_padded_to_its_bucket_runs_in_that_bucket() -> None:
     seed = 20261121
     generator = random.Random(seed)
     for _ in range(1000):
-        plan = _plan(*(f"{generator.choice((1, 2, 3, 4, 8, 16))}x{generator.choice((8, 16, 24, 32, 64))}" for _ in range(6)))
+        plan = _plan(
+            *(f"{generator.choice((1, 2, 3, 4, 8, 16))}x{generator.choice((8, 16, 24, 32, 64))}" for _ in range(6))
+        )
         rows, tokens = generator.randint(1, 16), generator.randint(1, 64)
         if bucket := plan.find(rows, tokens):
             assert plan.find(rows, bucket.tokens) == bucket, f"seed {seed}"

@@ -39,10 +39,13 @@ def test_no_other_buckets_pad_less(max_lengths: int) -> None:
 
 
 def test_the_waste_is_told_beside_that_of_one_bucket_and_of_powers_of_two() -> None:
-    # 10 x 3 + 10 x 5 + 1 x 16 = 96 tokens. Two buckets: 20 x 5 + 16 = 116. One: 21 x 16 = 336. Powers of two: 10 x 4 + 10 x 8 + 16 = 136.
+    # 10 x 3 + 10 x 5 + 1 x 16 = 96 tokens. Two buckets: 20 x 5 + 16 = 116. One: 21 x 16 = 336. Powers of two: 10 x 4 +
+    # 10 x 8 + 16 = 136.
     plan = plan_lengths({3: 10, 5: 10, 16: 1}, 2)
     assert plan.lengths == (5, 16)
-    assert (plan.waste, plan.single_waste, plan.power_of_two_waste) == pytest.approx((1 - 96 / 116, 1 - 96 / 336, 1 - 96 / 136))
+    assert (plan.waste, plan.single_waste, plan.power_of_two_waste) == pytest.approx(
+        (1 - 96 / 116, 1 - 96 / 336, 1 - 96 / 136)
+    )
     assert plan.powers_of_two == 3
 
 

@@ -25,7 +25,9 @@ def test_a_manifest_comes_back_unchanged(tmp_path: Path) -> None:
 
 def test_a_newer_schema_is_refused_before_anything_else_of_it_is_read(tmp_path: Path) -> None:
     path = _written(tmp_path, {"schema_version": SCHEMA_VERSION + 1, "shape_of_things_to_come": True})
-    with pytest.raises(SetupError, match=rf"schema version {SCHEMA_VERSION + 1}, this neuronpipe reads up to {SCHEMA_VERSION}"):
+    with pytest.raises(
+        SetupError, match=rf"schema version {SCHEMA_VERSION + 1}, this neuronpipe reads up to {SCHEMA_VERSION}"
+    ):
         Manifest.read(path)
 
 

@@ -34,7 +34,9 @@ def test_an_artefact_of_another_stamp_is_another(name: str, tmp_path: Path, arti
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".json"])
-def test_an_artefact_that_is_broken_or_half_there_is_not_found_and_can_be_added_again(suffix: str, tmp_path: Path, artifact: Path) -> None:
+def test_an_artefact_that_is_broken_or_half_there_is_not_found_and_can_be_added_again(
+    suffix: str, tmp_path: Path, artifact: Path
+) -> None:
     cache = ArtifactCache(tmp_path / "cache")
     cache.add(_STAMP, artifact)
     (broken,) = (tmp_path / "cache").glob(f"*{suffix}")
@@ -65,13 +67,17 @@ def test_of_two_artefacts_of_one_stamp_the_last_one_counts(tmp_path: Path, artif
     assert found.read_bytes() == b"compiled again"
 
 
-def test_what_cannot_be_written_is_refused_with_the_folder(tmp_path: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_is_refused_with_the_folder(
+    tmp_path: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(source: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     cache = ArtifactCache(tmp_path / "cache")
     monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(SetupError, match=f"^{tmp_path}/cache: cannot be written: No space left on device; see --compile-cache"):
+    with pytest.raises(
+        SetupError, match=f"^{tmp_path}/cache: cannot be written: No space left on device; see --compile-cache"
+    ):
         cache.add(_STAMP, artifact)
     assert not list((tmp_path / "cache").iterdir())
 

@@ -34,6 +34,12 @@ def test_every_bundle_is_found(tmp_path: Path) -> None:
     assert {bundle.key for bundle in read_repository(tmp_path)} == {("a", 2), ("a", 10), ("b", 1)}
 
 
+def test_a_bundle_may_stand_in_place_of_a_repository_wherever_it_is(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "repository", "a", 2).rename(tmp_path / "model")
+    (bundle,) = read_repository(folder)
+    assert (bundle.key, bundle.folder) == (("a", 2), folder)
+
+
 def test_a_missing_repository_is_told_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=f"^{tmp_path}/none: no such folder; make .* `neuronpipe compile"):
         read_repository(tmp_path / "none")
@@ -73,7 +79,9 @@ def test_a_bundle_that_was_moved_is_refused(tmp_path: Path, place: str) -> None:
     folder = write_bundle(tmp_path)
     (tmp_path / place).parent.mkdir(exist_ok=True)
     folder.rename(tmp_path / place)
-    with pytest.raises(SetupError, match=f"^{tmp_path / place}: its manifest is for m/1; the folder was moved or renamed"):
+    with pytest.raises(
+        SetupError, match=f"^{tmp_path / place}: its manifest is for m/1; the folder was moved or renamed"
+    ):
         read_repository(tmp_path)
 
 
@@ -116,7 +124,9 @@ def test_the_artefact_is_the_back_ends_or_else_the_first(tmp_path: Path, asked: 
 
 def test_a_back_end_without_an_artefact_is_told_which_there_are(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path)
-    with pytest.raises(SetupError, match=f"^{folder}: no artefact for the back end 'neuronx', only for: openvino, fake"):
+    with pytest.raises(
+        SetupError, match=f"^{folder}: no artefact for the back end 'neuronx', only for: openvino, fake"
+    ):
         read_bundle(folder).artifact("neuronx")
 
 
@@ -263,7 +273,10 @@ def test_a_repository_that_cannot_be_written_to_is_refused() -> None:
     for repository in Path("/proc"), Path("/proc/models"):
         with pytest.raises(SetupError, match=f"^{repository}/m: cannot be written to: "):
             check_writable(repository, "m")
-        with pytest.raises(SetupError, match=f"^{repository}/m: cannot be written to: "), new_bundle(repository, "m", 1):
+        with (
+            pytest.raises(SetupError, match=f"^{repository}/m: cannot be written to: "),
+            new_bundle(repository, "m", 1),
+        ):
             pass
 
 
@@ -293,6 +306,8 @@ def test_a_newer_bundle_for_another_back_end_is_passed_over(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("name", "backend"), [("other", "openvino"), ("m", "neuronx")])
-def test_without_a_bundle_of_the_model_for_the_back_end_there_is_no_newest(tmp_path: Path, name: str, backend: str) -> None:
+def test_without_a_bundle_of_the_model_for_the_back_end_there_is_no_newest(
+    tmp_path: Path, name: str, backend: str
+) -> None:
     write_bundle(tmp_path, "m", 1)
     assert newest_bundle(tmp_path, name, backend) is None

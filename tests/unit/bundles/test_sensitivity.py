@@ -40,7 +40,9 @@ class _Conversion:
 
 
 def test_parts_are_ranked_by_the_error_that_they_take_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accuracy, "reference_outputs", lambda module, batches: [{"logits": np.zeros((1, 2))} for _ in batches])
+    monkeypatch.setattr(
+        accuracy, "reference_outputs", lambda module, batches: [{"logits": np.zeros((1, 2))} for _ in batches]
+    )
     quantizer, compiler, conversion = _Quantizer(), _Compiler(), _Conversion()
     ranked = sensitivity.rank(quantizer, compiler, conversion, [{}] * 100)  # type: ignore[arg-type]
     assert ranked == ["b", "e", "c", "a", "d"]
@@ -48,7 +50,14 @@ def test_parts_are_ranked_by_the_error_that_they_take_away(monkeypatch: pytest.M
 
 def _measured(artifact: Artifact) -> Accuracy:
     agreement = 1 - _error(artifact) / 2
-    return Accuracy(samples=1, sample_shapes=((1, 1),), largest_output=1, largest_difference=0, computed_dtype="int8", agreement=agreement)
+    return Accuracy(
+        samples=1,
+        sample_shapes=((1, 1),),
+        largest_output=1,
+        largest_difference=0,
+        computed_dtype="int8",
+        agreement=agreement,
+    )
 
 
 @pytest.mark.parametrize(

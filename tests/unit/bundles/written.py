@@ -16,7 +16,11 @@ def manifest(name: str = "m", version: int = 1, **changes: Any) -> Manifest:
         "source": Source(location="/source", weights_sha256="0" * 64),
         "tokenizer_file": "tokenizer.json",
         "artifacts": (
-            Artifact(backend="openvino", dtype="float32", files=("artifacts/openvino/model.xml", "artifacts/openvino/model.bin")),
+            Artifact(
+                backend="openvino",
+                dtype="float32",
+                files=("artifacts/openvino/model.xml", "artifacts/openvino/model.bin"),
+            ),
             Artifact(backend="fake", dtype="float32"),
         ),
         "files": {},

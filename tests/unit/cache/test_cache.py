@@ -83,7 +83,9 @@ async def test_where_the_one_who_computes_leaves_another_goes_on(cache: Cache[by
     assert await third == (b"value 2", _HIT)
 
 
-@pytest.mark.parametrize("error", [DeadlineExceeded("late"), Overloaded("full", 1.0), RuntimeError("a fault")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [DeadlineExceeded("late"), Overloaded("full", 1.0), RuntimeError("a fault")], ids=repr
+)
 async def test_a_failure_is_nobodys_but_the_one_whose_it_is(cache: Cache[bytes], work: _Work, error: Exception) -> None:
     failing = asyncio.create_task(cache.get(b"key", 1, _failing(error)))
     await asyncio.sleep(0)
@@ -95,7 +97,9 @@ async def test_a_failure_is_nobodys_but_the_one_whose_it_is(cache: Cache[bytes],
 
 
 @pytest.mark.parametrize("error", [InvalidInput("text", "is empty"), Unavailable("the stage is away")], ids=repr)
-async def test_a_failure_that_is_true_of_all_ends_all_at_once(cache: Cache[bytes], work: _Work, error: Exception) -> None:
+async def test_a_failure_that_is_true_of_all_ends_all_at_once(
+    cache: Cache[bytes], work: _Work, error: Exception
+) -> None:
     failing = asyncio.create_task(cache.get(b"key", 1, _failing(error)))
     others = [asyncio.create_task(cache.get(b"key", 1, work.compute)) for _ in range(20)]
     ended = await asyncio.gather(failing, *others, return_exceptions=True)
@@ -158,7 +162,9 @@ async def test_a_value_that_is_computed_or_found_in_memory_is_not_serialized() -
     async def compute() -> TimedValue[object]:
         return TimedValue(value, 0.001)
 
-    cache: Cache[object] = Cache("tokens", 1 << 20, RedisSettings(), "auto", ValueCodec(refuse, refuse, lambda value: 100))
+    cache: Cache[object] = Cache(
+        "tokens", 1 << 20, RedisSettings(), "auto", ValueCodec(refuse, refuse, lambda value: 100)
+    )
     assert (await cache.get(b"key", 1, compute))[0] is value
     assert (await cache.get(b"key", 1, compute))[0] is value
     await cache.close()

@@ -6,7 +6,8 @@ import pytest
 
 from neuronpipe.cache.economics import LookupEconomics, RunningQuantile
 
-# As measured on the loopback: 0.2 ms for a look-up, 10 µs for each of its values; storing one takes three times as long.
+# As measured on the loopback: 0.2 ms for a look-up, 10 µs for each of its values; storing one takes three times as
+# long.
 _LOOKUP_S, _LOOKUP_VALUE_S = 200e-6, 10e-6
 _SHORT, _SHORT_S = 150, 60e-6
 _LONG, _LONG_S = 1500, 600e-6
@@ -33,7 +34,8 @@ def test_a_long_text_alone_is_looked_up() -> None:
 
 
 def test_short_texts_are_looked_up_where_enough_come_together() -> None:
-    # Each saves 0.9 * 60 - 0.1 * 30 - 10 = 41 µs, so five pay for the look-up's 200 µs; the estimates are off by a few per cent.
+    # Each saves 0.9 * 60 - 0.1 * 30 - 10 = 41 µs, so five pay for the look-up's 200 µs; the estimates are off by a few
+    # per cent.
     assert _worth().choose([_SHORT] * 4) == [False] * 4
     assert _worth().choose([_SHORT] * 7) == [True] * 7
 

@@ -18,7 +18,9 @@ _BYTES: ValueCodec[bytes] = ValueCodec(bytes, bytes, len)
 
 
 class _Redis(Remote):
-    """Answers at once, unless held; notes what it is asked by requests (measurements ask for keys that begin with a minus)."""
+    """Answers at once, unless held; notes what it is asked by requests (measurements ask for keys that begin with a
+    minus).
+    """
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
@@ -52,7 +54,9 @@ class _Redis(Remote):
 
 
 @asynccontextmanager
-async def _lookups(redis: _Redis, policy: CachePolicy = "always", worth: LookupEconomics | None = None) -> AsyncIterator[Lookups[bytes]]:
+async def _lookups(
+    redis: _Redis, policy: CachePolicy = "always", worth: LookupEconomics | None = None
+) -> AsyncIterator[Lookups[bytes]]:
     lookups = Lookups(redis, policy, worth or LookupEconomics(), _BYTES, ttl_s=60, connections=_CONNECTIONS)
     try:
         await lookups.find(b"first", 1)
@@ -194,7 +198,9 @@ async def test_a_fault_while_measuring_does_not_end_the_use_of_redis(caplog: pyt
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
 
 
-async def test_faults_while_measuring_are_logged_once_with_pauses_between_them(caplog: pytest.LogCaptureFixture) -> None:
+async def test_faults_while_measuring_are_logged_once_with_pauses_between_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Faulty(_Redis):
         async def get(self, keys: Sequence[bytes], limit_s: float | None = None) -> list[bytes | None]:
             self.measured += 1

@@ -16,15 +16,21 @@ from PIL import Image
 
 from neuronpipe import __version__, cli
 from neuronpipe.api.v1.models_pb2 import Model
-from neuronpipe.api.v1.tasks_pb2 import Entity, RankedText, RerankResult, TaskInput, TaskResult, TokenClassificationResult
+from neuronpipe.api.v1.tasks_pb2 import (
+    Entity,
+    RankedText,
+    RerankResult,
+    TaskInput,
+    TaskResult,
+    TokenClassificationResult,
+)
 from neuronpipe.cli import models, serve
 from neuronpipe.cli.examples import EXAMPLES
 from neuronpipe.cli.request import parse_target
 from neuronpipe.core import logs
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from neuronpipe.core.settings import variable_name
-from neuronpipe.gateway.settings import GatewaySettings
-from neuronpipe.local.settings import AllSettings
+from neuronpipe.local.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.neuron_executor.settings import NeuronExecutorSettings
 from neuronpipe.postprocessor.settings import PostprocessorSettings
 from neuronpipe.process.settings import ServerSettings
@@ -35,7 +41,7 @@ from tests.unit.every_error import EVERY_ERROR
 
 _SERVICES: dict[str, type[ServerSettings]] = {
     "all": AllSettings,
-    "gateway": GatewaySettings,
+    "gateway": PipelineProcessSettings,
     "tokenizer": TokenizerSettings,
     "neuron-executor": NeuronExecutorSettings,
     "postprocessor": PostprocessorSettings,
@@ -69,10 +75,19 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [(), ("frobnicate",), ("serve",), ("serve", "frobnicator"), ("infer", "--model", "m"), ("compile", "x", "--version", "one")],
+    [
+        (),
+        ("frobnicate",),
+        ("serve",),
+        ("serve", "frobnicator"),
+        ("infer", "--model", "m"),
+        ("compile", "x", "--version", "one"),
+    ],
     ids=str,
 )
-def test_a_command_that_cannot_be_understood_exits_with_two(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+def test_a_command_that_cannot_be_understood_exits_with_two(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
     code, output, errors = _run(capsys, *arguments)
     assert (code, output) == (2, "")
     assert errors.startswith("usage: neuronpipe")
@@ -98,7 +113,7 @@ def test_help_lists_every_setting_with_its_variable(capsys: pytest.CaptureFixtur
     missing = [
         name
         for name, field in _SERVICES[service].model_fields.items()
-        if f"--{name.replace('_', '-')} {name.upper()}" not in flattened
+        if f"--{name.replace('_', '-')}{'' if field.annotation is bool else f' {name.upper()}'}" not in flattened
         or variable_name(_SERVICES[service], name) not in flattened
         or str(field.description).split(" ", 1)[0] not in flattened
     ]
@@ -112,7 +127,9 @@ def test_every_command_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("service", _SERVICES)
-def test_a_missing_setting_exits_with_two_and_is_named_by_its_flag(capsys: pytest.CaptureFixture[str], service: str) -> None:
+def test_a_missing_setting_exits_with_two_and_is_named_by_its_flag(
+    capsys: pytest.CaptureFixture[str], service: str
+) -> None:
     variable = variable_name(_SERVICES[service], "repository")
     code, output, errors = _run(capsys, "serve", service)
     assert (code, output) == (2, "")
@@ -131,7 +148,9 @@ def _serving_fails_with(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> No
     monkeypatch.setattr(start, "running_telemetry", fail)
 
 
-def test_a_setting_from_the_environment_is_not_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_from_the_environment_is_not_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NEURONPIPE_ALL_REPOSITORY", "/x")
     _serving_fails_with(monkeypatch, SetupError("all settings are there"))
     assert _run(capsys, "serve", "all") == (2, "", "neuronpipe: all settings are there\n")
@@ -161,21 +180,41 @@ def test_a_flag_like_no_other_gets_no_suggestion(capsys: pytest.CaptureFixture[s
     assert errors.endswith("neuronpipe models: error: unrecognized arguments: --frobnicate\n")
 
 
-@pytest.mark.parametrize("target", ["localhost", "localhost:", ":50050", "localhost:http", "h:0", "h:65536", "dns:///gateway", "h:٣"])
-@pytest.mark.parametrize("command", [_INFER, ("models",), ("health",), ("load", "--model", "m")], ids=lambda command: command[0])
-def test_a_target_without_a_port_exits_with_two(capsys: pytest.CaptureFixture[str], command: tuple[str, ...], target: str) -> None:
+@pytest.mark.parametrize(
+    "target", ["localhost", "localhost:", ":50050", "localhost:http", "h:0", "h:65536", "dns:///gateway", "h:٣"]
+)
+@pytest.mark.parametrize(
+    "command", [_INFER, ("models",), ("health",), ("load", "--model", "m")], ids=lambda command: command[0]
+)
+def test_a_target_without_a_port_exits_with_two(
+    capsys: pytest.CaptureFixture[str], command: tuple[str, ...], target: str
+) -> None:
     code, output, errors = _run(capsys, *command, "--target", target)
     assert (code, output) == (2, "")
-    assert f"error: argument --target: {target!r} does not end with a port from 1 to 65535: give HOST:PORT, as localhost:50050" in errors
+    assert (
+        f"error: argument --target: {target!r} does not end with a port from 1 to 65535: give HOST:PORT, as "
+        "localhost:50050" in errors
+    )
 
 
-@pytest.mark.parametrize("target", ["h:1", "[::1]:50050", "dns:///gateway:50050", "unix:/tmp/gateway.sock", "ipv4:127.0.0.1:1,127.0.0.1:2"])
+@pytest.mark.parametrize(
+    "target", ["h:1", "[::1]:50050", "dns:///gateway:50050", "unix:/tmp/gateway.sock", "ipv4:127.0.0.1:1,127.0.0.1:2"]
+)
 def test_a_target_of_grpcs_is_taken(target: str) -> None:
     assert parse_target(target) == target
 
 
 def test_models_are_listed_in_columns_that_align_with_one_for_tasks(capsys: pytest.CaptureFixture[str]) -> None:
-    short = Model(name="m", version="1", task="rerank", tasks=["rerank"], max_tokens=4, backends=["fake"], dtype="int8", architecture="A")
+    short = Model(
+        name="m",
+        version="1",
+        task="rerank",
+        tasks=["rerank"],
+        max_tokens=4,
+        backends=["fake"],
+        dtype="int8",
+        architecture="A",
+    )
     long = Model(
         name="a-model-with-a-name-longer-than-24",
         version="12",
@@ -192,13 +231,18 @@ def test_models_are_listed_in_columns_that_align_with_one_for_tasks(capsys: pyte
         code, output, _ = _run(capsys, "models", "--target", gateway.target)
     assert code == 0
     assert output.splitlines() == [
-        "MODEL                               VERSION  TASKS                                  TOKENS  BACK END        DTYPE    ARCHITECTURE",
-        "m                                   1        rerank                                 4       fake            int8     A",
-        "a-model-with-a-name-longer-than-24  12*      sentence-embedding,feature-extraction  512     openvino,torch  float32  BertModel",
+        "MODEL                               VERSION  TASKS                                  TOKENS  BACK END        "
+        "DTYPE    ARCHITECTURE",
+        "m                                   1        rerank                                 4       fake          "
+        "  int8     A",
+        "a-model-with-a-name-longer-than-24  12*      sentence-embedding,feature-extraction  512     openvino,torch  "
+        "float32  BertModel",
     ]
 
 
-def test_an_unknown_variable_exits_with_two_and_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_variable_exits_with_two_and_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NEURONPIPE_GATEWAY_REPOSITRY", "/x")
     code, _, errors = _run(capsys, "serve", "gateway", "--repository", "/x")
     assert code == 2
@@ -207,7 +251,14 @@ def test_an_unknown_variable_exits_with_two_and_is_named(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(
     "json",
-    ["", "{", "7", '{"text_classification": {"txt": "x"}}', '{"sentence_embedding": {"text": 1}}', '{"frobnication": {}}'],
+    [
+        "",
+        "{",
+        "7",
+        '{"text_classification": {"txt": "x"}}',
+        '{"sentence_embedding": {"text": 1}}',
+        '{"frobnication": {}}',
+    ],
 )
 def test_malformed_json_exits_with_two_and_says_what_is_wrong(capsys: pytest.CaptureFixture[str], json: str) -> None:
     code, output, errors = _run(capsys, "infer", "--target", _NOWHERE, "--model", "m", "--json", json)
@@ -234,7 +285,9 @@ def test_a_response_has_its_zeros_and_the_names_of_the_protos(capsys: pytest.Cap
 
 @pytest.mark.parametrize("task", [field.name for field in TaskInput.DESCRIPTOR.fields])
 @pytest.mark.parametrize("separator", "-_")
-def test_the_example_of_every_task_can_be_sent_as_it_is(capsys: pytest.CaptureFixture[str], task: str, separator: str) -> None:
+def test_the_example_of_every_task_can_be_sent_as_it_is(
+    capsys: pytest.CaptureFixture[str], task: str, separator: str
+) -> None:
     code, example, errors = _run(capsys, "infer", "--example", task.replace("_", separator))
     assert (code, errors) == (0, "")
     with fake_gateway() as gateway:
@@ -258,22 +311,28 @@ def test_an_example_of_no_task_exits_with_two_and_says_which_there_are(capsys: p
 
 def test_an_image_that_cannot_be_read_exits_with_two(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, errors = _run(capsys, "infer", "--target", _NOWHERE, "--model", "m", "--image", str(tmp_path / "none.png"))
-    assert (code, errors) == (2, f"neuronpipe: --image {tmp_path / 'none.png'}: cannot be read: No such file or directory\n")
+    assert (code, errors) == (
+        2,
+        f"neuronpipe: --image {tmp_path / 'none.png'}: cannot be read: No such file or directory\n",
+    )
 
 
 def test_an_image_is_sent_to_the_gateway(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"\x89PNG")
     with fake_gateway() as gateway:
         gateway.answering.set()
-        code, _, _ = _run(capsys, "infer", "--target", gateway.target, "--model", "m", "--image", str(tmp_path / "a.png"))
+        gateway.models = [Model(name="m", task="image_classification")]
+        code, _, _ = _run(
+            capsys, "infer", "--target", gateway.target, "--model", "m", "--image", str(tmp_path / "a.png")
+        )
     assert code == 0
     assert [request.input.image_classification.image for request in gateway.requests] == [b"\x89PNG"]
 
 
 def test_an_image_takes_the_place_of_json(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, errors = _run(capsys, *_INFER, "--target", _NOWHERE, "--image", "a.png")
+    code, _, errors = _run(capsys, *_INFER, "--target", _NOWHERE, "--image", os.devnull)
     assert code == 2
-    assert "not allowed with argument --json" in errors
+    assert errors == "neuronpipe: --json: not with --image; the JSON has all of the input\n"
 
 
 def test_json_with_half_a_character_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,7 +343,9 @@ def test_json_with_half_a_character_exits_with_two(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("command", [_INFER, ("models",)], ids=lambda command: command[0])
-def test_a_gateway_that_is_not_there_exits_with_one(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+def test_a_gateway_that_is_not_there_exits_with_one(
+    capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
     code, output, errors = _run(capsys, *command, "--target", _NOWHERE, "--timeout-s", "10")
     assert (code, output) == (1, "")
     assert errors.startswith("neuronpipe: UNAVAILABLE: ")
@@ -292,7 +353,9 @@ def test_a_gateway_that_is_not_there_exits_with_one(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("timeout_s", ["0", "-1", "86400.1", "1e300", "inf", "-inf", "nan", "soon", ""])
 @pytest.mark.parametrize("command", [_INFER, ("models",)], ids=lambda command: command[0])
-def test_a_deadline_out_of_bounds_exits_with_two(capsys: pytest.CaptureFixture[str], command: tuple[str, ...], timeout_s: str) -> None:
+def test_a_deadline_out_of_bounds_exits_with_two(
+    capsys: pytest.CaptureFixture[str], command: tuple[str, ...], timeout_s: str
+) -> None:
     code, output, errors = _run(capsys, *command, "--target", _NOWHERE, f"--timeout-s={timeout_s}")
     assert (code, output) == (2, "")
     assert "error: argument --timeout-s: " in errors
@@ -308,7 +371,9 @@ def test_a_deadline_within_bounds_is_taken(monkeypatch: pytest.MonkeyPatch, time
 
 @pytest.mark.parametrize("target", ["", " "])
 @pytest.mark.parametrize("command", [_INFER, ("models",)], ids=lambda command: command[0])
-def test_an_empty_target_exits_with_two(capsys: pytest.CaptureFixture[str], command: tuple[str, ...], target: str) -> None:
+def test_an_empty_target_exits_with_two(
+    capsys: pytest.CaptureFixture[str], command: tuple[str, ...], target: str
+) -> None:
     code, output, errors = _run(capsys, *command, "--target", target)
     assert (code, output) == (2, "")
     assert "error: argument --target: is empty" in errors
@@ -347,7 +412,9 @@ def test_a_request_that_failed_exits_with_one_and_its_reason(
     assert _run(capsys, "models", "--target", _NOWHERE) == (1, "", f"neuronpipe: {error.reason}: {error.message}\n")
 
 
-def test_a_setup_error_exits_with_two_and_its_message(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setup_error_exits_with_two_and_its_message(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _failing_with(monkeypatch, SetupError("/models: no such folder"))
     assert _run(capsys, "models", "--target", _NOWHERE) == (2, "", "neuronpipe: /models: no such folder\n")
 
@@ -358,6 +425,7 @@ def test_a_setup_error_exits_with_two_and_its_message(capsys: pytest.CaptureFixt
         (("models", "--target", _NOWHERE), "neuronpipe"),
         (("compile", "x", "--repository", "/x"), "'neuronpipe[compile]'"),
         (("cache", "stats"), "'neuronpipe[tokenizer]'"),
+        (("completion", "bash"), "'neuronpipe[completion]'"),
     ],
 )
 def test_a_missing_package_exits_with_two_and_what_installs_it_is_named(
@@ -373,6 +441,8 @@ def test_a_missing_package_exits_with_two_and_what_installs_it_is_named(
     [
         ("all", "tokenizers", "all"),
         ("gateway", "redis", "gateway"),
+        ("gateway", "tokenizers", "tokenizer"),
+        ("gateway", "openvino", "executor-openvino"),
         ("tokenizer", "tokenizers", "tokenizer"),
         ("postprocessor", "uvloop", "postprocessor"),
         ("neuron-executor", "openvino", "executor-openvino"),
@@ -384,13 +454,18 @@ def test_a_service_names_the_extra_of_its_own(
 ) -> None:
     _serving_fails_with(monkeypatch, ModuleNotFoundError(name=package))
     _, _, errors = _run(capsys, "serve", service, "--repository", "/x")
-    assert errors.endswith(f"serve needs the package {package}, which is not installed: pip install 'neuronpipe[{extra}]'\n")
+    assert errors.endswith(
+        f"serve needs the package {package}, which is not installed: pip install 'neuronpipe[{extra}]'\n"
+    )
 
 
 def test_every_extra_that_is_named_exists_and_is_on_the_page() -> None:
     extras = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     commands = [importlib.import_module(f"neuronpipe.cli.{name}") for name in cli.COMMANDS]
-    assert {*(command.EXTRA for command in commands), *(extra for *_, extra in serve.SERVICES.values())} <= {"", *extras}
+    assert {*(command.EXTRA for command in commands), *(extra for *_, extra in serve.SERVICES.values())} <= {
+        "",
+        *extras,
+    }
     listed = re.findall(r"^\| `([\w-]+)` \|", (_ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(extras)
 
@@ -415,13 +490,25 @@ def test_a_fault_of_ours_is_not_hidden(capsys: pytest.CaptureFixture[str], monke
         _run(capsys, "models", "--target", _NOWHERE)
 
 
-def test_an_input_at_fault_is_told_by_its_field(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_at_fault_is_told_by_its_field(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _failing_with(monkeypatch, InvalidInput("text", "is empty"))
     assert "INVALID_INPUT: text: is empty" in _run(capsys, "models", "--target", _NOWHERE)[2]
 
 
 def test_the_installed_command_is_this_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "neuronpipe", "serve", "all", "--repository", str(tmp_path / "none"), "--listen", "127.0.0.1:0"]
+    command = [
+        sys.executable,
+        "-m",
+        "neuronpipe",
+        "serve",
+        "all",
+        "--repository",
+        str(tmp_path / "none"),
+        "--listen",
+        "127.0.0.1:0",
+    ]
     process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert process.returncode == 2
     assert process.stderr.splitlines()[-1].startswith(f"neuronpipe: {tmp_path}/none: no such folder")

@@ -43,7 +43,9 @@ def _giving(monkeypatch: pytest.MonkeyPatch, result: LoadResult) -> list[LoadReq
 
 
 def test_every_option_reaches_the_request(capsys: pytest.CaptureFixture[str], requests: list[LoadRequest]) -> None:
-    options = "--version 2 --rate 5 --duration 3 --warm-up 0 --texts t --deadline-ms 7 --priority bulk --processes 4 --seed 9"
+    options = (
+        "--version 2 --rate 5 --duration 3 --warm-up 0 --texts t --deadline-ms 7 --priority bulk --processes 4 --seed 9"
+    )
     assert _run(capsys, *_LOAD, *options.split())[0] == 0
     assert requests == [
         LoadRequest(
@@ -67,14 +69,18 @@ def test_defaults_are_those_of_the_request(capsys: pytest.CaptureFixture[str], r
     assert requests == [LoadRequest(target="127.0.0.1:9", model="m")]
 
 
-def test_table_goes_to_standard_output_and_progress_does_not(capsys: pytest.CaptureFixture[str], requests: list[LoadRequest]) -> None:
+def test_table_goes_to_standard_output_and_progress_does_not(
+    capsys: pytest.CaptureFixture[str], requests: list[LoadRequest]
+) -> None:
     code, output, errors = _run(capsys, *_LOAD)
     assert code == 0
     assert "throughput" in output
     assert errors == "a second\n"
 
 
-def test_json_on_standard_output_is_alone_there(capsys: pytest.CaptureFixture[str], requests: list[LoadRequest]) -> None:
+def test_json_on_standard_output_is_alone_there(
+    capsys: pytest.CaptureFixture[str], requests: list[LoadRequest]
+) -> None:
     _, output, errors = _run(capsys, *_LOAD, "--json", "-")
     assert json.loads(output)["latency_ms"]["p50"] == 500.0
     assert "throughput" in errors
@@ -105,7 +111,9 @@ def test_no_answer_at_all_exits_with_one(capsys: pytest.CaptureFixture[str], mon
     assert "UNAVAILABLE" in output
 
 
-def test_broken_off_exits_as_shells_expect_and_with_the_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_off_exits_as_shells_expect_and_with_the_report(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _giving(monkeypatch, result_of(rows({"due_s": 1.0}), is_broken_off=True))
     code, output, _ = _run(capsys, *_LOAD)
     assert code == 130
@@ -123,7 +131,9 @@ def test_broken_off_exits_as_shells_expect_and_with_the_report(capsys: pytest.Ca
         ("--texts /none/at/all", "neuronpipe: --texts /none/at/all: No such file or directory"),
     ],
 )
-def test_what_is_wrong_exits_with_two_and_is_named(capsys: pytest.CaptureFixture[str], options: str, message: str) -> None:
+def test_what_is_wrong_exits_with_two_and_is_named(
+    capsys: pytest.CaptureFixture[str], options: str, message: str
+) -> None:
     code, output, errors = _run(capsys, *_LOAD, *options.split())
     assert (code, output) == (2, "")
     assert message in errors

@@ -40,15 +40,23 @@ def test_an_enum_may_be_a_number_as_everywhere_in_protobuf() -> None:
     ("written", "problem"),
     [
         ("7", """must be an object, such as {"text_classification": {"text": "A fine day."}}"""),
-        ('{"rerank": "A fine day."}', """rerank: must be an object, such as {"query": "Who sat on the mat?", "texts": """),
-        ('{"rerank": {"texs": []}}', "rerank: there is no field 'texs'; did you mean 'texts'? (there are: query, texts, top_n, function, "),
+        (
+            '{"rerank": "A fine day."}',
+            """rerank: must be an object, such as {"query": "Who sat on the mat?", "texts": """,
+        ),
+        (
+            '{"rerank": {"texs": []}}',
+            "rerank: there is no field 'texs'; did you mean 'texts'? (there are: query, texts, top_n, function, ",
+        ),
         (
             '{"reranking": {}}',
-            "there is no field 'reranking'; did you mean 'rerank'? (there are: text_classification, sentence_embedding, ",
+            "there is no field 'reranking'; did you mean 'rerank'? (there are: text_classification, "
+            "sentence_embedding, ",
         ),
         (
             '{"text_classification": {"truncation": "rigth"}}',
-            "text_classification.truncation: unknown value 'rigth'; did you mean 'right'? (there are: error, right, left)",
+            "text_classification.truncation: unknown value 'rigth'; did you mean 'right'? (there are: error, "
+            "right, left)",
         ),
         ('{"token_classification": {"aggregation": "all"}}', "(there are: none, simple, first, average, max)"),
         ('{"fill_mask": {}, "fill-mask": {}}', "the field 'fill_mask' is given twice"),

@@ -10,6 +10,7 @@ import grpc
 from neuronpipe.api.v1.inference_pb2 import (
     InferBatchRequest,
     InferBatchResponse,
+    InferOutcome,
     InferRequest,
     InferResponse,
     InferStreamRequest,
@@ -24,6 +25,8 @@ from neuronpipe.api.v1.tasks_pb2 import TaskResult
 class FakeGateway(InferenceServiceServicer, ModelServiceServicer):
     """Infer, which answers with `result`, and InferBatch hold their calls until `answering` is set.
 
+    A stream gets the `outcomes`, one for each request, the last one first.
+
     `has_begun`: an Infer came; `has_ended`: a stream ended.
     """
 
@@ -34,6 +37,7 @@ class FakeGateway(InferenceServiceServicer, ModelServiceServicer):
         self.has_ended = threading.Event()
         self.requests: list[InferRequest] = []
         self.result = TaskResult()
+        self.outcomes: list[InferOutcome] = []
         self.models: list[Model] = []
 
     def Infer(self, request: InferRequest, context: grpc.ServicerContext) -> InferResponse:
@@ -52,8 +56,15 @@ class FakeGateway(InferenceServiceServicer, ModelServiceServicer):
         self.answering.wait(30)
         return InferBatchResponse()
 
-    def InferStream(self, request_iterator: Iterator[InferStreamRequest], context: grpc.ServicerContext) -> Iterator[InferStreamResponse]:
+    def InferStream(
+        self, request_iterator: Iterator[InferStreamRequest], context: grpc.ServicerContext
+    ) -> Iterator[InferStreamResponse]:
         context.add_callback(self.has_ended.set)
+        if self.outcomes:
+            self.requests += (message.request for message in request_iterator)
+            answers = zip(self.requests, self.outcomes, strict=True)
+            for request, outcome in reversed(list(answers)):
+                yield InferStreamResponse(request_id=request.request_id, outcome=outcome)
         for message in request_iterator:
             yield InferStreamResponse(request_id=message.request.request_id)
 

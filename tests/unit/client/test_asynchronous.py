@@ -101,8 +101,12 @@ async def test_requests_are_read_no_more_when_their_call_has_ended(gateway: Fake
     assert asyncio.all_tasks() == before
 
 
-@pytest.mark.parametrize(("is_bulk", "priority"), [(False, Priority.PRIORITY_INTERACTIVE), (True, Priority.PRIORITY_BULK)])
-async def test_typed_calls_have_the_clients_priority(gateway: FakeGateway, is_bulk: bool, priority: "Priority.ValueType") -> None:
+@pytest.mark.parametrize(
+    ("is_bulk", "priority"), [(False, Priority.PRIORITY_INTERACTIVE), (True, Priority.PRIORITY_BULK)]
+)
+async def test_typed_calls_have_the_clients_priority(
+    gateway: FakeGateway, is_bulk: bool, priority: "Priority.ValueType"
+) -> None:
     gateway.answering.set()
     async with AsyncClient(gateway.target, is_bulk=is_bulk) as client:
         await client.classify("m", "a")
@@ -129,9 +133,13 @@ async def test_typed_calls_of_many_texts_send_what_they_are_given(gateway: FakeG
     async with AsyncClient(gateway.target) as client:
         await client.compare("m", "a", ["b", "c"], dimensions=2, truncation=cut)
         await client.rerank("m", "a", iter(["b", "c"]), top_n=1, function=logits, truncation=cut)
-        await client.classify_zero_shot("m", "a", ["b", "c"], hypothesis_template="is {}", multi_label=True, truncation=cut)
+        await client.classify_zero_shot(
+            "m", "a", ["b", "c"], hypothesis_template="is {}", multi_label=True, truncation=cut
+        )
     assert [request.input for request in gateway.requests] == [
-        TaskInput(sentence_similarity=SentenceSimilarityInput(source="a", texts=["b", "c"], dimensions=2, truncation=cut)),
+        TaskInput(
+            sentence_similarity=SentenceSimilarityInput(source="a", texts=["b", "c"], dimensions=2, truncation=cut)
+        ),
         TaskInput(rerank=RerankInput(query="a", texts=["b", "c"], top_n=1, function=logits, truncation=cut)),
         TaskInput(
             zero_shot_classification=ZeroShotClassificationInput(

@@ -56,7 +56,9 @@ def test_there_is_a_method_for_each_task() -> None:
 
 
 @pytest.mark.parametrize("method", _METHODS)
-async def test_options_are_named_in_the_signatures_of_both_clients(client: Client, gateway: FakeGateway, method: str) -> None:
+async def test_options_are_named_in_the_signatures_of_both_clients(
+    client: Client, gateway: FakeGateway, method: str
+) -> None:
     async with AsyncClient(gateway.target) as asynchronous:
         parameters = inspect.signature(getattr(client, method)).parameters
         assert parameters == inspect.signature(getattr(asynchronous, method)).parameters
@@ -83,19 +85,31 @@ def test_an_option_that_does_not_exist_is_the_callers_mistake(client: Client, ga
 
 
 def test_every_option_is_sent(client: Client, gateway: FakeGateway) -> None:
-    gateway.result = TaskResult(feature_extraction=FeatureExtractionResult(shape=[0], type=FeatureType.FEATURE_TYPE_FLOAT32))
+    gateway.result = TaskResult(
+        feature_extraction=FeatureExtractionResult(shape=[0], type=FeatureType.FEATURE_TYPE_FLOAT32)
+    )
     client.classify("m", "a", "b", top_k=2, truncation=_LEFT, version="3")
     client.embed("m", "a", normalize=False, dimensions=2, truncation=_LEFT)
     client.answer("m", "a", "b", top_k=2, max_answer_tokens=3, window_stride_tokens=4, allow_no_answer=True)
     highest = Aggregation.AGGREGATION_MAX
-    client.find_entities("m", "a", aggregation=highest, ignore_labels=["O"], keep_all_labels=True, window_stride_tokens=4, truncation=_LEFT)
+    client.find_entities(
+        "m",
+        "a",
+        aggregation=highest,
+        ignore_labels=["O"],
+        keep_all_labels=True,
+        window_stride_tokens=4,
+        truncation=_LEFT,
+    )
     client.fill_masks("m", "a", top_k=2, targets=("b", "c"), truncation=_LEFT)
     pooling, type = FeaturePooling.FEATURE_POOLING_CLS, FeatureType.FEATURE_TYPE_INT8
     client.extract_features("m", "a", "b", pooling=pooling, type=type, truncation=_LEFT)
     assert [request.version for request in gateway.requests] == ["3", "", "", "", "", ""]
     assert [request.input for request in gateway.requests] == [
         TaskInput(text_classification=TextClassificationInput(text="a", text_pair="b", top_k=2, truncation=_LEFT)),
-        TaskInput(sentence_embedding=SentenceEmbeddingInput(text="a", skip_normalize=True, dimensions=2, truncation=_LEFT)),
+        TaskInput(
+            sentence_embedding=SentenceEmbeddingInput(text="a", skip_normalize=True, dimensions=2, truncation=_LEFT)
+        ),
         TaskInput(
             question_answering=QuestionAnsweringInput(
                 question="a", context="b", top_k=2, max_answer_tokens=3, window_stride_tokens=4, allow_no_answer=True
@@ -112,7 +126,11 @@ def test_every_option_is_sent(client: Client, gateway: FakeGateway) -> None:
             )
         ),
         TaskInput(fill_mask=FillMaskInput(text="a", top_k=2, targets=["b", "c"], truncation=_LEFT)),
-        TaskInput(feature_extraction=FeatureExtractionInput(text="a", text_pair="b", pooling=pooling, type=type, truncation=_LEFT)),
+        TaskInput(
+            feature_extraction=FeatureExtractionInput(
+                text="a", text_pair="b", pooling=pooling, type=type, truncation=_LEFT
+            )
+        ),
     ]
 
 
@@ -127,8 +145,14 @@ def test_every_option_is_sent(client: Client, gateway: FakeGateway) -> None:
         (lambda client: client.answer("m", "a", None), "context: takes one text, not a value of the type NoneType"),
         (lambda client: client.rerank("m", "a", "abc"), "texts: takes a list of texts, not a value of the type str"),
         (lambda client: client.compare("m", "a", 7), "texts: takes a list of texts, not a value of the type int"),
-        (lambda client: client.classify_zero_shot("m", "a", ["b", 7]), "candidate_labels: takes texts, not a value of the type int"),
-        (lambda client: client.classify_image("m", Path("a")), "image: takes the bytes of a file, not a value of the type PosixPath"),
+        (
+            lambda client: client.classify_zero_shot("m", "a", ["b", 7]),
+            "candidate_labels: takes texts, not a value of the type int",
+        ),
+        (
+            lambda client: client.classify_image("m", Path("a")),
+            "image: takes the bytes of a file, not a value of the type PosixPath",
+        ),
     ],
 )
 def test_what_is_no_text_gets_a_sentence_and_is_not_sent(

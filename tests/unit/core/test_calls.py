@@ -8,7 +8,8 @@ import time
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import Priority
-from neuronpipe.core.calls import ANONYMOUS, Call, internal_error
+from neuronpipe.core.callers import ANONYMOUS
+from neuronpipe.core.calls import Call, internal_error
 from neuronpipe.core.errors import DeadlineExceeded
 from neuronpipe.core.tracing import SpanContext
 
@@ -30,7 +31,9 @@ def test_copies_of_a_call_keep_all_that_they_do_not_change() -> None:
     trace = SpanContext(1, 2, is_sampled=True)
     call = Call(**given)  # type: ignore[arg-type]
     assert call.for_stage(trace, 7) == dataclasses.replace(call, trace=trace, cost_tokens=7)
-    assert call.for_request("mine", Priority.PRIORITY_BULK) == dataclasses.replace(call, request_id="mine", priority=Priority.PRIORITY_BULK)
+    assert call.for_request("mine", Priority.PRIORITY_BULK) == dataclasses.replace(
+        call, request_id="mine", priority=Priority.PRIORITY_BULK
+    )
 
 
 def test_whoever_is_not_known_is_anonymous() -> None:

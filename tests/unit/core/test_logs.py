@@ -1,4 +1,6 @@
-"""core/logs.py: one JSON object a line on standard error. Run in a process of its own, since it takes over the process's logging."""
+"""core/logs.py: one JSON object a line on standard error. Run in a process of its own, since it takes over the
+process's logging.
+"""
 
 import json
 import re

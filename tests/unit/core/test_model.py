@@ -43,7 +43,8 @@ def test_a_version_that_is_no_whole_number_is_refused(version: str) -> None:
 
 
 def test_a_version_of_thousands_of_digits_is_refused_without_repeating_it() -> None:
-    # int() raises ValueError from 4,301 digits on, and an answer that repeats them all would not fit into gRPC's trailers.
+    # int() raises ValueError from 4,301 digits on, and an answer that repeats them all would not fit into gRPC's
+    # trailers.
     with pytest.raises((InvalidInput, ModelNotFound)) as caught:
         _TABLE.find("a", "9" * 5000)
     assert len(caught.value.message) < 500
@@ -83,8 +84,14 @@ def test_facts_of_a_task_that_nobody_declared_are_refused() -> None:
 
 
 def test_encodings_depend_on_the_facts_that_a_task_says_and_on_no_others() -> None:
-    one, same, other = (model_spec(facts={"a": _Facts(seen=seen, unseen=unseen)}) for seen, unseen in ((1, 1), (1, 2), (2, 1)))
-    assert encoding_traits(one) == encoding_traits(same) == encoding_traits(model_spec(facts={"b": _OtherFacts(), **one.facts}))
+    one, same, other = (
+        model_spec(facts={"a": _Facts(seen=seen, unseen=unseen)}) for seen, unseen in ((1, 1), (1, 2), (2, 1))
+    )
+    assert (
+        encoding_traits(one)
+        == encoding_traits(same)
+        == encoding_traits(model_spec(facts={"b": _OtherFacts(), **one.facts}))
+    )
     assert encoding_traits(one) != encoding_traits(other)
 
 

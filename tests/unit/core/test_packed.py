@@ -25,7 +25,9 @@ def test_bytes_that_are_only_forwarded_are_not_parsed() -> None:
     assert (broken.data, broken.size_bytes, broken.task) == (b"\x0a\x02\xff\xff", 4, "text_classification")
 
 
-@pytest.mark.parametrize("data", [b"\x0a\x05abc", b"\xff" * 20, b"\x0a\x04\x0a\x02\xff\xfe"], ids=["cut", "no tag", "no UTF-8"])
+@pytest.mark.parametrize(
+    "data", [b"\x0a\x05abc", b"\xff" * 20, b"\x0a\x04\x0a\x02\xff\xfe"], ids=["cut", "no tag", "no UTF-8"]
+)
 def test_bytes_that_are_no_message_are_the_callers_fault(data: bytes) -> None:
     with pytest.raises(InvalidInput, match=r"^input: is no valid neuronpipe\.api\.v1\.TaskInput"):
         _ = _packed(data).message

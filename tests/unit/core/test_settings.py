@@ -5,17 +5,23 @@ from pathlib import Path
 
 import pytest
 
+from neuronpipe.cache.settings import RedisSettings
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import read_settings, variable_name
-from neuronpipe.gateway.settings import GatewaySettings
-from neuronpipe.local.settings import AllSettings
+from neuronpipe.local.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.neuron_executor.settings import NeuronExecutorSettings
 from neuronpipe.postprocessor.settings import PostprocessorSettings
 from neuronpipe.process.settings import ServerSettings
 from neuronpipe.tokenizer.settings import TokenizerSettings
 
 _REPOSITORY = {"repository": "/models"}
-_KINDS: list[type[ServerSettings]] = [AllSettings, GatewaySettings, NeuronExecutorSettings, PostprocessorSettings, TokenizerSettings]
+_KINDS: list[type[ServerSettings]] = [
+    AllSettings,
+    PipelineProcessSettings,
+    NeuronExecutorSettings,
+    PostprocessorSettings,
+    TokenizerSettings,
+]
 
 each_service = pytest.mark.parametrize("kind", _KINDS, ids=lambda kind: kind.__name__)
 
@@ -44,7 +50,7 @@ def test_a_required_setting_can_come_from_the_environment(monkeypatch: pytest.Mo
 
 def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEURONPIPE_GATEWAY_MAX_BATCH_ITEMS", "")
-    assert read_settings(GatewaySettings, _REPOSITORY).max_batch_items == 256
+    assert read_settings(PipelineProcessSettings, _REPOSITORY).max_batch_items == 256
 
 
 @each_service
@@ -53,13 +59,15 @@ def test_an_unknown_variable_under_the_prefix_is_an_error_that_names_it(
 ) -> None:
     misspelt = variable_name(kind, "repositry")
     monkeypatch.setenv(misspelt, "/models")
-    with pytest.raises(SetupError, match=f"{misspelt}: no such setting; there are .*{variable_name(kind, 'repository')}"):
+    with pytest.raises(
+        SetupError, match=f"{misspelt}: no such setting; there are .*{variable_name(kind, 'repository')}"
+    ):
         read_settings(kind, _REPOSITORY)
 
 
 def test_variables_of_other_services_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEURONPIPE_TOKENIZER_LISTEN", "127.0.0.1:1")
-    assert read_settings(GatewaySettings, _REPOSITORY).listen == "127.0.0.1:50050"
+    assert read_settings(PipelineProcessSettings, _REPOSITORY).listen == "127.0.0.1:50050"
 
 
 @each_service
@@ -70,7 +78,7 @@ def test_a_missing_setting_is_named_by_its_variable(kind: type[ServerSettings]) 
 
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(SetupError, match=r"NEURONPIPE_GATEWAY_MAX_BATCH_ITEMS: .*; NEURONPIPE_GATEWAY_REPOSITORY: "):
-        read_settings(GatewaySettings, {"max_batch_items": "0"})
+        read_settings(PipelineProcessSettings, {"max_batch_items": "0"})
 
 
 @pytest.mark.parametrize(
@@ -89,6 +97,10 @@ def test_all_problems_are_told_at_once() -> None:
         (AllSettings, "listen", "localhost:"),
         (AllSettings, "listen", "localhost:http"),
         (AllSettings, "listen", "localhost:65536"),
+        (AllSettings, "listen", "unix:relative.sock"),
+        (AllSettings, "listen", f"unix:/{'x' * 107}"),
+        (AllSettings, "executor_target", f"127.0.0.1:1,unix:/{'x' * 107}"),
+        (AllSettings, "executor_target", "local,127.0.0.1:50052"),
         (AllSettings, "max_requests_in_flight", "0"),
         (AllSettings, "max_tokens_in_flight", "0"),
         (AllSettings, "max_input_bytes", "0"),
@@ -104,7 +116,9 @@ def test_all_problems_are_told_at_once() -> None:
         (AllSettings, "max_queue_sequences", "1.5"),
     ],
 )
-def test_a_value_out_of_bounds_is_refused_by_its_variables_name(kind: type[ServerSettings], setting: str, value: str) -> None:
+def test_a_value_out_of_bounds_is_refused_by_its_variables_name(
+    kind: type[ServerSettings], setting: str, value: str
+) -> None:
     with pytest.raises(SetupError, match=f"^{variable_name(kind, setting)}: "):
         read_settings(kind, _REPOSITORY | {setting: value})
 
@@ -127,13 +141,75 @@ def test_every_service_listens_on_a_port_of_its_own() -> None:
 
 
 def test_settings_cannot_be_changed_once_read() -> None:
-    settings = read_settings(GatewaySettings, _REPOSITORY)
+    settings = read_settings(PipelineProcessSettings, _REPOSITORY)
     with pytest.raises(ValueError, match="frozen"):
         settings.max_batch_items = 1  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("kind", [AllSettings, GatewaySettings], ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("address", ["127.0.0.1", "8080", "127.0.0.1:65536", "127.0.0.1:http"])
+@pytest.mark.parametrize("kind", [AllSettings, PipelineProcessSettings], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("address", ["127.0.0.1", "8080", "127.0.0.1:65536", "127.0.0.1:http", "unix:/run/http.sock"])
 def test_an_address_for_http_that_is_none_is_an_error(kind: type[ServerSettings], address: str) -> None:
     with pytest.raises(SetupError, match=f"^{variable_name(kind, 'http_listen')}: "):
         read_settings(kind, _REPOSITORY | {"http_listen": address})
+
+
+@each_service
+def test_a_service_can_listen_on_a_unix_socket(kind: type[ServerSettings]) -> None:
+    assert read_settings(kind, _REPOSITORY | {"listen": "unix:/run/a.sock"}).listen == "unix:/run/a.sock"
+
+
+def test_all_stages_are_near_in_all_and_none_in_a_gateway_unless_told_otherwise() -> None:
+    assert read_settings(AllSettings, _REPOSITORY).far_targets == {}
+    assert read_settings(PipelineProcessSettings, _REPOSITORY).far_targets == {
+        "tokenizer": "127.0.0.1:50051",
+        "neuron-executor": "127.0.0.1:50052",
+        "postprocessor": "127.0.0.1:50053",
+    }
+    near = {"tokenizer_target": "local", "postprocessor_target": "local", "executor_target": "unix:/run/a.sock"}
+    assert read_settings(PipelineProcessSettings, _REPOSITORY | near).far_targets == {
+        "neuron-executor": "unix:/run/a.sock"
+    }
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "target"),
+    [
+        ("cores", "2", "executor_target"),
+        ("max_batch_size", "8", "executor_target"),
+        ("token_cache_bytes", "0", "tokenizer_target"),
+        ("token_cache_redis", "never", "tokenizer_target"),
+    ],
+)
+def test_a_setting_of_a_stage_in_another_process_is_refused(setting: str, value: str, target: str) -> None:
+    given = _REPOSITORY | {setting: value}
+    option = f"--{setting.replace('_', '-')}"
+    with pytest.raises(
+        SetupError, match=f"{option}: of a stage in another process; .* by --{target[:-7]}-target local"
+    ):
+        read_settings(PipelineProcessSettings, given)
+    near = read_settings(PipelineProcessSettings, given | {target: "local"})
+    assert str(getattr(near, setting)) == value
+
+
+def test_settings_that_the_gateway_shares_with_a_far_tokenizer_are_its_own() -> None:
+    settings = read_settings(PipelineProcessSettings, _REPOSITORY | {"redis_url": "redis://127.0.0.1:6379/0"})
+    assert settings.far_targets.keys() == {"tokenizer", "neuron-executor", "postprocessor"}
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"executor_target": "127.0.0.1:50052"}, "they share the executor of this service"),
+        ({"listen": "unix:/run/a.sock"}, "a unix socket belongs to one process"),
+    ],
+)
+def test_front_processes_need_what_they_can_share(given: dict[str, str], problem: str) -> None:
+    assert read_settings(AllSettings, _REPOSITORY | given).front_processes == 0
+    with pytest.raises(SetupError, match=f"--front-processes: .*{problem}"):
+        read_settings(AllSettings, _REPOSITORY | given | {"front_processes": "2"})
+
+
+def test_a_password_in_a_url_is_not_in_the_repr_of_settings() -> None:
+    settings = RedisSettings(redis_url="redis://:secret@host:6379/0")
+    assert "secret" not in repr(settings)
+    assert "secret" not in str(settings)

@@ -17,6 +17,7 @@ from neuronpipe.core.errors import (
     ModelNotFound,
     NeuronpipeError,
     Overloaded,
+    Unauthenticated,
     Unavailable,
     WrongTask,
 )
@@ -35,6 +36,7 @@ _NUMBERS = {
     Cancelled: 1,
     Unavailable: 14,
     InternalError: 13,
+    Unauthenticated: 16,
 }
 
 each_error = pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)

@@ -66,7 +66,9 @@ def test_bytes_that_do_not_fill_the_shape_are_refused(data: bytes, shape: list[i
     assert caught.value.message == expected
 
 
-@pytest.mark.parametrize("shape", [[1] * 65, [0] + [2**32 - 1] * 3], ids=["65 dimensions", "empty, with giant dimensions"])
+@pytest.mark.parametrize(
+    "shape", [[1] * 65, [0] + [2**32 - 1] * 3], ids=["65 dimensions", "empty, with giant dimensions"]
+)
 def test_a_shape_that_no_array_can_have_is_refused(shape: list[int]) -> None:
     with pytest.raises(InvalidInput, match="tensor t"):
         to_arrays(_tensor(b"" if 0 in shape else b"\0" * 4, shape))

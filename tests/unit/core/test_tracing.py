@@ -44,7 +44,9 @@ def test_what_is_no_traceparent_means_the_same_as_none(traceparent: str) -> None
     assert SpanContext.parse(traceparent) is None
 
 
-@pytest.mark.parametrize(("flags", "is_sampled"), [("00", False), ("01", True), ("02", False), ("03", True), ("ff", True)])
+@pytest.mark.parametrize(
+    ("flags", "is_sampled"), [("00", False), ("01", True), ("02", False), ("03", True), ("ff", True)]
+)
 def test_only_the_sampled_bit_of_the_flags_counts(flags: str, is_sampled: bool) -> None:
     context = SpanContext.parse(f"00-{_TRACE}-{_SPAN}-{flags}")
     assert context is not None
@@ -125,7 +127,9 @@ def test_every_error_has_the_name_of_a_grpc_status(error: NeuronpipeError) -> No
     ],
     ids=repr,
 )
-def test_a_failure_is_an_error_where_it_is_not_the_callers(error: BaseException, is_error: bool, events: list[str]) -> None:
+def test_a_failure_is_an_error_where_it_is_not_the_callers(
+    error: BaseException, is_error: bool, events: list[str]
+) -> None:
     span = Span("x", SpanContext.new(is_sampled=True), None, 0)
     span.fail(error, 7)
     assert span.is_error is is_error

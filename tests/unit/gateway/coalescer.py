@@ -1,6 +1,7 @@
 """A coalescer whose streams are written by hand.
 
-What was sent is kept as it was when it was sent, and nothing is answered before the test says so, in whatever order, for whatever item.
+What was sent is kept as it was when it was sent, and nothing is answered before the test says so, in whatever order,
+for whatever item.
 """
 
 import asyncio
@@ -48,7 +49,9 @@ class Wire:
         self.refuses: dict[str, NeuronpipeError] = {}
         self._said: asyncio.Queue[StageResponse | Exception] = asyncio.Queue()
 
-    async def send(self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int], size_bytes: int) -> Sequence[Outcome]:
+    async def send(
+        self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int], size_bytes: int
+    ) -> Sequence[Outcome]:
         assert size_bytes == sum(item.size_bytes for _, item in items)
         if self.is_jammed:
             await asyncio.Event().wait()
@@ -57,7 +60,11 @@ class Wire:
         sent = [(item_id, item) for item_id, item in items if item.call.request_id not in self.refuses]
         if sent or abandoned_item_ids:
             self.messages.append(Message(sent, list(abandoned_item_ids)))
-        return [(item_id, self.refuses[item.call.request_id]) for item_id, item in items if item.call.request_id in self.refuses]
+        return [
+            (item_id, self.refuses[item.call.request_id])
+            for item_id, item in items
+            if item.call.request_id in self.refuses
+        ]
 
     async def receive(self) -> StageResponse:
         said = await self._said.get()
@@ -71,7 +78,9 @@ class Wire:
         return [message.names for message in self.messages]
 
     def id_of(self, name: str) -> int:
-        (item_id,) = {item_id for message in self.messages for item_id, item in message.items if item.call.request_id == name}
+        (item_id,) = {
+            item_id for message in self.messages for item_id, item in message.items if item.call.request_id == name
+        }
         return item_id
 
     async def say(self, *outcomes: Outcome) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from neuronpipe.api.v1.inference_pb2 import Priority
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded
 from neuronpipe.gateway.admission import Admission, Gate
 
@@ -24,6 +26,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     return _Clock(monkeypatch)
 
 
+def _call(is_bulk: bool = False) -> Call:
+    return Call(priority=Priority.PRIORITY_BULK if is_bulk else Priority.PRIORITY_INTERACTIVE)
+
+
 class _Crowd:
     """Requests inside a gate, and the ones of them that were shed."""
 
@@ -35,7 +41,7 @@ class _Crowd:
     def enter(self, name: str, tokens: int = 1, *, is_bulk: bool = False) -> Admission:
         """A quarter of a token a byte is what the gate assumes before it knows better."""
         stack = ExitStack()
-        admitted: Any = self.gate.admit(tokens * 4, is_bulk=is_bulk, shed=lambda: self.shed.append(name))
+        admitted: Any = self.gate.admit(_call(is_bulk), tokens * 4, shed=lambda: self.shed.append(name))
         admission: Admission = stack.enter_context(admitted)
         self._inside[name] = stack
         return admission
@@ -219,10 +225,10 @@ def test_the_advice_is_never_to_come_back_at_once(clock: _Clock, crowd_of: Crowd
 
 def test_what_is_known_beforehand_is_neither_corrected_nor_taken_for_an_example() -> None:
     gate = Gate(10, 100)
-    with gate.admit(1_000_000, 60, is_bulk=False, shed=lambda: None) as place:
+    with gate.admit(_call(), 1_000_000, 60, shed=lambda: None) as place:
         place.count(5)
         assert gate.in_flight == (1, 60)
-        with gate.admit(80, is_bulk=False, shed=lambda: None):  # a quarter of a token a byte
+        with gate.admit(_call(), 80, shed=lambda: None):  # a quarter of a token a byte
             assert gate.in_flight == (2, 80)
 
 
@@ -250,7 +256,9 @@ def test_a_request_that_turns_out_larger_sheds_bulk_requests_before_it_is_refuse
     assert crowd.gate.in_flight == (1, 8)
 
 
-def test_a_bulk_request_whose_estimate_was_right_stays_though_interactive_ones_filled_the_gate(crowd_of: CrowdOf) -> None:
+def test_a_bulk_request_whose_estimate_was_right_stays_though_interactive_ones_filled_the_gate(
+    crowd_of: CrowdOf,
+) -> None:
     crowd = crowd_of(Gate(max_requests=4, max_tokens=100))
     bulk = crowd.enter("bulk", tokens=2, is_bulk=True)
     for name in "abc":
@@ -318,7 +326,9 @@ def test_a_full_gate_refuses_before_a_request_is_read_but_where_bulk_work_can_ma
     gate.check_room(None)
 
 
-def test_after_a_late_request_those_with_too_little_time_left_for_an_answer_are_refused(crowd_of: CrowdOf, clock: _Clock) -> None:
+def test_after_a_late_request_those_with_too_little_time_left_for_an_answer_are_refused(
+    crowd_of: CrowdOf, clock: _Clock
+) -> None:
     gate = Gate(100, 1000)
     crowd = crowd_of(gate)
     for _ in range(100):

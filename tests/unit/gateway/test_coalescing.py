@@ -20,7 +20,9 @@ async def test_an_item_is_sent_at_once_and_alone_when_nothing_is_unanswered(syst
     assert wire.names == [["a"]]
 
 
-async def test_items_that_come_while_a_message_is_unanswered_travel_together_in_the_order_in_which_they_came(system: System) -> None:
+async def test_items_that_come_while_a_message_is_unanswered_travel_together_in_the_order_in_which_they_came(
+    system: System,
+) -> None:
     wire = await system.connect()
     await system.ask("first")
     await system.ask("a")
@@ -48,7 +50,9 @@ async def test_interactive_items_go_before_bulk_items(system: System) -> None:
     assert wire.names[1] == ["interactive", "unspecified", "bulk 1", "bulk 2"]
 
 
-async def test_a_message_holds_no_more_items_than_the_limit_and_bulk_items_wait(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_holds_no_more_items_than_the_limit_and_bulk_items_wait(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("neuronpipe.gateway.stage_queue._MAX_ITEMS", 3)
     wire = await system.connect()
     await system.ask("first")
@@ -59,7 +63,9 @@ async def test_a_message_holds_no_more_items_than_the_limit_and_bulk_items_wait(
     assert wire.names[1:] == [["a", "b", "bulk 1"], ["bulk 2"]]
 
 
-async def test_a_message_ends_with_the_item_that_passes_the_limit_of_bytes(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_ends_with_the_item_that_passes_the_limit_of_bytes(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("neuronpipe.gateway.stage_queue._MAX_BYTES", 1000)
     wire = await system.connect()
     await system.ask("first")
@@ -81,7 +87,9 @@ async def test_the_value_of_an_outcome_is_the_items(system: System) -> None:
 
 
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
-async def test_an_outcomes_error_is_raised_as_its_class_and_leaves_the_neighbours_alone(system: System, error: NeuronpipeError) -> None:
+async def test_an_outcomes_error_is_raised_as_its_class_and_leaves_the_neighbours_alone(
+    system: System, error: NeuronpipeError
+) -> None:
     wire = await system.connect()
     await system.ask("first")
     failing, good = await system.ask("failing", "good")
@@ -96,7 +104,9 @@ async def test_an_outcomes_error_is_raised_as_its_class_and_leaves_the_neighbour
 async def test_outcomes_that_nobody_asked_for_change_nothing(system: System) -> None:
     wire = await system.connect()
     first, second = await system.ask("first", "second")
-    await wire.say((999, value("unknown")), (wire.id_of("first"), value("first")), (wire.id_of("first"), value("again")))
+    await wire.say(
+        (999, value("unknown")), (wire.id_of("first"), value("first")), (wire.id_of("first"), value("again"))
+    )
     await wire.say((wire.id_of("first"), value("late")), (0, value("none")), (wire.id_of("second"), value("second")))
     assert await values([first, second]) == [value("first"), value("second")]
     assert not wire.serving.done()
@@ -205,7 +215,9 @@ async def test_an_item_whose_caller_left_leaves_the_queue_at_once_with_its_input
     wire = await system.connect()
     await system.ask("occupies the endpoint")
     tasks = [
-        asyncio.create_task(system.coalescer(TokenizeItem(Call(name, priority=priority), MODEL, Input(TaskInput, data=name.encode()))))
+        asyncio.create_task(
+            system.coalescer(TokenizeItem(Call(name, priority=priority), MODEL, Input(TaskInput, data=name.encode())))
+        )
         for name, priority in {"interactive": Priority.PRIORITY_INTERACTIVE, "bulk": BULK}.items()
     ]
     await settled()

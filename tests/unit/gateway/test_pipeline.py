@@ -1,6 +1,7 @@
 """gateway/pipeline.py: what travels to the stages, whose error a caller gets, and what is admitted at all.
 
-The stages are written by hand. By default they carry the input's text through to the result, so that requests mixed up show.
+The stages are written by hand. By default they carry the input's text through to the result, so that requests mixed up
+show.
 """
 
 import asyncio
@@ -28,6 +29,9 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskResult,
     TextClassificationInput,
     TextClassificationResult,
+    Token,
+    TokenizationInput,
+    TokenizationResult,
 )
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import (
@@ -51,7 +55,7 @@ from neuronpipe.core.items import (
     Tokenize,
     TokenizeItem,
 )
-from neuronpipe.core.packed import Packed, TensorSets, pack_result
+from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.core.status import from_status
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.gateway.settings import PipelineSettings
@@ -74,7 +78,9 @@ async def _tokenize(item: TokenizeItem) -> EncodedInput:
 
 
 async def _execute(item: ExecuteItem) -> Prediction:
-    return Prediction(outputs=item.sequences, queue_ns=11, compute_ns=22, batch_size=4, bucket_tokens=8, padded_tokens=16)
+    return Prediction(
+        outputs=item.sequences, queue_ns=11, compute_ns=22, batch_size=4, bucket_tokens=8, padded_tokens=16
+    )
 
 
 async def _postprocess(item: PostprocessItem) -> Packed[TaskResult]:
@@ -85,14 +91,21 @@ async def _postprocess(item: PostprocessItem) -> Packed[TaskResult]:
 
 
 def _pipeline(
-    *, tokenize: Tokenize = _tokenize, execute: Execute = _execute, postprocess: Postprocess = _postprocess, **limits: Any
+    *,
+    tokenize: Tokenize = _tokenize,
+    execute: Execute = _execute,
+    postprocess: Postprocess = _postprocess,
+    **limits: Any,
 ) -> Door:
     models = [model_spec(version=version) for version in (1, 2)]
     return door_of(models, Stages(tokenize, execute, postprocess), PipelineSettings(**limits))
 
 
 def _request(text: str = "hello", **changes: Any) -> InferRequest:
-    described: dict[str, Any] = {"model": "small", "input": TaskInput(text_classification=TextClassificationInput(text=text))}
+    described: dict[str, Any] = {
+        "model": "small",
+        "input": TaskInput(text_classification=TextClassificationInput(text=text)),
+    }
     return InferRequest(**described | changes)
 
 
@@ -110,6 +123,31 @@ async def test_an_input_goes_through_all_stages_to_its_result() -> None:
     response = await _pipeline().infer(_request("so"), Call())
     # What the postprocessor saw: the input, the annotations and the outputs.
     assert [label.label for label in response.result.text_classification.labels] == ["so so so"]
+
+
+async def test_what_the_tokenizer_answers_alone_is_not_predicted() -> None:
+    async def tokenize(item: TokenizeItem) -> EncodedInput:
+        return EncodedInput(NO_TENSORS, TensorSets(arrays=[{"result": np.zeros(1, np.uint8)}]))
+
+    async def execute(item: ExecuteItem) -> Prediction:
+        raise AssertionError("called")
+
+    async def postprocess(item: PostprocessItem) -> Packed[TaskResult]:
+        assert len(item.outputs) == 0
+        return pack_result(TaskResult(tokenization=TokenizationResult(tokens=[Token(text="a")])))
+
+    pipeline = _pipeline(tokenize=tokenize, execute=execute, postprocess=postprocess)
+    request = _request(input=TaskInput(tokenization=TokenizationInput(text="a")))
+    response = await pipeline.infer(request, Call())
+    assert [token.text for token in response.result.tokenization.tokens] == ["a"]
+    assert (response.usage.tokens, response.usage.batch_size, response.timings.predict_compute_ns) == (0, 0, 0)
+
+
+async def test_a_model_of_images_has_no_tokenizer() -> None:
+    stages = Stages(_tokenize, _execute, _postprocess)
+    door = door_of([image_spec()], stages)
+    with pytest.raises(WrongTask, match="the input is for tokenization"):
+        await door.infer(_request(input=TaskInput(tokenization=TokenizationInput(text="a"))), Call())
 
 
 async def test_a_response_names_the_model_and_the_version_that_ran() -> None:
@@ -154,7 +192,9 @@ async def test_an_image_has_a_limit_of_its_own() -> None:
         if limit == 106:
             await pipeline.infer(_request(input=input), Call())
         else:
-            with pytest.raises(InvalidInput, match=r"^input: 106 bytes, the limit is 105 \(the gateway's max_image_bytes\)$"):
+            with pytest.raises(
+                InvalidInput, match=r"^input: 106 bytes, the limit is 105 \(the gateway's max_image_bytes\)$"
+            ):
                 await pipeline.infer(_request(input=input), Call())
     assert len(decoded) == 1
 
@@ -188,9 +228,16 @@ async def test_timings_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
         return slow
 
     monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
-    pipeline = _pipeline(tokenize=taking(10, _tokenize), execute=taking(200, _execute), postprocess=taking(3_000, _postprocess))
+    pipeline = _pipeline(
+        tokenize=taking(10, _tokenize), execute=taking(200, _execute), postprocess=taking(3_000, _postprocess)
+    )
     timings = (await pipeline.infer(_request(), Call())).timings
-    assert (timings.preprocess_ns, timings.predict_ns, timings.postprocess_ns, timings.total_ns) == (10, 200, 3_000, 3_210)
+    assert (timings.preprocess_ns, timings.predict_ns, timings.postprocess_ns, timings.total_ns) == (
+        10,
+        200,
+        3_000,
+        3_210,
+    )
 
 
 async def test_queue_and_compute_times_are_the_executors_own() -> None:
@@ -221,7 +268,9 @@ async def test_a_stage_that_cannot_be_reached_is_unavailable(stage: str) -> None
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("fault", [RuntimeError("the secret"), TimeoutError("the secret"), OSError("the secret")], ids=repr)
+@pytest.mark.parametrize(
+    "fault", [RuntimeError("the secret"), TimeoutError("the secret"), OSError("the secret")], ids=repr
+)
 async def test_a_fault_is_internal_with_the_request_id_and_nothing_of_its_text(stage: str, fault: Exception) -> None:
     with pytest.raises(InternalError) as caught:
         await _pipeline(**_at(stage, _raising(fault))).infer(_request(request_id="mine"), Call())
@@ -274,7 +323,10 @@ async def test_a_model_answers_its_own_task_and_those_that_its_graph_serves_besi
         assert (await pipeline.infer(_request(input=input), Call())).version == "1"
     with pytest.raises(WrongTask) as caught:
         await pipeline.infer(_request(input=TaskInput(question_answering=QuestionAnsweringInput())), Call())
-    assert caught.value.message == "model 'small' has the task rerank or text_classification, the input is for question_answering"
+    assert (
+        caught.value.message
+        == "model 'small' has the task rerank or text_classification, the input is for question_answering"
+    )
 
 
 async def test_an_input_larger_than_the_limit_is_refused_with_both_sizes() -> None:
@@ -353,7 +405,9 @@ async def test_a_requests_priority_travels_to_every_stage() -> None:
 
 
 async def test_a_priority_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"^priority: 9 is none of PRIORITY_UNSPECIFIED, PRIORITY_INTERACTIVE, PRIORITY_BULK$"):
+    with pytest.raises(
+        InvalidInput, match=r"^priority: 9 is none of PRIORITY_UNSPECIFIED, PRIORITY_INTERACTIVE, PRIORITY_BULK$"
+    ):
         await _pipeline().infer(_request(priority=9), Call())
 
 
@@ -399,13 +453,17 @@ async def test_a_stage_that_takes_longer_than_the_deadline_is_left() -> None:
 async def test_a_request_without_a_deadline_gets_the_gateways_and_leaves_its_place_free() -> None:
     gate = _Gate()
     pipeline = _pipeline(tokenize=gate.tokenize, max_requests_in_flight=1, max_request_s=0.02)
-    with pytest.raises(DeadlineExceeded, match=r"^the result was not ready after 0\.02 s, the gateway's max_request_s$"):
+    with pytest.raises(
+        DeadlineExceeded, match=r"^the result was not ready after 0\.02 s, the gateway's max_request_s$"
+    ):
         await pipeline.infer(_request(), Call())
     gate.opened.set()
     await pipeline.infer(_request(), Call())
 
 
-async def test_a_deadline_that_the_event_loop_finds_a_moment_early_is_still_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_deadline_that_the_event_loop_finds_a_moment_early_is_still_the_callers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def tokenize(item: TokenizeItem) -> EncodedInput:
         # As uvloop's clock, which stands still while the loop is at work and then jumps.
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + 0.05)
@@ -432,7 +490,9 @@ async def test_a_deadline_beyond_the_gateways_longest_is_cut_to_it() -> None:
 async def test_an_input_of_more_tokens_than_the_limit_is_refused_before_it_is_run() -> None:
     # Seven tokens, as the tokenizer counts them.
     assert (await _pipeline(max_request_tokens=7).infer(_request(), Call())).version == "2"
-    with pytest.raises(InvalidInput, match=r"^input: 7 tokens in 1 sequences, the limit is 6 \(the gateway's max_request_tokens\)$"):
+    with pytest.raises(
+        InvalidInput, match=r"^input: 7 tokens in 1 sequences, the limit is 6 \(the gateway's max_request_tokens\)$"
+    ):
         await _pipeline(max_request_tokens=6, execute=_raising(AssertionError("called"))).infer(_request(), Call())
 
 
@@ -447,13 +507,17 @@ async def test_what_an_item_costs_is_estimated_for_the_tokenizer_and_counted_for
         return watching
 
     # An input of nine bytes, at a quarter of a token a byte.
-    await _pipeline(tokenize=watched(_tokenize), execute=watched(_execute), postprocess=watched(_postprocess)).infer(_request(), Call())
+    await _pipeline(tokenize=watched(_tokenize), execute=watched(_execute), postprocess=watched(_postprocess)).infer(
+        _request(), Call()
+    )
     assert seen == [2, 7, 7]
 
 
 async def test_past_the_deadline_no_stage_is_called() -> None:
     with pytest.raises(DeadlineExceeded):
-        await _pipeline(tokenize=_raising(AssertionError("called"))).infer(_request(), Call(deadline_s=time.monotonic() - 1))
+        await _pipeline(tokenize=_raising(AssertionError("called"))).infer(
+            _request(), Call(deadline_s=time.monotonic() - 1)
+        )
 
 
 async def test_a_deadline_that_passes_between_two_stages_spares_the_next() -> None:
@@ -465,7 +529,9 @@ async def test_a_deadline_that_passes_between_two_stages_spares_the_next() -> No
         return await _tokenize(item)
 
     with pytest.raises(DeadlineExceeded):
-        await _pipeline(tokenize=tokenize, execute=_raising(AssertionError("called"))).infer(_request(), Call(deadline_s=deadline_s))
+        await _pipeline(tokenize=tokenize, execute=_raising(AssertionError("called"))).infer(
+            _request(), Call(deadline_s=deadline_s)
+        )
 
 
 async def test_a_caller_who_leaves_cancels_the_stage() -> None:
@@ -561,7 +627,9 @@ async def _all(answers: AsyncIterator[InferStreamResponse]) -> list[InferStreamR
 
 async def test_results_that_are_too_large_for_one_response_are_errors_and_leave_the_others_alone() -> None:
     requests = [_request(text) for text in ("a", "b" * 600, "c")]
-    outcomes = (await _pipeline(max_batch_response_bytes=1024).infer_batch(InferBatchRequest(requests=requests), Call())).outcomes
+    outcomes = (
+        await _pipeline(max_batch_response_bytes=1024).infer_batch(InferBatchRequest(requests=requests), Call())
+    ).outcomes
     # The label repeats the text three times.
     assert [outcome.WhichOneof("outcome") for outcome in outcomes] == ["response", "error", "response"]
     error = from_status(outcomes[1].error)
@@ -571,7 +639,9 @@ async def test_results_that_are_too_large_for_one_response_are_errors_and_leave_
 
 async def test_a_stream_answers_every_request_by_its_id() -> None:
     answers = await _all(_pipeline().infer_stream(_stream("a", "b", "c"), Call()))
-    labels = {answer.request_id: answer.outcome.response.result.text_classification.labels[0].label for answer in answers}
+    labels = {
+        answer.request_id: answer.outcome.response.result.text_classification.labels[0].label for answer in answers
+    }
     assert labels == {"a": "a a a", "b": "b b b", "c": "c c c"}
 
 

@@ -15,7 +15,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import NeuronpipeError, Overloaded
 from neuronpipe.core.items import EncodedInput, Prediction, Stages
 from neuronpipe.core.names import ADMISSION, UNATTRIBUTED, Attributes, Events, Metrics, Spans
-from neuronpipe.core.packed import NO_TENSORS, Packed, pack_result
+from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.core.tracing import SpanContext, Tracer, current_span
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.doors.native import NativeDoor
@@ -33,7 +33,9 @@ _SAMPLED = SpanContext(_UNSAMPLED.trace_id, _UNSAMPLED.span_id, is_sampled=True)
 
 
 async def _tokenize(item: Any) -> EncodedInput:
-    return EncodedInput(NO_TENSORS, tokens=7, truncated_tokens=3, token_cache=CacheOutcome.CACHE_OUTCOME_MISS)
+    return EncodedInput(
+        TensorSets(data=[b""]), tokens=7, truncated_tokens=3, token_cache=CacheOutcome.CACHE_OUTCOME_MISS
+    )
 
 
 async def _execute(item: Any) -> Prediction:
@@ -54,7 +56,10 @@ def _pipeline(telemetry: Recorded, failing: str = "", error: BaseException | Non
 
 
 def _request(**changes: Any) -> InferRequest:
-    described: dict[str, Any] = {"model": "small", "input": TaskInput(text_classification=TextClassificationInput(text="x"))}
+    described: dict[str, Any] = {
+        "model": "small",
+        "input": TaskInput(text_classification=TextClassificationInput(text="x")),
+    }
     return InferRequest(**described | changes)
 
 
@@ -76,7 +81,10 @@ async def test_histograms_and_timings_are_the_same_numbers() -> None:
     telemetry = Recorded()
     timings = (await _infer(telemetry)).timings
     assert telemetry.meters.histogram(Metrics.REQUEST_DURATION, "small", "1", "OK").total == timings.total_ns
-    totals = {part: telemetry.meters.histogram(Metrics.STAGE_DURATION, "small", "1", part).total for part in (*_STAGES, UNATTRIBUTED)}
+    totals = {
+        part: telemetry.meters.histogram(Metrics.STAGE_DURATION, "small", "1", part).total
+        for part in (*_STAGES, UNATTRIBUTED)
+    }
     assert totals == {
         Spans.PREPROCESS: timings.preprocess_ns,
         Spans.PREDICT: timings.predict_ns,
@@ -124,7 +132,9 @@ async def test_an_unsampled_request_is_counted_and_leaves_no_span() -> None:
     assert telemetry.counts(Metrics.REQUEST_DURATION) == {("small", "1", "OK"): 1}
 
 
-async def test_stages_record_nothing_of_a_request_that_the_gateway_does_not_sample_whatever_its_caller_decided() -> None:
+async def test_stages_record_nothing_of_a_request_that_the_gateway_does_not_sample_whatever_its_caller_decided() -> (
+    None
+):
     seen: list[SpanContext | None] = []
 
     async def watch(item: Any) -> EncodedInput:
@@ -133,7 +143,9 @@ async def test_stages_record_nothing_of_a_request_that_the_gateway_does_not_samp
 
     telemetry = Recorded()
     telemetry.tracer = Tracer([telemetry.spans.append], ratio=0.0, honours_parent=False)  # always_off
-    await door_of([model_spec()], Stages(watch, _execute, _postprocess), telemetry=telemetry).infer(_request(), Call(trace=_SAMPLED))
+    await door_of([model_spec()], Stages(watch, _execute, _postprocess), telemetry=telemetry).infer(
+        _request(), Call(trace=_SAMPLED)
+    )
     assert seen == [_UNSAMPLED]
     assert telemetry.spans == []
 

@@ -10,7 +10,13 @@ import pytest
 import pytest_asyncio
 
 from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, InferBatchRequest, InferRequest, InferResponse
-from neuronpipe.api.v1.tasks_pb2 import LabelScore, TaskInput, TaskResult, TextClassificationInput, TextClassificationResult
+from neuronpipe.api.v1.tasks_pb2 import (
+    LabelScore,
+    TaskInput,
+    TaskResult,
+    TextClassificationInput,
+    TextClassificationResult,
+)
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.cache.cache import Cache
 from neuronpipe.core.calls import Call
@@ -18,7 +24,7 @@ from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, SetupError, U
 from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Stages, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Attributes, Metrics, Spans
-from neuronpipe.core.packed import NO_TENSORS, Packed, pack_result
+from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.gateway.assembly import running_gateway
 from neuronpipe.gateway.doors.native import NativeDoor
 from neuronpipe.gateway.settings import PipelineSettings, ResultCacheSettings
@@ -46,7 +52,7 @@ class _Stages:
         return Stages(self.tokenize, self.execute, self.postprocess)
 
     async def tokenize(self, item: TokenizeItem) -> EncodedInput:
-        return EncodedInput(NO_TENSORS, tokens=5, truncated_tokens=2)
+        return EncodedInput(TensorSets(data=[b""]), tokens=5, truncated_tokens=2)
 
     async def execute(self, item: ExecuteItem) -> Prediction:
         await self.may_end.wait()
@@ -55,7 +61,9 @@ class _Stages:
     async def postprocess(self, item: PostprocessItem) -> Packed[TaskResult]:
         text = f"{item.model.name}/{item.model.version}: {item.input.message.text_classification.text}"
         self.computed.append(text)
-        return pack_result(TaskResult(text_classification=TextClassificationResult(labels=[LabelScore(label=text, score=0.5)])))
+        return pack_result(
+            TaskResult(text_classification=TextClassificationResult(labels=[LabelScore(label=text, score=0.5)]))
+        )
 
 
 @pytest.fixture
@@ -74,9 +82,13 @@ def repository(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def _running(repository: Path, stages: Stages, asked: str, telemetry: Telemetry | None = None, **limits: Any) -> AsyncIterator[Door]:
+async def _running(
+    repository: Path, stages: Stages, asked: str, telemetry: Telemetry | None = None, **limits: Any
+) -> AsyncIterator[Door]:
     results, limited = ResultCacheSettings(result_cache_models=asked), PipelineSettings(**limits)
-    async with running_gateway(read_repository(repository), stages, limited, results, telemetry or Telemetry()) as gateway:
+    async with running_gateway(
+        read_repository(repository), stages, limited, results, telemetry or Telemetry()
+    ) as gateway:
         yield Door(NativeDoor(gateway.pipeline, gateway.catalog, limited))
 
 
@@ -105,7 +117,9 @@ async def test_a_known_result_is_not_computed_again(pipeline: Door, stages: _Sta
 async def test_the_first_request_is_a_miss_where_redis_is_not_asked_or_does_not_answer(
     policy: Any, repository: Path, stages: _Stages
 ) -> None:
-    results = ResultCacheSettings(result_cache_models="set", redis_url="redis://127.0.0.1:1/0", result_cache_redis=policy)
+    results = ResultCacheSettings(
+        result_cache_models="set", redis_url="redis://127.0.0.1:1/0", result_cache_redis=policy
+    )
     limits = PipelineSettings()
     async with running_gateway(read_repository(repository), stages.functions, limits, results, Telemetry()) as gateway:
         door = Door(NativeDoor(gateway.pipeline, gateway.catalog, limits))
@@ -182,7 +196,9 @@ async def test_a_known_result_is_answered_though_nothing_more_is_admitted(stages
         await waiting
 
 
-async def test_one_who_waits_for_anothers_result_waits_no_longer_than_his_deadline(pipeline: Door, stages: _Stages) -> None:
+async def test_one_who_waits_for_anothers_result_waits_no_longer_than_his_deadline(
+    pipeline: Door, stages: _Stages
+) -> None:
     stages.may_end.clear()
     patient = asyncio.create_task(_infer(pipeline, _request()))
     await asyncio.sleep(0)
@@ -195,11 +211,15 @@ async def test_one_who_waits_for_anothers_result_waits_no_longer_than_his_deadli
 async def test_one_without_a_deadline_learns_of_the_gateways(repository: Path, stages: _Stages) -> None:
     stages.may_end.clear()
     async with _running(repository, stages.functions, "set", max_request_s=0.02) as pipeline:
-        with pytest.raises(DeadlineExceeded, match=r"^the result was not ready after 0\.02 s, the gateway's max_request_s$"):
+        with pytest.raises(
+            DeadlineExceeded, match=r"^the result was not ready after 0\.02 s, the gateway's max_request_s$"
+        ):
             await _infer(pipeline, _request())
 
 
-async def test_a_fault_of_the_cache_hits_one_request_of_a_batch(pipeline: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_of_the_cache_hits_one_request_of_a_batch(
+    pipeline: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def get(cache: object, *args: object, **options: object) -> None:
         raise ValueError("secret")
 
@@ -243,6 +263,10 @@ async def test_spans_and_metrics_say_where_a_result_came_from(stages: _Stages, r
     assert telemetry.counts(Metrics.REQUEST_DURATION) == {("set", "2", "OK"): 2, ("plain", "1", "OK"): 1}
     assert telemetry.counts(Metrics.STAGE_DURATION)["set", "2", Spans.PREDICT] == 1
     computed, found, plain = telemetry.named(Spans.INFER)
-    assert [root.attributes.get(Attributes.RESULT_CACHE) for root in (computed, found, plain)] == ["miss", "hit_memory", None]
+    assert [root.attributes.get(Attributes.RESULT_CACHE) for root in (computed, found, plain)] == [
+        "miss",
+        "hit_memory",
+        None,
+    ]
     assert [span.name for span in telemetry.spans if span.context.trace_id == found.context.trace_id] == [Spans.INFER]
     assert found.ended_ns - found.started_ns == known.timings.total_ns

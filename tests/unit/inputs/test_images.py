@@ -1,4 +1,6 @@
-"""inputs/images.py: what is read of an image file, and what is refused. That pixels equal transformers' is tests/contract/'s to show."""
+"""inputs/images.py: what is read of an image file, and what is refused. That pixels equal transformers' is
+tests/contract/'s to show.
+"""
 
 import io
 import struct
@@ -81,7 +83,9 @@ def test_other_formats_are_refused_whether_or_not_the_library_knows_them(format:
         read_pixels(_file(format=format), _AS_IT_IS)
 
 
-@pytest.mark.parametrize("data", [b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7", b"a text", b"\xff\xd8\xff", b"\0" * 100])
+@pytest.mark.parametrize(
+    "data", [b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7", b"a text", b"\xff\xd8\xff", b"\0" * 100]
+)
 def test_what_is_no_image_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInput, match="is not a JPEG, PNG or WEBP file"):
         read_pixels(data, _AS_IT_IS)
@@ -137,7 +141,9 @@ def test_larger_giants_are_refused_by_their_headers(side: int) -> None:
 
 
 def test_a_thread_that_would_be_scaled_to_a_giant_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"^image: 1 x 300000 pixels, too long to be scaled to a shorter side of 224$"):
+    with pytest.raises(
+        InvalidInput, match=r"^image: 1 x 300000 pixels, too long to be scaled to a shorter side of 224$"
+    ):
         read_pixels(_png(1, 300_000), ImageSpec(resize=224, crop=(224, 224)))
 
 

@@ -90,7 +90,10 @@ def test_a_sound_sequence_is_let_in(arrays: Arrays) -> None:
         ({"input_ids": np.array([[1, 2]], np.int32)}, "input_ids: int32[1, 2], expected int32[1]"),
         ({"input_ids": np.array(1, np.int32)}, "input_ids: int32[], expected int32[]"),
         ({"input_ids": _ids(1, 2), "token_type_ids": _ids(0)}, "token_type_ids: int32[1], expected int32[2]"),
-        ({"input_ids": _ids(1), "token_type_ids": np.zeros(1, np.float32)}, "token_type_ids: float32[1], expected int32[1]"),
+        (
+            {"input_ids": _ids(1), "token_type_ids": np.zeros(1, np.float32)},
+            "token_type_ids: float32[1], expected int32[1]",
+        ),
         (
             {"input_ids": _ids(1), "pixels": _ids(0)},
             "pixels: the model has no such input, only input_ids, attention_mask, token_type_ids",

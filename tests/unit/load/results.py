@@ -20,7 +20,12 @@ def rows(*values: dict[str, Any]) -> Rows:
 
 
 def result_of(
-    found: Rows, *, measured_s: float = 10.0, cpu_shares: Sequence[float] = (0.5,), is_broken_off: bool = False, **changes: Any
+    found: Rows,
+    *,
+    measured_s: float = 10.0,
+    cpu_shares: Sequence[float] = (0.5,),
+    is_broken_off: bool = False,
+    **changes: Any,
 ) -> LoadResult:
     """What compute_result makes of rows, for a closed loop unless `changes` of the request say otherwise."""
     request = LoadRequest(target="h:1", model="m", **changes)

@@ -16,7 +16,8 @@ def test_arrivals_are_a_poisson_process() -> None:
 
     # 20,000 arrivals are expected, with a standard deviation of sqrt(20,000) = 141; four of them are 566.
     assert abs(len(times_s) - 20_000) < 566
-    # An exponential gap has mean and standard deviation 1/rate; 20,000 of them estimate both within 0.7 %, and 3 % is four times that.
+    # An exponential gap has mean and standard deviation 1/rate; 20,000 of them estimate both within 0.7 %, and 3 % is
+    # four times that.
     assert gaps_s.mean() == pytest.approx(1e-3, rel=0.03)
     assert gaps_s.std() == pytest.approx(1e-3, rel=0.03)
     assert (gaps_s >= 0).all()

@@ -66,15 +66,30 @@ def test_offered_rate_is_that_of_the_open_loop() -> None:
 
 def test_latency_is_that_of_answers() -> None:
     result = result_of(
-        rows({"due_s": 1.0, "latency_s": 0.1}, {"due_s": 2.0, "latency_s": 0.3}, {"due_s": 3.0, "latency_s": 9.0, "outcome": "OVERLOADED"})
+        rows(
+            {"due_s": 1.0, "latency_s": 0.1},
+            {"due_s": 2.0, "latency_s": 0.3},
+            {"due_s": 3.0, "latency_s": 9.0, "outcome": "OVERLOADED"},
+        )
     )
     assert result.latency_ms is not None
-    assert (result.latency_ms.p50, result.latency_ms.max, result.latency_ms.mean) == pytest.approx((200.0, 300.0, 200.0))
+    assert (result.latency_ms.p50, result.latency_ms.max, result.latency_ms.mean) == pytest.approx(
+        (200.0, 300.0, 200.0)
+    )
 
 
 def test_stages_sum_to_the_latency() -> None:
     result = result_of(
-        rows({"latency_s": 0.02, "total_ms": 15.0, "preprocess_ms": 1.0, "queue_ms": 4.0, "compute_ms": 6.0, "postprocess_ms": 2.0})
+        rows(
+            {
+                "latency_s": 0.02,
+                "total_ms": 15.0,
+                "preprocess_ms": 1.0,
+                "queue_ms": 4.0,
+                "compute_ms": 6.0,
+                "postprocess_ms": 2.0,
+            }
+        )
     )
     # 15 - (1 + 4 + 6 + 2) = 2 in the gateway and on the hops, 20 - 15 = 5 outside.
     assert {name: found.p50 for name, found in result.stages_ms.items()} == pytest.approx(

@@ -1,4 +1,6 @@
-"""generator.py against a client that does what a test says: nothing is lost, and nothing waits for answers in an open loop."""
+"""generator.py against a client that does what a test says: nothing is lost, and nothing waits for answers in an open
+loop.
+"""
 
 import asyncio
 import time
@@ -131,7 +133,8 @@ async def test_latency_counts_from_when_a_request_was_to_be_sent() -> None:
     await generator.run()
 
     rows = generator.recorder.rows()
-    # All were due in 0.1 s, and all but the first were sent after the stall. The first came at once: in 0.1 s with probability e^-50.
+    # All were due in 0.1 s, and all but the first were sent after the stall. The first came at once: in 0.1 s with
+    # probability e^-50.
     assert (rows["lag_s"] > 0.09).sum() == len(rows) - 1 > 10
     assert (rows["latency_s"] >= rows["lag_s"].astype(float) - 1e-6).all()
 

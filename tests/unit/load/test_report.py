@@ -23,7 +23,14 @@ def test_a_second_without_answers_has_no_percentile() -> None:
 
 
 def test_the_table_has_every_figure() -> None:
-    answer = {"due_s": 1.0, "latency_s": 0.0205, "total_ms": 15.0, "preprocess_ms": 1.0, "queue_ms": 4.0, "compute_ms": 6.0}
+    answer = {
+        "due_s": 1.0,
+        "latency_s": 0.0205,
+        "total_ms": 15.0,
+        "preprocess_ms": 1.0,
+        "queue_ms": 4.0,
+        "compute_ms": 6.0,
+    }
     usage = {"postprocess_ms": 2.0, "tokens": 30, "padded_tokens": 40, "batch_size": 4}
     found = rows({**answer, **usage}, {"due_s": 2.0, "outcome": "OVERLOADED"})
     lines = table(result_of(found, rate_per_s=0.2, deadline_ms=50.0, priority="bulk")).splitlines()
@@ -53,7 +60,11 @@ def test_a_closed_loop_has_callers_and_no_offered_rate() -> None:
 
 
 def test_warnings_stand_at_the_end() -> None:
-    assert table(result_of(rows(), cpu_shares=(0.95,))).splitlines()[-1].startswith("WARNING: generator process 1 of 1 used 0.95")
+    assert (
+        table(result_of(rows(), cpu_shares=(0.95,)))
+        .splitlines()[-1]
+        .startswith("WARNING: generator process 1 of 1 used 0.95")
+    )
 
 
 def test_a_run_without_answers_says_so() -> None:

@@ -50,7 +50,14 @@ def test_what_is_out_of_range_is_named_with_its_limit(changes: dict[str, Any], m
 
 
 def test_what_is_at_its_limit_is_taken() -> None:
-    _request(concurrency=10_000, duration_s=86_400.0, warm_up_s=3_600.0, processes=64, deadline_ms=3_600_000.0, priority="bulk")
+    _request(
+        concurrency=10_000,
+        duration_s=86_400.0,
+        warm_up_s=3_600.0,
+        processes=64,
+        deadline_ms=3_600_000.0,
+        priority="bulk",
+    )
     _request(rate_per_s=100_000.0, warm_up_s=0.0, processes=64)
 
 

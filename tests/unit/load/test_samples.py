@@ -16,7 +16,9 @@ def test_a_row_holds_the_response_in_milliseconds() -> None:
         predict_compute_ns=3 * _MS,
     )
     recorder = Recorder(zero_s=100.0)
-    recorder.add_answer(101.5, 101.75, 102.0, InferResponse(timings=timings, usage=Usage(tokens=33, padded_tokens=40, batch_size=4)))
+    recorder.add_answer(
+        101.5, 101.75, 102.0, InferResponse(timings=timings, usage=Usage(tokens=33, padded_tokens=40, batch_size=4))
+    )
 
     (row,) = recorder.rows()
     assert {name: row[name].item() for name in ROW.names or ()} == {

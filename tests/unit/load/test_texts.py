@@ -42,7 +42,8 @@ def test_equal_seeds_give_equal_texts_and_different_ones_do_not() -> None:
 
 
 def test_builtin_texts_are_shuffled() -> None:
-    # The first hundred of 1,800 have about six in common by chance, and nearly all where both keep the order of their source.
+    # The first hundred of 1,800 have about six in common by chance, and nearly all where both keep the order of their
+    # source.
     assert len(set(builtin_texts(3)[:100]) & set(builtin_texts(4)[:100])) < 30
 
 

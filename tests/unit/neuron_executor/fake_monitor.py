@@ -1,4 +1,6 @@
-"""An executable that stands in for neuron-monitor: it prints the recorded sample as that of the process that started it."""
+"""An executable that stands in for neuron-monitor: it prints the recorded sample as that of the process that started
+it.
+"""
 
 import sys
 from pathlib import Path

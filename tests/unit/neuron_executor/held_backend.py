@@ -14,17 +14,27 @@ _PATIENCE_S = 20.0
 
 
 class HeldBackend(FakeBackend):
-    """FakeBackend, holding every batch until the test lets it run. `batches` has the token ids of each row, without padding.
+    """FakeBackend, holding every batch until the test lets it run. `batches` has the token ids of each row, without
+    padding.
 
-    A row with the id FAILING makes its batch raise; one with the id NAN has outputs that are not a number; one with the id KILLING loses
-    the core, and those in `lost` are lost with their next batch. Those in `lost_before` are found to be lost before a batch begins.
+    A row with the id FAILING makes its batch raise; one with the id NAN has outputs that are not a number; one with the
+    id KILLING loses the core, and those in `lost` are lost with their next batch. Those in `lost_before` are found to
+    be lost before a batch begins.
     """
 
     def __init__(
-        self, spec: ModelSpec, *, cores: int = 1, is_held: bool = True, in_flight: int = 1, buckets: tuple[Bucket, ...] = ()
+        self,
+        spec: ModelSpec,
+        *,
+        cores: int = 1,
+        is_held: bool = True,
+        in_flight: int = 1,
+        buckets: tuple[Bucket, ...] = (),
     ) -> None:
         properties = {"failing_token_id": str(FAILING), "nan_token_id": str(NAN)}
-        super().__init__(BackendRequest(spec, [], properties, cores=cores, threads=0, in_flight=in_flight, buckets=buckets))
+        super().__init__(
+            BackendRequest(spec, [], properties, cores=cores, threads=0, in_flight=in_flight, buckets=buckets)
+        )
         self.batches: list[list[list[int]]] = []
         # The core of each batch, and the cores that are no more.
         self.ran_on: list[int] = []

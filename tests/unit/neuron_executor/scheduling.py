@@ -91,7 +91,9 @@ class System:
         self, *sequences: Sequence[int], deadline_s: float | None = None, is_bulk: bool = False
     ) -> asyncio.Task[list[ComputedSequence]]:
         """One caller with the sequences of one input."""
-        return asyncio.create_task(self.scheduler.run([sequence(*ids) for ids in sequences], deadline_s, is_bulk=is_bulk))
+        return asyncio.create_task(
+            self.scheduler.run([sequence(*ids) for ids in sequences], deadline_s, is_bulk=is_bulk)
+        )
 
     async def occupy(self) -> asyncio.Task[list[ComputedSequence]]:
         """A caller whose batch of its own holds the core until the test lets it run."""
@@ -155,9 +157,15 @@ async def held_scheduler(
     in_flight: int = 1,
     buckets: Sequence[str] = (),
 ) -> AsyncIterator[System]:
-    """Without a `batch_time` nothing is known of it: lengths share a batch as if padding cost nothing, and no wait is foreseen."""
+    """Without a `batch_time` nothing is known of it: lengths share a batch as if padding cost nothing, and no wait is
+    foreseen.
+    """
     backend = HeldBackend(
-        spec, cores=cores, is_held=is_held, in_flight=in_flight, buckets=tuple(parse_bucket(bucket) for bucket in buckets)
+        spec,
+        cores=cores,
+        is_held=is_held,
+        in_flight=in_flight,
+        buckets=tuple(parse_bucket(bucket) for bucket in buckets),
     )
     async with running_model(backend, spec, limits, batch_time or KnownTime(0, 0), lone_batch_time) as scheduler:
         yield System(scheduler, backend)

@@ -1,4 +1,5 @@
-"""neuron_executor/backends/: a back end that cannot be loaded says why. What all of them must do is in tests/contract."""
+"""neuron_executor/backends/: a back end that cannot be loaded says why.
+What all of them must do is in tests/contract."""
 
 import dataclasses
 import sys
@@ -27,14 +28,18 @@ def test_a_back_end_whose_library_is_missing_says_how_to_install_it(monkeypatch:
     for module in (BACKENDS["openvino"].partition(":")[0], "neuronpipe.runtimes.openvino"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(SetupError, match=r"^back end 'openvino' needs openvino; install it with: pip install .*executor-openvino"):
+    with pytest.raises(
+        SetupError, match=r"^back end 'openvino' needs openvino; install it with: pip install .*executor-openvino"
+    ):
         load_backend("openvino", _request())
 
 
 def test_without_the_neuron_sdk_the_page_is_named_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_neuronx", None)
     neuron_runtime.cache_clear()
-    with pytest.raises(SetupError, match=r"^back end 'neuronx' needs torch_neuronx; .*docs/neuron\.md says how to install"):
+    with pytest.raises(
+        SetupError, match=r"^back end 'neuronx' needs torch_neuronx; .*docs/neuron\.md says how to install"
+    ):
         load_backend("neuronx", dataclasses.replace(_request(), buckets=(Bucket(batch=1, tokens=8),)))
 
 

@@ -35,7 +35,9 @@ def test_a_batch_links_every_sampled_row_and_each_member_links_back() -> None:
     _observer(telemetry).batch(_RUN, [_Member(4, one), _Member(5), _Member(6, two), _Member(7, one)])
     batch, computes = telemetry.one(Spans.BATCH), telemetry.named(Spans.COMPUTE)
     assert [compute.parent for compute in computes] == [one, two]
-    forth = {(link.context, link.attributes[Attributes.ROW], link.attributes[Attributes.TOKENS]) for link in batch.links}
+    forth = {
+        (link.context, link.attributes[Attributes.ROW], link.attributes[Attributes.TOKENS]) for link in batch.links
+    }
     assert forth == {(computes[0].context, 0, 4), (computes[1].context, 2, 6), (computes[0].context, 3, 7)}
     back = {(compute.context, link.attributes[Attributes.ROW]) for compute in computes for link in compute.links}
     assert back == {(context, row) for context, row, _ in forth}
@@ -51,7 +53,12 @@ def test_a_batch_is_a_trace_of_its_own_with_what_it_cost() -> None:
     assert batch.context.trace_id != trace.trace_id
     assert (batch.started_ns, batch.ended_ns) == (1_000, 6_000)
     # 4 + 6 tokens in 2 rows of 10.
-    expected = {Attributes.BATCH_SIZE: 2, Attributes.PADDED_TOKENS: 20, Attributes.PADDING_RATIO: 0.5, Attributes.CORE: 1}
+    expected = {
+        Attributes.BATCH_SIZE: 2,
+        Attributes.PADDED_TOKENS: 20,
+        Attributes.PADDING_RATIO: 0.5,
+        Attributes.CORE: 1,
+    }
     assert (expected | {Attributes.BACKEND: "fake"}).items() <= batch.attributes.items()
 
 
@@ -79,4 +86,6 @@ def test_an_item_that_expires_in_the_queue_is_counted_and_its_wait_is_shown(trac
     telemetry = Recorded()
     _observer(telemetry).dropped(trace, 1_000, DeadlineExceeded("late"))
     assert telemetry.counts(Metrics.QUEUE_DROPPED) == {(model_spec(version=1).name, "1", Events.EXPIRED): 1}
-    assert [(span.name, span.parent, span.started_ns) for span in telemetry.spans] == ([(Spans.QUEUE, trace, 1_000)] if trace else [])
+    assert [(span.name, span.parent, span.started_ns) for span in telemetry.spans] == (
+        [(Spans.QUEUE, trace, 1_000)] if trace else []
+    )

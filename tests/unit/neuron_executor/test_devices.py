@@ -21,7 +21,9 @@ from tests.unit.neuron_executor.scheduling import sequence
 
 
 class _OneDevice(FakeBackend):
-    """Notes the cores that compute for several models at once, and those that were closed, or closed while they computed."""
+    """Notes the cores that compute for several models at once, and those that were closed, or closed while they
+    computed.
+    """
 
     running: list[int]
     overlaps: list[int]
@@ -58,8 +60,13 @@ def bundles(tmp_path: Path) -> dict[str, Bundle]:
     return {bundle.spec.name: bundle for bundle in read_repository(tmp_path)}
 
 
-async def test_a_model_that_opens_warms_up_between_the_batches_of_others(bundles: dict[str, Bundle], device: type[_OneDevice]) -> None:
-    async with running_devices(EngineSettings(cores=2), Telemetry()) as devices, devices.open_model(bundles["m"]) as model:
+async def test_a_model_that_opens_warms_up_between_the_batches_of_others(
+    bundles: dict[str, Bundle], device: type[_OneDevice]
+) -> None:
+    async with (
+        running_devices(EngineSettings(cores=2), Telemetry()) as devices,
+        devices.open_model(bundles["m"]) as model,
+    ):
 
         async def call() -> None:
             while not is_open:
@@ -74,7 +81,9 @@ async def test_a_model_that_opens_warms_up_between_the_batches_of_others(bundles
     assert device.overlaps == []
 
 
-async def test_a_model_is_closed_by_itself_and_the_others_are_served(bundles: dict[str, Bundle], device: type[_OneDevice]) -> None:
+async def test_a_model_is_closed_by_itself_and_the_others_are_served(
+    bundles: dict[str, Bundle], device: type[_OneDevice]
+) -> None:
     telemetry = Telemetry()
 
     def gauges() -> set[str]:

@@ -1,4 +1,6 @@
-"""neuron_executor/batching/forecast.py: the queue takes as long as callers are told, however many batches a core is handed. Simulated."""
+"""neuron_executor/batching/forecast.py: the queue takes as long as callers are told, however many batches a core is
+handed. Simulated.
+"""
 
 import asyncio
 
@@ -38,7 +40,9 @@ class _OneAtATime(FakeBackend):
 
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 @pytest.mark.parametrize("cores", [1, 4])
-def test_the_queue_takes_as_long_as_callers_are_told(monkeypatch: pytest.MonkeyPatch, cores: int, in_flight: int) -> None:
+def test_the_queue_takes_as_long_as_callers_are_told(
+    monkeypatch: pytest.MonkeyPatch, cores: int, in_flight: int
+) -> None:
     loop = JumpingLoop.installed(monkeypatch)
 
     async def simulate() -> tuple[float, float]:
@@ -64,5 +68,6 @@ def test_the_queue_takes_as_long_as_callers_are_told(monkeypatch: pytest.MonkeyP
         told_s, took_s = loop.run_until_complete(simulate())
     finally:
         loop.close()
-    # Besides the queue it took what had begun, up to three batches of 52 ms on each core, of at least 1280 ms; and the overhead of 2 %.
+    # Besides the queue it took what had begun, up to three batches of 52 ms on each core, of at least 1280 ms; and the
+    # overhead of 2 %.
     assert told_s == pytest.approx(took_s, rel=0.2)

@@ -1,8 +1,9 @@
-"""Whatever callers and devices do, every request ends once, with its own answer or the error that it has earned, and leaves nothing behind.
+"""Whatever callers and devices do, every request ends once, with its own answer or the error that it has earned, and
+leaves nothing behind.
 
-Requests of random lengths, priorities and deadlines, some poisoned, come in bursts and leave when they like; the back end raises when it
-likes, and loses its cores until one is left. `make fuzz` sends ten times as much; NEURONPIPE_FUZZ_SEQUENCES is how many to send in all.
-NEURONPIPE_FUZZ_SEED repeats a run that failed.
+Requests of random lengths, priorities and deadlines, some poisoned, come in bursts and leave when they like; the back
+end raises when it likes, and loses its cores until one is left. `make fuzz` sends ten times as much;
+NEURONPIPE_FUZZ_SEQUENCES is how many to send in all. NEURONPIPE_FUZZ_SEED repeats a run that failed.
 """
 
 import asyncio
@@ -46,24 +47,32 @@ _CASES: dict[str, tuple[tuple[str, ...], int]] = {
     "ahead": (("1x16", "4x32"), 2),
 }
 _LIMITS = Limits(max_batch_size=16, max_batch_tokens=256, max_queue_sequences=150)
-# What stays of a hundred thousand sequences, besides what the interpreter's and NumPy's pools keep: one that kept even its token ids
-# and its two outputs, of 16 tokens on average, would be 400 bytes more each, with the objects around them a kilobyte: 100 MB.
+# What stays of a hundred thousand sequences, besides what the interpreter's and NumPy's pools keep: one that kept even
+# its token ids and its two outputs, of 16 tokens on average, would be 400 bytes more each, with the objects around them
+# a kilobyte: 100 MB.
 _MAX_GROWTH_BYTES = 16 << 20
 
 
 class _MoodyBackend(FakeBackend):
-    """Takes any number of the loop's turns for a batch, and raises whatever it likes in one of a hundred; now and then a core is lost.
+    """Takes any number of the loop's turns for a batch, and raises whatever it likes in one of a hundred; now and then
+    a core is lost.
 
-    Looks after the scheduler, too: `problems` has sequences that it was handed too late, and those that it was made to compute twice.
+    Looks after the scheduler, too: `problems` has sequences that it was handed too late, and those that it was made to
+    compute twice.
     """
 
-    def __init__(self, generator: random.Random, clock: FixedClock, buckets: tuple[Bucket, ...], in_flight: int) -> None:
+    def __init__(
+        self, generator: random.Random, clock: FixedClock, buckets: tuple[Bucket, ...], in_flight: int
+    ) -> None:
         properties = {"failing_token_id": str(_FAILING), "nan_token_id": str(_NAN)}
-        super().__init__(BackendRequest(_SPEC, [], properties, cores=_CORES, threads=0, in_flight=in_flight, buckets=buckets))
+        super().__init__(
+            BackendRequest(_SPEC, [], properties, cores=_CORES, threads=0, in_flight=in_flight, buckets=buckets)
+        )
         self._generator, self._clock = generator, clock
         self.lost: set[int] = set()
         self.may_lose_all = False
-        # Sequences that it raised for though nothing is wrong with them, when they were alone; and during which cores were lost.
+        # Sequences that it raised for though nothing is wrong with them, when they were alone; and during which cores
+        # were lost.
         self.unlucky: set[_Ids] = set()
         self.losses: Counter[_Ids] = Counter()
         self.deadlines_s: dict[_Ids, float] = {}
@@ -77,7 +86,10 @@ class _MoodyBackend(FakeBackend):
         return min(tokens // 4 * 4 + 4, _SPEC.max_tokens)
 
     async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
-        rows = [tuple(row[mask == 1].tolist()) for row, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)]
+        rows = [
+            tuple(row[mask == 1].tolist())
+            for row, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
+        ]
         self.problems += [f"too late: {ids}" for ids in rows if self.deadlines_s[ids] <= self._clock.now_s]
         if core in self.lost:
             raise CoreLost("lost before", has_begun=False)
@@ -130,7 +142,13 @@ class _Request:
                 _check_answer(ids, computed.outputs)
             return "answered"
         # No others, and none of a foreign class; Unavailable only where no core is left.
-        known = (InvalidInput, InternalError, DeadlineExceeded, Overloaded, *([Unavailable] if len(backend.lost) == _CORES else []))
+        known = (
+            InvalidInput,
+            InternalError,
+            DeadlineExceeded,
+            Overloaded,
+            *([Unavailable] if len(backend.lost) == _CORES else []),
+        )
         assert type(error) in known, repr(error)
         assert isinstance(error, InvalidInput) == self.is_malformed
         assert not isinstance(error, InternalError) or is_poisoned or any(map(backend.is_excused, self.sequences))
@@ -139,7 +157,9 @@ class _Request:
 
 
 def _check_answer(ids: tuple[int, ...], outputs: Arrays) -> None:
-    """FakeBackend's formula: the sine of id times position, counted from one, plus one for the second output. float32 has 7 digits."""
+    """FakeBackend's formula: the sine of id times position, counted from one, plus one for the second output. float32
+    has 7 digits.
+    """
     angles = np.array(ids) * np.arange(1, len(ids) + 1)
     for shift, name in enumerate(("start_logits", "end_logits")):
         assert outputs[name].shape == angles.shape
@@ -156,13 +176,21 @@ class _Callers:
     def _ids(self) -> _Ids:
         """A sequence like no other."""
         number = next(self._numbers)
-        return (1 + number // 500 % 500, 1 + number % 500, *self._generator.choices(range(1, 600), k=self._generator.randint(0, 30)))
+        return (
+            1 + number // 500 % 500,
+            1 + number % 500,
+            *self._generator.choices(range(1, 600), k=self._generator.randint(0, 30)),
+        )
 
     def _request(self) -> _Request:
         generator, now_s = self._generator, self._clock.now_s
         sequences = [self._ids() for _ in range(generator.choice([1, 1, 1, 2, 5]))]
         malformed = generator.choice([(1,) * 33, (1, 1000)])
-        for chance, bad in (0.01, (*self._ids()[:2], _FAILING)), (0.01, (*self._ids()[:2], _NAN, 5)), (0.005, malformed):
+        for chance, bad in (
+            (0.01, (*self._ids()[:2], _FAILING)),
+            (0.01, (*self._ids()[:2], _NAN, 5)),
+            (0.005, malformed),
+        ):
             if generator.random() < chance:
                 sequences.insert(generator.randrange(len(sequences) + 1), bad)
         deadline_s = generator.choice([None, None, now_s - 1, now_s + generator.uniform(0, 0.02), now_s + 60])
@@ -180,7 +208,9 @@ class _Callers:
                     for ids in request.sequences:
                         backend.deadlines_s[ids] = math.inf if request.deadline_s is None else request.deadline_s
                     arrays = [{"input_ids": np.array(ids, np.int32)} for ids in request.sequences]
-                    request.task = asyncio.create_task(scheduler.run(arrays, request.deadline_s, is_bulk=request.is_bulk))
+                    request.task = asyncio.create_task(
+                        scheduler.run(arrays, request.deadline_s, is_bulk=request.is_bulk)
+                    )
                     open_requests.append(request)
             await asyncio.sleep(0)
             self._clock.now_s += generator.uniform(0, 0.0005)
@@ -250,7 +280,15 @@ async def test_every_request_ends_once_with_what_it_has_earned_and_leaves_nothin
     finally:
         loop.set_exception_handler(None)
     # All of it happened, or the rest proves little.
-    assert set(ends) == {"answered", "cancelled", "InvalidInput", "InternalError", "DeadlineExceeded", "Overloaded", "core lost"}
+    assert set(ends) == {
+        "answered",
+        "cancelled",
+        "InvalidInput",
+        "InternalError",
+        "DeadlineExceeded",
+        "Overloaded",
+        "core lost",
+    }
     assert ends["answered"] > ends.total() / 4, ends
 
 

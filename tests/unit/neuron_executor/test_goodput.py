@@ -1,4 +1,6 @@
-"""Under more load than can be borne, the scheduler still answers as much as the device can do: simulated, in time that jumps."""
+"""Under more load than can be borne, the scheduler still answers as much as the device can do: simulated, in time that
+jumps.
+"""
 
 import asyncio
 import random
@@ -34,7 +36,9 @@ class _TimedBackend(FakeBackend):
 
     async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         self.computed += len(inputs["input_ids"])
-        await asyncio.sleep((self._overhead_s + self._token_s * inputs["input_ids"].size) * self._generator.uniform(0.9, 1.1))
+        await asyncio.sleep(
+            (self._overhead_s + self._token_s * inputs["input_ids"].size) * self._generator.uniform(0.9, 1.1)
+        )
         return await super().compute(core, inputs)
 
 

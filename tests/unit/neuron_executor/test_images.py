@@ -1,4 +1,6 @@
-"""Images through the prediction stage: warm-up, batches and the fake back end, which gives each image outputs of its own."""
+"""Images through the prediction stage: warm-up, batches and the fake back end, which gives each image outputs of its
+own.
+"""
 
 import asyncio
 from pathlib import Path

@@ -38,7 +38,15 @@ def test_every_figure_of_a_snapshot_is_a_metric() -> None:
     assert _numbers(meters, Metrics.NEURON_UTILIZATION) == pytest.approx({"0": 0.4201, "1": 0.975})
     assert _numbers(meters, Metrics.NEURON_CORE_MEMORY) == {"0": 450_000_000, "1": 450_000_000}
     assert _numbers(meters, Metrics.NEURON_MEMORY) == {"device": 900_000_000, "host": 6_900_000}
-    latencies_s = {"p0": 0.00096, "p1": 0.00097, "p25": 0.00098, "p50": 0.00099, "p75": 0.001, "p99": 0.00104, "p100": 0.0031}
+    latencies_s = {
+        "p0": 0.00096,
+        "p1": 0.00097,
+        "p25": 0.00098,
+        "p50": 0.00099,
+        "p75": 0.001,
+        "p99": 0.00104,
+        "p100": 0.0031,
+    }
     assert _numbers(meters, Metrics.NEURON_TOTAL_LATENCY) == pytest.approx(latencies_s)
     assert _numbers(meters, Metrics.NEURON_DEVICE_LATENCY) == {}  # the sample has none
     assert _numbers(meters, Metrics.NEURON_EXECUTIONS)["completed"] == 4400
@@ -74,7 +82,9 @@ async def test_the_figures_of_a_monitor_that_dies_go_away(tmp_path: Path, caplog
 
 async def test_a_monitor_ends_with_the_block_though_it_would_rather_not(tmp_path: Path) -> None:
     path = write_monitor(tmp_path)
-    path.write_text(path.read_text().replace("import os", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nimport os"))
+    path.write_text(
+        path.read_text().replace("import os", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nimport os")
+    )
     snapshots: list[NeuronSnapshot] = []
     async with running_monitor([str(path)], record=snapshots.append) as monitor:
         assert monitor

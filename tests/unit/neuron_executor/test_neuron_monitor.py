@@ -41,7 +41,15 @@ def test_a_document_becomes_a_snapshot_of_the_process() -> None:
         },
         errors={"generic": 0, "numerical": 2, "transient": 0, "model": 0, "runtime": 0, "hardware": 1},
         device_latency_s={},
-        total_latency_s={"p0": 0.00096, "p1": 0.00097, "p25": 0.00098, "p50": 0.00099, "p75": 0.001, "p99": 0.00104, "p100": 0.0031},
+        total_latency_s={
+            "p0": 0.00096,
+            "p1": 0.00097,
+            "p25": 0.00098,
+            "p50": 0.00099,
+            "p75": 0.001,
+            "p99": 0.00104,
+            "p100": 0.0031,
+        },
     )
 
 
@@ -51,7 +59,9 @@ def test_other_processes_are_left_out() -> None:
 
 
 def test_a_group_that_failed_or_is_missing_stays_empty() -> None:
-    snapshot = parse_snapshot(_changed(neuroncore_counters={"error": "no access", "neuroncores_in_use": {}}, memory_used=None), _PID)
+    snapshot = parse_snapshot(
+        _changed(neuroncore_counters={"error": "no access", "neuroncores_in_use": {}}, memory_used=None), _PID
+    )
     assert snapshot is not None
     assert (snapshot.core_utilization, snapshot.device_memory_bytes) == ({}, 0)
     assert snapshot.executions["completed"] == 4400

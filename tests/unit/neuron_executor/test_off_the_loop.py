@@ -24,7 +24,9 @@ class _ThreadedBackend(FakeBackend):
         self._threads = threads
 
     async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: finish(asyncio.run(self.compute(core, prepare()))))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: finish(asyncio.run(self.compute(core, prepare())))
+        )
 
 
 async def test_the_loop_is_free_while_a_batch_is_padded_cut_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:

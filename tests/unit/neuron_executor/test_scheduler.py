@@ -1,7 +1,7 @@
 """neuron_executor/scheduler.py: who is computed with whom, who is not computed at all, and who learns what.
 
-Most tests hold one sequence on the core, let others queue behind it, do something to them, and look at the batches that follow.
-FakeBackend pads to one token more than asked for: a sequence of three tokens counts as four.
+Most tests hold one sequence on the core, let others queue behind it, do something to them, and look at the batches that
+follow. FakeBackend pads to one token more than asked for: a sequence of three tokens counts as four.
 """
 
 import asyncio
@@ -12,17 +12,34 @@ import weakref
 import numpy as np
 import pytest
 
-from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError, Overloaded, Unavailable
+from neuronpipe.core.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    NeuronpipeError,
+    Overloaded,
+    Unavailable,
+)
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.batching.batch_time import BatchTime
 from neuronpipe.neuron_executor.batching.policy import Limits
 from neuronpipe.neuron_executor.batching.queue import ComputedSequence
 from tests.unit.neuron_executor.held_backend import FAILING, NAN, HeldBackend
-from tests.unit.neuron_executor.scheduling import LIMITS, SPEC, FixedClock, KnownTime, held_scheduler, queued, running_model, sequence
+from tests.unit.neuron_executor.scheduling import (
+    LIMITS,
+    SPEC,
+    FixedClock,
+    KnownTime,
+    held_scheduler,
+    queued,
+    running_model,
+    sequence,
+)
 
 
 def _start_logits(*ids: int) -> list[object]:
-    """FakeBackend's formula, by hand: the sine of id times position, positions counted from one. float32 has 7 digits."""
+    """FakeBackend's formula, by hand: the sine of id times position, positions counted from one.
+    float32 has 7 digits."""
     return [pytest.approx(float(np.sin(token * position)), abs=1e-6) for position, token in enumerate(ids, 1)]
 
 
@@ -286,14 +303,17 @@ async def test_an_urgent_sequence_that_joined_a_batch_keeps_it_from_growing(cloc
         assert system.backend.batches[1:] == [[[11], [21]], [[31]]]
 
 
-async def test_after_one_came_too_late_those_that_cannot_wait_for_a_full_batch_are_dropped_as_well(clock: FixedClock) -> None:
+async def test_after_one_came_too_late_those_that_cannot_wait_for_a_full_batch_are_dropped_as_well(
+    clock: FixedClock,
+) -> None:
     async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         await system.occupy()
         late, urgent = system.submit([11], deadline_s=clock.now_s + 5), system.submit([21], deadline_s=clock.now_s + 8)
         others = system.submit([31], [41])
         await queued()
         clock.now_s += 3.5
-        # 1.5 seconds are left for the first, which takes two; 4.5 for the second, which takes two alone and six with the others.
+        # 1.5 seconds are left for the first, which takes two; 4.5 for the second, which takes two alone and six with
+        # the others.
         system.backend.let_run()
         await asyncio.wait([late, urgent, others])
         assert isinstance(urgent.exception(), DeadlineExceeded)
@@ -347,7 +367,10 @@ async def test_one_bad_sequence_fails_alone() -> None:
         system.backend.let_run()
         outcomes = await asyncio.gather(good, bad, better, return_exceptions=True)
         assert isinstance(outcomes[1], InternalError)
-        assert [one[0].outputs["start_logits"].tolist() for one in (await good, await better)] == [_start_logits(11), _start_logits(31, 32)]
+        assert [one[0].outputs["start_logits"].tolist() for one in (await good, await better)] == [
+            _start_logits(11),
+            _start_logits(31, 32),
+        ]
 
 
 async def test_the_error_of_a_bad_sequence_says_nothing_of_the_back_ends() -> None:
@@ -554,7 +577,13 @@ async def test_a_batch_is_filled_with_the_nearest_lengths_first() -> None:
     async with held_scheduler(limits=Limits(max_batch_size=3, max_batch_tokens=1000, max_queue_sequences=8)) as system:
         await system.occupy()
         # Four tokens first; the others are four, one, three and two away from it.
-        callers = [system.submit([1] * 4), system.submit([2] * 8), system.submit([3] * 3), system.submit([4]), system.submit([5] * 6)]
+        callers = [
+            system.submit([1] * 4),
+            system.submit([2] * 8),
+            system.submit([3] * 3),
+            system.submit([4]),
+            system.submit([5] * 6),
+        ]
         await queued()
         system.backend.let_run()
         await asyncio.gather(*callers)
@@ -564,7 +593,8 @@ async def test_a_batch_is_filled_with_the_nearest_lengths_first() -> None:
 async def test_shorter_sequences_join_a_batch_while_their_padding_costs_far_less_than_a_batch_of_their_own() -> None:
     async with held_scheduler(batch_time=KnownTime(overhead_s=51, token_s=1)) as system:
         await system.occupy()
-        # Three tokens of padding each: two of them cost 6, a third would make it 9 of 8.5, which is a sixth of the overhead.
+        # Three tokens of padding each: two of them cost 6, a third would make it 9 of 8.5, which is a sixth of the
+        # overhead.
         callers = [system.submit([1] * 9), system.submit([2] * 6, [3] * 6, [4] * 6)]
         await queued()
         system.backend.let_run()
@@ -574,7 +604,8 @@ async def test_shorter_sequences_join_a_batch_while_their_padding_costs_far_less
 
 @pytest.mark.parametrize(
     ("tokens", "batches"),
-    # The two that are there would be padded by 4 tokens each, which makes 8 of 8.5, a sixth of the overhead; or by 5, which makes 10.
+    # The two that are there would be padded by 4 tokens each, which makes 8 of 8.5, a sixth of the overhead; or by 5,
+    # which makes 10.
     [(7, [[[1] * 3, [2] * 3, [9] * 7]]), (8, [[[1] * 3, [2] * 3], [[9] * 8]])],
     ids=["pays", "does not pay"],
 )
@@ -594,7 +625,11 @@ async def test_sequences_given_up_cost_a_batch_no_padding() -> None:
     async with held_scheduler(batch_time=KnownTime(overhead_s=51, token_s=1)) as system:
         await system.occupy()
         # Three tokens of padding each, as above, for those that are still wanted.
-        oldest, leaving, staying = system.submit([1] * 9), system.submit([2] * 6, [3] * 6), system.submit([4] * 6, [5] * 6)
+        oldest, leaving, staying = (
+            system.submit([1] * 9),
+            system.submit([2] * 6, [3] * 6),
+            system.submit([4] * 6, [5] * 6),
+        )
         await queued()
         leaving.cancel()
         await queued()
@@ -666,7 +701,12 @@ async def test_bulk_delays_interactive_work_by_one_batch_at_most() -> None:
 async def test_a_batch_is_of_one_priority() -> None:
     async with held_scheduler() as system:
         await system.occupy()
-        callers = [system.submit([21]), system.submit([11], is_bulk=True), system.submit([31]), system.submit([12], is_bulk=True)]
+        callers = [
+            system.submit([21]),
+            system.submit([11], is_bulk=True),
+            system.submit([31]),
+            system.submit([12], is_bulk=True),
+        ]
         await queued()
         system.backend.let_run()
         await asyncio.gather(*callers)
@@ -706,7 +746,8 @@ async def test_a_batch_has_at_most_as_many_sequences_as_the_limit() -> None:
 async def test_a_batch_has_at_most_as_many_padded_tokens_as_the_limit() -> None:
     async with held_scheduler(limits=Limits(max_batch_size=8, max_batch_tokens=9, max_queue_sequences=8)) as system:
         await system.occupy()
-        # FakeBackend pads to one more than the longest: two of 3 make 2 x 4 = 8, a third would make 12; 3 x 3 = 9 just fits.
+        # FakeBackend pads to one more than the longest: two of 3 make 2 x 4 = 8, a third would make 12; 3 x 3 = 9 just
+        # fits.
         callers = [system.submit([1, 1, 1], [2, 2, 2], [3, 3], [4, 4], [5, 5])]
         await queued()
         system.backend.let_run()
@@ -737,7 +778,9 @@ async def test_a_short_sequence_behind_a_long_one_counts_with_what_it_is_padded_
 
 
 async def test_a_sequence_longer_than_the_batch_limit_runs_alone() -> None:
-    async with held_scheduler(limits=Limits(max_batch_size=8, max_batch_tokens=4, max_queue_sequences=8), is_held=False) as system:
+    async with held_scheduler(
+        limits=Limits(max_batch_size=8, max_batch_tokens=4, max_queue_sequences=8), is_held=False
+    ) as system:
         (computed,) = await system.submit([1, 2, 3, 4, 5])
         assert computed.outputs["start_logits"].tolist() == _start_logits(1, 2, 3, 4, 5)
 
@@ -745,7 +788,10 @@ async def test_a_sequence_longer_than_the_batch_limit_runs_alone() -> None:
 async def test_outputs_go_to_the_callers_they_belong_to_whatever_the_lengths() -> None:
     seed = 20261121
     generator = np.random.default_rng(seed)
-    inputs = [[generator.integers(1, 500, size=length).tolist() for length in generator.integers(1, 17, size=3)] for _ in range(40)]
+    inputs = [
+        [generator.integers(1, 500, size=length).tolist() for length in generator.integers(1, 17, size=3)]
+        for _ in range(40)
+    ]
     limits = Limits(max_batch_size=5, max_batch_tokens=60, max_queue_sequences=200)
     async with held_scheduler(cores=2, limits=limits, is_held=False) as system:
         answers = await asyncio.gather(*(system.submit(*sequences) for sequences in inputs))
@@ -801,7 +847,9 @@ async def test_what_batches_take_is_learned_from_them(clock: FixedClock) -> None
     assert 2 <= batch_time.seconds(2) <= 4
 
 
-@pytest.mark.parametrize("bad", [[1000], [-1], list(range(1, 18)), []], ids=["outside", "negative", "too long", "empty"])
+@pytest.mark.parametrize(
+    "bad", [[1000], [-1], list(range(1, 18)), []], ids=["outside", "negative", "too long", "empty"]
+)
 async def test_an_input_with_a_sequence_that_could_harm_a_batch_is_refused_before_it_is_queued(bad: list[int]) -> None:
     async with held_scheduler(is_held=False) as system:
         with pytest.raises(InvalidInput):

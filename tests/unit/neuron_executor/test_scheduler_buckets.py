@@ -26,7 +26,8 @@ async def test_a_batch_has_no_more_sequences_than_its_bucket() -> None:
 
 
 async def test_a_large_bucket_is_not_used_for_few_sequences() -> None:
-    # Both: 32 s for two in 4x4, 20 s for one in 1x4. A token costs so much that empty rows are worse than batches of their own.
+    # Both: 32 s for two in 4x4, 20 s for one in 1x4. A token costs so much that empty rows are worse than batches of
+    # their own.
     async with held_scheduler(buckets=_BUCKETS, batch_time=KnownTime(overhead_s=1, token_s=1)) as system:
         await system.occupy()
         callers = [system.submit([number]) for number in range(1, 3)]

@@ -100,7 +100,9 @@ async def test_the_time_of_a_batch_begins_when_its_core_is_free_for_it(monkeypat
         assert 3 <= batch_time.seconds(2) <= 3 * 1.5
 
 
-async def test_what_would_end_too_late_behind_the_batch_that_runs_is_not_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_would_end_too_late_behind_the_batch_that_runs_is_not_made_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = FixedClock.installed(monkeypatch)
     async with held_scheduler(in_flight=2, batch_time=KnownTime(overhead_s=10, token_s=0)) as system:
         await system.occupy()
@@ -138,7 +140,9 @@ async def test_sequences_that_a_core_was_lost_with_join_no_batch(buckets: tuple[
 
 
 class _CountingBackend(HeldBackend):
-    """Notes with how many others on its core a sequence that kills cores was handed over, and those handed over while it was there."""
+    """Notes with how many others on its core a sequence that kills cores was handed over, and those handed over while
+    it was there.
+    """
 
     def __init__(self) -> None:
         super().__init__(SPEC, cores=3, in_flight=2, is_held=False)
@@ -163,9 +167,14 @@ async def test_what_a_core_may_have_been_lost_through_runs_with_nothing_beside_i
     backend = _CountingBackend()
     limits = Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=100)
     async with running_model(backend, SPEC, limits, KnownTime(0, 0)) as scheduler:
-        callers = [asyncio.create_task(scheduler.run([sequence(KILLING if number == 9 else number)], None)) for number in range(1, 40)]
+        callers = [
+            asyncio.create_task(scheduler.run([sequence(KILLING if number == 9 else number)], None))
+            for number in range(1, 40)
+        ]
         outcomes = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 20)
-    assert [type(outcome) for outcome in outcomes] == [InternalError if number == 9 else list for number in range(1, 40)]
+    assert [type(outcome) for outcome in outcomes] == [
+        InternalError if number == 9 else list for number in range(1, 40)
+    ]
     # The first time beside whatever was there and came, the second time alone.
     assert backend.beside[-1] == 0
     assert len(backend.lost) == 2

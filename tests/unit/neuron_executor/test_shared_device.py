@@ -41,7 +41,10 @@ async def _two_models(
     backends = [HeldBackend(SPEC, cores=cores, in_flight=in_flight, is_held=is_held) for _ in times]
     for other in backends[1:]:
         other.batches, other.ran_on, other.lost = backends[0].batches, backends[0].ran_on, backends[0].lost
-    one, two = (System(joined(device, backend, SPEC, limits, time), backend) for backend, time in zip(backends, times, strict=True))
+    one, two = (
+        System(joined(device, backend, SPEC, limits, time), backend)
+        for backend, time in zip(backends, times, strict=True)
+    )
     async with running(device):
         yield one, two
 
@@ -60,7 +63,9 @@ class _SlowBackend(FakeBackend):
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_the_time_of_a_batch_has_no_wait_for_another_models_in_it(monkeypatch: pytest.MonkeyPatch, in_flight: int) -> None:
+def test_the_time_of_a_batch_has_no_wait_for_another_models_in_it(
+    monkeypatch: pytest.MonkeyPatch, in_flight: int
+) -> None:
     loop = JumpingLoop.installed(monkeypatch)
 
     async def simulate() -> list[tuple[float, float]]:

@@ -1,4 +1,6 @@
-"""neuron_executor/stage.py: items fail alone, bundles that cannot run are refused at start, and times are not counted twice."""
+"""neuron_executor/stage.py: items fail alone, bundles that cannot run are refused at start, and times are not counted
+twice.
+"""
 
 import asyncio
 import os
@@ -41,7 +43,9 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _write(repository: Path, properties: dict[str, str], backend: str = "fake", buckets: tuple[Bucket, ...] = ()) -> None:
+def _write(
+    repository: Path, properties: dict[str, str], backend: str = "fake", buckets: tuple[Bucket, ...] = ()
+) -> None:
     artifact = Artifact(backend=backend, dtype="float32", properties=properties, buckets=buckets)
     write_bundle(repository, model=model_spec("question_answering", name="m"), artifacts=(artifact,))
 
@@ -84,7 +88,9 @@ async def test_a_prediction_tells_of_its_batch_and_its_times(tmp_path: Path) -> 
 )
 async def test_a_bad_item_fails_alone(repository: Path, bad: ExecuteItem, kind: type[Exception]) -> None:
     async with running_executor(read_repository(repository), EngineSettings()) as stage:
-        good, failed, better = await asyncio.gather(*map(stage.execute, (_item([11]), bad, _item([21]))), return_exceptions=True)
+        good, failed, better = await asyncio.gather(
+            *map(stage.execute, (_item([11]), bad, _item([21]))), return_exceptions=True
+        )
     assert isinstance(failed, kind)
     assert isinstance(good, Prediction)
     assert isinstance(better, Prediction)
@@ -115,7 +121,9 @@ async def test_the_warm_up_tells_how_long_a_batch_takes(tmp_path: Path) -> None:
             await stage.execute(_item([11], deadline_s=time.monotonic() + 0.1))
 
 
-async def test_the_warm_up_runs_batches_that_are_alone_as_well_as_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_warm_up_runs_batches_that_are_alone_as_well_as_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs: set[tuple[int, bool]] = set()
     compute = FakeBackend.compute
 
@@ -180,7 +188,9 @@ def _some_dead(monkeypatch: pytest.MonkeyPatch, *dead: int) -> None:
     monkeypatch.setitem(BACKENDS, "fake", f"{__name__}:_PartlyDead")
 
 
-@pytest.mark.parametrize("buckets", [(), (Bucket(batch=1, tokens=8), Bucket(batch=4, tokens=8))], ids=["any shape", "buckets"])
+@pytest.mark.parametrize(
+    "buckets", [(), (Bucket(batch=1, tokens=8), Bucket(batch=4, tokens=8))], ids=["any shape", "buckets"]
+)
 async def test_cores_that_are_dead_at_the_start_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buckets: tuple[Bucket, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,7 +205,9 @@ async def test_cores_that_are_dead_at_the_start_are_left_out(
     assert caplog.text.count("core lost") == 2  # and not again with the first requests
 
 
-async def test_an_executor_whose_cores_are_all_dead_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_executor_whose_cores_are_all_dead_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _some_dead(monkeypatch, 0, 1)
     _write(tmp_path, {})
     with pytest.raises(SetupError, match="cannot run a warm-up batch: core 1 is dead"):
@@ -214,7 +226,9 @@ async def test_with_the_last_core_whoever_waits_for_any_model_is_told(
     callers: list[asyncio.Task[Prediction]] = []
 
     async def lose_all() -> None:
-        async with running_executor(read_repository(tmp_path), EngineSettings(in_flight=in_flight, max_batch_size=1)) as stage:
+        async with running_executor(
+            read_repository(tmp_path), EngineSettings(in_flight=in_flight, max_batch_size=1)
+        ) as stage:
             items = [_item([11], model=name) for name in ("m", "n", "o") for _ in range(10)]
             callers.extend(asyncio.create_task(stage.execute(item)) for item in items)
             await asyncio.wait(callers, return_when=asyncio.FIRST_COMPLETED)
@@ -262,6 +276,8 @@ async def test_neuron_monitor_runs_beside_models_on_neuron_cores_only(
     ],
     ids=str,
 )
-def test_time_in_which_several_sequences_were_computed_counts_once(intervals: list[tuple[int, int]], expected: int) -> None:
+def test_time_in_which_several_sequences_were_computed_counts_once(
+    intervals: list[tuple[int, int]], expected: int
+) -> None:
     waited_ns = sum(end - begin for begin, end in _gaps(intervals, arrived_ns=0))
     assert max(end for _, end in intervals) - waited_ns == expected

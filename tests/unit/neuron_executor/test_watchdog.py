@@ -49,7 +49,9 @@ class _HangingBackend(HeldBackend):
 
 
 @asynccontextmanager
-async def _system(cores: int, in_flight: int = 1, batch_time: BatchTime | None = None) -> AsyncIterator[tuple[System, _HangingBackend]]:
+async def _system(
+    cores: int, in_flight: int = 1, batch_time: BatchTime | None = None
+) -> AsyncIterator[tuple[System, _HangingBackend]]:
     device, backend = DeviceScheduler(cores, in_flight, batch_limit_s=_LIMIT_S), _HangingBackend(cores, in_flight)
     model = joined(device, backend, SPEC, LIMITS, batch_time or KnownTime(0, 0))
     async with asyncio.timeout(20), running(device):
@@ -57,7 +59,9 @@ async def _system(cores: int, in_flight: int = 1, batch_time: BatchTime | None =
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-async def test_what_a_core_that_hangs_had_is_computed_on_another(in_flight: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_core_that_hangs_had_is_computed_on_another(
+    in_flight: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async with _system(2, in_flight) as (system, backend):
         backend.hanging.add(0)
         callers = [system.submit([number]) for number in range(1, 9)]
@@ -174,7 +178,9 @@ class _HangingWarm(FakeBackend):
         return await super().compute(core, inputs, is_alone=is_alone)
 
 
-async def test_the_limit_is_a_setting_and_with_the_last_core_the_executor_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_limit_is_a_setting_and_with_the_last_core_the_executor_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(BACKENDS, "fake", f"{__name__}:_HangingWarm")
     write_bundle(tmp_path, model=model_spec(name="m"), artifacts=(Artifact(backend="fake", dtype="float32"),))
     callers: list[asyncio.Task[object]] = []

@@ -24,7 +24,16 @@ def test_equal_values_match_and_the_largest_difference_is_kept(comparison: Compa
 
 @pytest.mark.parametrize(
     ("ours", "expected"),
-    [(0.5, 0.501), (float("nan"), 0.5), ("x", "y"), ([1], [1, 2]), ({"a": 1}, {"b": 1}), (3, 4), ([{"a": "x"}], [{"a": "y"}]), (None, 0.0)],
+    [
+        (0.5, 0.501),
+        (float("nan"), 0.5),
+        ("x", "y"),
+        ([1], [1, 2]),
+        ({"a": 1}, {"b": 1}),
+        (3, 4),
+        ([{"a": "x"}], [{"a": "y"}]),
+        (None, 0.0),
+    ],
 )
 def test_values_that_differ_do_not_match(ours: Any, expected: Any, comparison: Comparison) -> None:
     comparison.compare("case", ours, expected)
@@ -39,7 +48,9 @@ def test_fewer_cases_than_meant_fail(comparison: Comparison) -> None:
         comparison.check(at_least=1)
 
 
-@pytest.mark.parametrize("ours", [[_A, _B, _C], [_B, _A, _C]], ids=["same order", "two of nearly the same score swapped"])
+@pytest.mark.parametrize(
+    "ours", [[_A, _B, _C], [_B, _A, _C]], ids=["same order", "two of nearly the same score swapped"]
+)
 def test_results_in_the_order_of_their_scores_match(ours: list[dict[str, Any]], comparison: Comparison) -> None:
     comparison.compare_ranked("case", ours, [_A, _B, _C])
 
@@ -57,7 +68,9 @@ def test_the_last_result_may_be_another_of_nearly_the_same_score(comparison: Com
     [[_A, _C, _B], [_A, _B], [_A, _B, {**_C, "label": "d"}, _C], [{**_A, "label": "d"}, _B, _C]],
     ids=["order", "one missing", "one more", "another"],
 )
-def test_results_that_rounding_does_not_explain_do_not_match(ours: list[dict[str, Any]], comparison: Comparison) -> None:
+def test_results_that_rounding_does_not_explain_do_not_match(
+    ours: list[dict[str, Any]], comparison: Comparison
+) -> None:
     comparison.compare_ranked("case", ours, [_A, _B, _C])
 
     assert len(comparison.mismatches) == 1

@@ -8,7 +8,9 @@ import pytest
 
 from tests.sampling import Sample
 
-_CASES = [(text, side, number) for text, side, number in itertools.product(map(str, range(40)), ("left", "right"), (1, 3))]
+_CASES = [
+    (text, side, number) for text, side, number in itertools.product(map(str, range(40)), ("left", "right"), (1, 3))
+]
 
 
 def _options(case: tuple[str, str, int]) -> tuple[str, int]:
@@ -40,7 +42,12 @@ def test_an_option_that_is_left_out_counts_as_a_kind_of_its_own(seed: int) -> No
     def options(case: Mapping[str, Any]) -> Mapping[str, Any]:
         return case
 
-    cases: list[Mapping[str, Any]] = [{"stride": 5, "labels": ["a"]}, {"stride": 5, "labels": ["b"]}, {"labels": ["a"]}, {}]
+    cases: list[Mapping[str, Any]] = [
+        {"stride": 5, "labels": ["a"]},
+        {"stride": 5, "labels": ["b"]},
+        {"labels": ["a"]},
+        {},
+    ]
     assert {"stride" in case for case in Sample(1e-9, seed).draw(cases, options, at_least=4)} == {True, False}
     assert {} in Sample(1e-9, seed).draw(cases, options, at_least=4)
 

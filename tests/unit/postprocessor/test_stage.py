@@ -18,7 +18,7 @@ from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound
 from neuronpipe.core.items import ModelKey, PostprocessItem
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_input
 from neuronpipe.postprocessor.stage import PostprocessorStage, running_postprocessor
-from neuronpipe.tasks import TASKS
+from neuronpipe.tasks import ANSWERED_TASKS
 from tests.unit.bundles.written import write_bundle
 
 
@@ -33,7 +33,9 @@ _LOGITS = TensorSets(arrays=[{"logits": np.array([0, 5, 1], np.float32)}])
 _NO_TENSOR = TensorSet(tensors=[Tensor(data_type=DataType.DATA_TYPE_INT32, shape=[1])]).SerializeToString()
 
 
-def _item(text: str = "x", *, model: str = "m", call: Call | None = None, outputs: TensorSets = _LOGITS) -> PostprocessItem:
+def _item(
+    text: str = "x", *, model: str = "m", call: Call | None = None, outputs: TensorSets = _LOGITS
+) -> PostprocessItem:
     input = pack_input(TaskInput(text_classification=TextClassificationInput(text=text)))
     return PostprocessItem(call or Call(), ModelKey(model, 1), input, NO_TENSORS, outputs)
 
@@ -55,12 +57,16 @@ async def test_outputs_become_the_tasks_result(stage: PostprocessorStage, text: 
     ids=["no such model", "expired", "no tensor", "a fault"],
 )
 async def test_a_bad_item_fails_alone(stage: PostprocessorStage, bad: PostprocessItem, kind: type[Exception]) -> None:
-    good, failed, better = await asyncio.gather(*(stage.postprocess(item) for item in (_item(), bad, _item())), return_exceptions=True)
+    good, failed, better = await asyncio.gather(
+        *(stage.postprocess(item) for item in (_item(), bad, _item())), return_exceptions=True
+    )
     assert (type(good), type(better)) == (Packed, Packed)
     assert isinstance(failed, kind)
 
 
-async def test_a_large_result_is_serialized_off_the_event_loop(stage: PostprocessorStage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_result_is_serialized_off_the_event_loop(
+    stage: PostprocessorStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop_thread, threads = threading.get_ident(), []
     data = Packed.data
 
@@ -81,7 +87,7 @@ async def test_a_large_result_is_serialized_off_the_event_loop(stage: Postproces
 async def test_long_work_of_one_model_does_not_delay_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("m", "other"):
         write_bundle(tmp_path, name)
-    task, began, released = TASKS["text_classification"], threading.Event(), threading.Event()
+    task, began, released = ANSWERED_TASKS["text_classification"], threading.Event(), threading.Event()
 
     def decode(input: TextClassificationInput, *args: Any) -> Any:
         if len(input.text) > 1:
@@ -89,7 +95,7 @@ async def test_long_work_of_one_model_does_not_delay_another(tmp_path: Path, mon
             released.wait(10)
         return task.decode(input, *args)
 
-    monkeypatch.setitem(TASKS, "text_classification", replace(task, decode=decode))
+    monkeypatch.setitem(ANSWERED_TASKS, "text_classification", replace(task, decode=decode))
     async with running_postprocessor(read_repository(tmp_path)) as stage:
         long = [asyncio.create_task(stage.postprocess(_item("x" * 100_000))) for _ in range(20)]
         await asyncio.to_thread(began.wait, 10)

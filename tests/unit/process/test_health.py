@@ -1,5 +1,7 @@
 """process/health.py: what a process says of its health, from loading to draining."""
 
+import asyncio
+
 import pytest
 
 from neuronpipe.process.health import HealthBoard
@@ -31,6 +33,17 @@ def test_a_report_while_draining_changes_nothing(board: HealthBoard) -> None:
 def test_an_unknown_service_has_no_health(board: HealthBoard) -> None:
     board.open()
     assert board.is_serving("nobody") is None
+
+
+async def test_a_good_report_can_be_waited_for_before_the_process_is_open(board: HealthBoard) -> None:
+    board.set("followed", False)
+    waiting = asyncio.create_task(board.wait_until_reported("followed"))
+    board.set("own", True)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    board.set("followed", True)
+    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(board.wait_until_reported("own"), 10)
 
 
 async def test_a_watch_tells_what_is_now_and_then_changes_only(board: HealthBoard) -> None:

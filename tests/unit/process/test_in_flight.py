@@ -138,7 +138,8 @@ async def test_a_budget_smaller_than_a_message_still_takes_one() -> None:
 
 
 async def test_a_message_that_takes_a_little_longer_claims_little() -> None:
-    # After a hundredth of the time for a full claim each of 50 claims about a hundredth of a message: half a message together.
+    # After a hundredth of the time for a full claim each of 50 claims about a hundredth of a message: half a message
+    # together.
     callers = [_Caller(_in_flight(max_receiving_bytes=_MESSAGE_BYTES)) for _ in range(50)]
     await asyncio.sleep(2 * process_in_flight._QUICK_S)  # nothing is refused
     assert [await caller.send() for caller in callers] == [b"message"] * 50
@@ -180,7 +181,9 @@ async def test_waiting_ends_with_the_last_call_and_at_the_limit() -> None:
     await asyncio.wait_for(waiting, _LIMIT_S)
 
 
-async def test_callers_that_go_on_calling_while_it_drains_are_told_until_they_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callers_that_go_on_calling_while_it_drains_are_told_until_they_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(process_in_flight, "_QUIET_S", 0.05)
     in_flight = _in_flight()
     in_flight.drain()

@@ -21,6 +21,8 @@ _LIMIT_S = 10
 class _Door:
     """A door that writes down what becomes of it."""
 
+    port = 0
+
     def __init__(self, events: list[str], name: str = "door") -> None:
         self._events = events
         self._name = name
@@ -107,7 +109,9 @@ async def test_new_calls_are_taken_until_every_part_is_done_with_the_news(life: 
     await draining
 
 
-async def test_a_part_that_is_never_done_with_the_news_does_not_outlast_the_grace(life: Life, events: list[str]) -> None:
+async def test_a_part_that_is_never_done_with_the_news_does_not_outlast_the_grace(
+    life: Life, events: list[str]
+) -> None:
     life.on_draining(asyncio.Event().wait)  # type: ignore[arg-type]
     await asyncio.wait_for(life.drain(0.01), _LIMIT_S)
     assert events[-1] == "door stops"
@@ -146,10 +150,17 @@ async def test_every_doors_services_are_on_one_board(events: list[str]) -> None:
     life = Life("gateway", _settings(), [_Door(events, "first"), _Door(events, "second")])
     await life.listen()
     life.open({})
-    assert [life.health.is_serving(service) for service in ("first.Service", "second.Service", "third.Service")] == [True, True, None]
+    assert [life.health.is_serving(service) for service in ("first.Service", "second.Service", "third.Service")] == [
+        True,
+        True,
+        None,
+    ]
 
 
-async def test_a_process_listens_before_it_loads_and_unloads_after_it_has_stopped(door: _Door, events: list[str]) -> None:
+@pytest.mark.parametrize("listens_first", [True, False])
+async def test_a_process_listens_before_it_loads_unless_told_otherwise_and_unloads_after_it_has_stopped(
+    door: _Door, events: list[str], listens_first: bool
+) -> None:
     loaded = asyncio.Event()
 
     @asynccontextmanager
@@ -159,17 +170,20 @@ async def test_a_process_listens_before_it_loads_and_unloads_after_it_has_stoppe
         yield {"/path": print}
         events.append("unloads")
 
-    serving = asyncio.create_task(serve("gateway", _settings(), [door], assemble))
+    serving = asyncio.create_task(serve("gateway", _settings(), [door], assemble, listens_first=listens_first))
     await loaded.wait()
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(serving, _LIMIT_S)
 
     assert door.handlers == {"/path": print}
-    assert events[:3] == ["door listens", "loads", "door opens"]
+    begins = ["door listens", "loads"] if listens_first else ["loads", "door listens"]
+    assert events[:3] == [*begins, "door opens"]
     assert events[3:] == ["door drains", "door stops", "unloads", "door stops"]
 
 
-async def test_a_crash_of_what_was_assembled_drains_first_and_ends_the_process_with_its_error(door: _Door, events: list[str]) -> None:
+async def test_a_crash_of_what_was_assembled_drains_first_and_ends_the_process_with_its_error(
+    door: _Door, events: list[str]
+) -> None:
     @asynccontextmanager
     async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
         async def crash() -> None:

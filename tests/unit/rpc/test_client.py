@@ -33,14 +33,22 @@ def test_an_error_of_a_service_of_ours_is_that_error(error: NeuronpipeError) -> 
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_a_failure_that_grpc_found_itself_is_the_error_of_its_code(code: grpc.StatusCode, kind: type[NeuronpipeError]) -> None:
+def test_a_failure_that_grpc_found_itself_is_the_error_of_its_code(
+    code: grpc.StatusCode, kind: type[NeuronpipeError]
+) -> None:
     error = error_of(_failure(code, "socket closed"))
     assert (type(error), error.message) == (kind, "socket closed")
 
 
 def test_a_call_that_the_server_cut_off_may_be_repeated() -> None:
     error = error_of(_failure(grpc.StatusCode.CANCELLED, "CANCELLED"))
-    assert (type(error), error.message) == (Unavailable, "the server ended the call, as it stops")
+    assert (type(error), error.message) == (Unavailable, "the server ended the call: it is overloaded, or stops")
+
+
+def test_a_call_that_the_server_cut_off_at_its_deadline_came_too_late() -> None:
+    failure = _failure(grpc.StatusCode.CANCELLED, "CANCELLED")
+    assert type(error_of(failure, remaining_s=0.001)) is DeadlineExceeded
+    assert type(error_of(failure, remaining_s=1.0)) is Unavailable
 
 
 def test_a_failure_without_a_text_is_named_by_its_code() -> None:

@@ -68,7 +68,14 @@ def test_values_are_read_as_they_were_written_and_packed_to_the_bytes_of_their_t
     assert (_numbers(read.sequences), _numbers(read.annotations)) == ([1], [2])
     assert (read.tokens, read.truncated_tokens, read.token_cache) == (3, 4, CacheOutcome.CACHE_OUTCOME_HIT_REDIS)
     ran = ExecuteCodec().read_value(executed)
-    assert (_numbers(ran.outputs), ran.queue_ns, ran.compute_ns, ran.batch_size, ran.bucket_tokens, ran.padded_tokens) == (
+    assert (
+        _numbers(ran.outputs),
+        ran.queue_ns,
+        ran.compute_ns,
+        ran.batch_size,
+        ran.bucket_tokens,
+        ran.padded_tokens,
+    ) == (
         [1, 2],
         3,
         4,
@@ -105,7 +112,9 @@ def test_an_items_deadline_is_put_on_the_readers_clock() -> None:
 
 def test_an_item_without_time_left_is_not_written() -> None:
     with pytest.raises(DeadlineExceeded):
-        ExecuteCodec().write_item(ExecuteItem(Call(deadline_s=time.monotonic() - 1), _MODEL, _sets(1)), wire.ExecuteItem())
+        ExecuteCodec().write_item(
+            ExecuteItem(Call(deadline_s=time.monotonic() - 1), _MODEL, _sets(1)), wire.ExecuteItem()
+        )
 
 
 def test_an_item_for_no_version_is_not_read() -> None:

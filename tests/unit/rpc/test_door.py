@@ -82,7 +82,9 @@ async def _listening(caplog: pytest.LogCaptureFixture, **changes: Any) -> AsyncI
 
 
 @asynccontextmanager
-async def _serving(caplog: pytest.LogCaptureFixture, handlers: Mapping[str, Handler], **changes: Any) -> AsyncIterator[_System]:
+async def _serving(
+    caplog: pytest.LogCaptureFixture, handlers: Mapping[str, Handler], **changes: Any
+) -> AsyncIterator[_System]:
     async with _listening(caplog, **changes) as system:
         system.life.open(by_path(_SERVICE, **handlers))
         yield system
@@ -96,7 +98,9 @@ def _raising(fault: Exception) -> Handler:
 
 
 def _raising_stream(fault: Exception) -> Handler:
-    async def raising(requests: AsyncIterator[InferStreamRequest], context: Context) -> AsyncIterator[InferStreamResponse]:
+    async def raising(
+        requests: AsyncIterator[InferStreamRequest], context: Context
+    ) -> AsyncIterator[InferStreamResponse]:
         async for request in requests:
             yield InferStreamResponse(request_id=request.request.request_id)
             raise fault
@@ -134,7 +138,9 @@ def _status(failure: grpc.aio.AioRpcError) -> Status:
 
 @each_kind_of_call
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
-async def test_an_error_ends_a_call_with_its_code_and_message(caplog: pytest.LogCaptureFixture, call: Kind, error: NeuronpipeError) -> None:
+async def test_an_error_ends_a_call_with_its_code_and_message(
+    caplog: pytest.LogCaptureFixture, call: Kind, error: NeuronpipeError
+) -> None:
     async with _serving(caplog, _failing(error)) as system:
         failure = await _failure(call(system))
         assert (failure.code().value[0], failure.details()) == (CODES[type(error)], error.message)
@@ -142,14 +148,18 @@ async def test_an_error_ends_a_call_with_its_code_and_message(caplog: pytest.Log
 
 @each_kind_of_call
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
-async def test_an_errors_details_arrive_with_it(caplog: pytest.LogCaptureFixture, call: Kind, error: NeuronpipeError) -> None:
+async def test_an_errors_details_arrive_with_it(
+    caplog: pytest.LogCaptureFixture, call: Kind, error: NeuronpipeError
+) -> None:
     async with _serving(caplog, _failing(error)) as system:
         back = from_status(_status(await _failure(call(system))))
         assert (type(back), vars(back)) == (type(error), vars(error))
 
 
 @each_kind_of_call
-async def test_an_overload_says_when_to_come_back_to_grpc_and_to_callers(caplog: pytest.LogCaptureFixture, call: Kind) -> None:
+async def test_an_overload_says_when_to_come_back_to_grpc_and_to_callers(
+    caplog: pytest.LogCaptureFixture, call: Kind
+) -> None:
     async with _serving(caplog, _failing(Overloaded("full", 1.5))) as system:
         failure = await _failure(call(system))
     assert dict(failure.trailing_metadata() or ())["grpc-retry-pushback-ms"] == "1500"
@@ -187,7 +197,9 @@ async def test_a_fault_is_in_the_log(caplog: pytest.LogCaptureFixture, call: Kin
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "😀"])
-async def test_an_error_too_long_for_grpcs_trailers_still_arrives_as_itself(caplog: pytest.LogCaptureFixture, letter: str) -> None:
+async def test_an_error_too_long_for_grpcs_trailers_still_arrives_as_itself(
+    caplog: pytest.LogCaptureFixture, letter: str
+) -> None:
     # A client takes 8 KiB of trailers, and calls anything longer RESOURCE_EXHAUSTED, which it retries.
     async with _serving(caplog, _failing(InvalidInput("text", letter * 20_000))) as system:
         failure = await _failure(_infer(system))
@@ -197,7 +209,9 @@ async def test_an_error_too_long_for_grpcs_trailers_still_arrives_as_itself(capl
 
 
 @pytest.mark.parametrize("data", [_NOT_UTF8, _BROKEN], ids=["not UTF-8", "broken"])
-async def test_a_message_that_cannot_be_read_is_the_callers_fault(caplog: pytest.LogCaptureFixture, data: bytes) -> None:
+async def test_a_message_that_cannot_be_read_is_the_callers_fault(
+    caplog: pytest.LogCaptureFixture, data: bytes
+) -> None:
     async with _serving(caplog, _failing(AssertionError("called"))) as system:
         failure = await _failure(system.channel.unary_unary(f"/{_SERVICE.full_name}/Infer")(data, timeout=10))
     assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -206,7 +220,9 @@ async def test_a_message_that_cannot_be_read_is_the_callers_fault(caplog: pytest
     assert bad_request.field_violations[0].field == "request"
 
 
-async def test_a_message_that_cannot_be_read_ends_its_stream_as_the_callers_fault(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_message_that_cannot_be_read_ends_its_stream_as_the_callers_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def echo(requests: AsyncIterator[InferStreamRequest], context: Context) -> AsyncIterator[InferStreamResponse]:
         async for request in requests:
             yield InferStreamResponse(request_id=request.request.request_id)
@@ -247,7 +263,9 @@ async def test_a_call_beyond_the_limit_of_calls_is_an_overload(
     assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_call_for_which_there_is_no_room_is_refused_before_its_message_is_read(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_call_for_which_there_is_no_room_is_refused_before_its_message_is_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     asked: list[float | None] = []
 
     def check_room(remaining_s: float | None) -> None:
@@ -318,7 +336,9 @@ async def test_draining_waits_no_longer_than_the_grace(caplog: pytest.LogCapture
 
 
 async def _health(system: _System, service: str) -> "health_pb2.HealthCheckResponse.ServingStatus":
-    response = await health_pb2_grpc.HealthStub(system.channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+    response = await health_pb2_grpc.HealthStub(system.channel).Check(
+        health_pb2.HealthCheckRequest(service=service), timeout=10
+    )
     return response.status
 
 
@@ -350,7 +370,9 @@ async def test_health_is_serving_from_ready_until_draining(caplog: pytest.LogCap
 async def test_a_caller_who_leaves_a_stream_ends_its_method(caplog: pytest.LogCaptureFixture) -> None:
     ended = asyncio.Event()
 
-    async def endless(requests: AsyncIterator[InferStreamRequest], context: Context) -> AsyncIterator[InferStreamResponse]:
+    async def endless(
+        requests: AsyncIterator[InferStreamRequest], context: Context
+    ) -> AsyncIterator[InferStreamResponse]:
         try:
             yield InferStreamResponse(request_id=(await anext(requests)).request.request_id)
             await asyncio.Event().wait()
@@ -455,7 +477,9 @@ async def test_a_watch_of_the_health_does_not_hold_up_the_end(caplog: pytest.Log
         await asyncio.wait_for(system.life.drain(60), 10)
 
 
-async def test_a_channel_that_pings_while_idle_is_not_cut_off(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_channel_that_pings_while_idle_is_not_cut_off(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # A second is as often as gRPC pings. A server cuts off at the third ping too many.
     monkeypatch.setattr(rpc_client, "_PING_INTERVAL_MS", rpc_client._PING_INTERVAL_MS // 20)
     monkeypatch.setattr(rpc_door, "_MIN_PING_INTERVAL_MS", rpc_door._MIN_PING_INTERVAL_MS // 20)
@@ -467,7 +491,9 @@ async def test_a_channel_that_pings_while_idle_is_not_cut_off(caplog: pytest.Log
             await asyncio.wait_for(channel.wait_for_state_change(grpc.ChannelConnectivity.READY), 6)
 
 
-async def test_a_connection_whose_caller_vanished_is_ended(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_whose_caller_vanished_is_ended(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rpc_door, "_KEEPALIVE_MS", 1000)
     monkeypatch.setattr(rpc_door, "_KEEPALIVE_LIMIT_MS", 500)
     async with _serving(caplog, {}) as system:
@@ -491,7 +517,21 @@ async def _empty(request: InferRequest, context: Context) -> InferResponse:
     return InferResponse()
 
 
-async def test_callers_are_asked_to_connect_again_after_a_while_and_no_call_fails(caplog: pytest.LogCaptureFixture) -> None:
+async def test_grpc_ends_calls_beyond_those_that_may_wait_to_be_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    async with _serving(caplog, {"Infer": _empty}) as system:
+        await asyncio.gather(*(_infer(system) for _ in range(500)))
+    async with _serving(caplog, {"Infer": _empty}, max_pending_calls=1) as system:
+        outcomes = await asyncio.gather(*(_infer(system) for _ in range(500)), return_exceptions=True)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    assert 0 < len(failures) < 500
+    assert {failure.code() for failure in failures if isinstance(failure, grpc.aio.AioRpcError)} == {
+        grpc.StatusCode.CANCELLED
+    }
+
+
+async def test_callers_are_asked_to_connect_again_after_a_while_and_no_call_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     connections = set()
 
     async def infer(request: InferRequest, context: Context) -> InferResponse:
@@ -511,7 +551,9 @@ async def test_a_stream_outlives_the_age_of_its_connection_until_the_grace(caplo
         await stream.write(InferStreamRequest(request=InferRequest(request_id="before")))
         assert (await stream.read()).request_id == "before"
         async with asyncio.timeout(_LIMIT_S):
-            await system.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)  # the server asked it to connect again
+            await system.channel.wait_for_state_change(
+                grpc.ChannelConnectivity.READY
+            )  # the server asked it to connect again
         await stream.write(InferStreamRequest(request=InferRequest(request_id="after")))
         assert (await stream.read()).request_id == "after"
         stream.cancel()
@@ -552,7 +594,9 @@ async def test_a_call_without_a_message_is_the_callers_fault(caplog: pytest.LogC
         assert (await _failure(call.read())).code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_slow_message_beyond_the_budget_is_an_overload(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_message_beyond_the_budget_is_an_overload(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process_in_flight, "_FULL_CLAIM_S", 0.001)
     async with _serving(caplog, {"Infer": _empty}, max_receiving_bytes=1 << 10) as system:
         open_call = system.channel.stream_stream(f"/{_SERVICE.full_name}/Infer")
@@ -569,7 +613,9 @@ async def test_a_slow_message_beyond_the_budget_is_an_overload(caplog: pytest.Lo
 
 
 def _rpc(name: str, **streaming: bool) -> Rpc:
-    return Rpc(f"/test.Numbers/{name}", "test.Number", decode=int, encode=lambda number: str(number).encode(), **streaming)
+    return Rpc(
+        f"/test.Numbers/{name}", "test.Number", decode=int, encode=lambda number: str(number).encode(), **streaming
+    )
 
 
 async def _double(number: int, context: Context) -> int:
@@ -612,7 +658,11 @@ async def test_all_four_kinds_of_rpcs_are_answered_at_every_door_of_a_process(ca
         async with grpc.aio.insecure_channel(address) as opened:
             channel: Any = opened
             assert await channel.unary_unary("/test.Numbers/Double")(b"21", timeout=_LIMIT_S) == b"42"
-            assert [one async for one in channel.unary_stream("/test.Numbers/Count")(b"3", timeout=_LIMIT_S)] == [b"0", b"1", b"2"]
+            assert [one async for one in channel.unary_stream("/test.Numbers/Count")(b"3", timeout=_LIMIT_S)] == [
+                b"0",
+                b"1",
+                b"2",
+            ]
             assert await channel.stream_unary("/test.Numbers/Sum")(iter([b"1", b"2"]), timeout=_LIMIT_S) == b"3"
             sums = channel.stream_stream("/test.Numbers/RunningSum")(iter([b"1", b"2"]), timeout=_LIMIT_S)
             assert [one async for one in sums] == [b"1", b"3"]
@@ -636,12 +686,17 @@ async def test_methods_of_one_name_in_two_services_have_their_own_handlers(caplo
     life.open({_rpc("Double").path: _double, other.path: halve})
     async with grpc.aio.insecure_channel(caplog.records[-1].__dict__["fields"]["address"]) as opened:
         channel: Any = opened
-        answers = [await channel.unary_unary(f"/test.{service}/Double")(b"8", timeout=_LIMIT_S) for service in ("Numbers", "Others")]
+        answers = [
+            await channel.unary_unary(f"/test.{service}/Double")(b"8", timeout=_LIMIT_S)
+            for service in ("Numbers", "Others")
+        ]
     await life.stop()
     assert answers == [b"16", b"4"]
 
 
-async def test_a_message_class_of_the_same_wire_format_takes_the_place_of_the_descriptors(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_message_class_of_the_same_wire_format_takes_the_place_of_the_descriptors(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     (rpc,) = [replace(rpc, decode=bytes) for rpc in rpcs_of(_SERVICE) if rpc.path.endswith("/Infer")]
     seen = []
 

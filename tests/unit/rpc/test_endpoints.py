@@ -114,7 +114,9 @@ class _Served:
 
 
 @asynccontextmanager
-async def _following(target: str, serve: Callable[[StageStream], Awaitable[None]]) -> AsyncIterator["asyncio.Task[None]"]:
+async def _following(
+    target: str, serve: Callable[[StageStream], Awaitable[None]]
+) -> AsyncIterator["asyncio.Task[None]"]:
     task = asyncio.create_task(follow_endpoints(TOKENIZE, target, serve))
     try:
         yield task
@@ -174,7 +176,9 @@ async def test_items_abandoned_items_and_outcomes_travel_over_a_stream() -> None
         async for request in requests:
             received.put_nowait(request)
             yield b""
-            yield TokenizeResponse(outcomes=[TokenizeOutcome(item_id=5, encoded=EncodedInput(tokens=7))]).SerializeToString()
+            yield TokenizeResponse(
+                outcomes=[TokenizeOutcome(item_id=5, encoded=EncodedInput(tokens=7))]
+            ).SerializeToString()
 
     async def serve(stream: StageStream) -> None:
         assert await _send(stream, [(5, _item("mine", "a text"))], [3, 4]) == []
@@ -184,7 +188,9 @@ async def test_items_abandoned_items_and_outcomes_travel_over_a_stream() -> None
 
     async with _process(answer) as target, _following(target, serve):
         request = await asyncio.wait_for(received.get(), _LIMIT_S)
-        item = TokenizeItem(context=ItemContext(item_id=5, request_id="mine"), model="m", version="1", input=_input("a text"))
+        item = TokenizeItem(
+            context=ItemContext(item_id=5, request_id="mine"), model="m", version="1", input=_input("a text")
+        )
         item.context.priority = Priority.PRIORITY_INTERACTIVE
         assert request == TokenizeRequest(items=[item], abandoned_item_ids=[3, 4])
         assert await asyncio.wait_for(outcomes.get(), _LIMIT_S) == []
@@ -266,7 +272,14 @@ async def test_every_address_of_a_target_gets_a_stream(served: _Served, tmp_path
     ],
 )
 async def test_an_address_is_written_as_grpc_takes_it(target: str, expected: set[str]) -> None:
-    assert await resolve(target) == (expected, True)
+    addresses, is_complete = await resolve(target)
+    assert (set(addresses), is_complete) == (expected, True)
+
+
+async def test_an_address_keeps_the_name_that_its_server_has_to_prove() -> None:
+    addresses, _ = await resolve("localhost:50051, unix:/run/a.sock")
+    assert addresses.pop("unix:/run/a.sock") == ""
+    assert set(addresses.values()) == {"localhost:50051"}
 
 
 class _Names:
@@ -314,7 +327,9 @@ async def test_a_name_that_cannot_be_resolved_is_logged_and_asked_again(
     assert record.__dict__["fields"] == {"target": _NAME, "problem": "Name or service not known"}
 
 
-async def test_a_name_that_cannot_be_resolved_leaves_the_other_targets_alone(served: _Served, names: _Names, tmp_path: Path) -> None:
+async def test_a_name_that_cannot_be_resolved_leaves_the_other_targets_alone(
+    served: _Served, names: _Names, tmp_path: Path
+) -> None:
     names.ports = None
     async with _process(_saying(1), f"unix:{tmp_path}/socket") as target, _following(f"{_NAME},{target}", served):
         assert await served.numbers(1) == [1]
@@ -384,7 +399,9 @@ async def test_an_address_that_a_name_loses_is_retired_and_its_stream_ends_when_
                 await _until(lambda: left == [1])
                 await _answers(names, 2)
                 assert (left, kept.opened) == ([1], 2)
-    assert [record.message for record in caplog.records] == ["a stage's stream is open"] * 2 + ["a stage's address is gone"]
+    assert [record.message for record in caplog.records] == ["a stage's stream is open"] * 2 + [
+        "a stage's address is gone"
+    ]
     assert caplog.records[2].__dict__["fields"] == {"rpc": TOKENIZE.path, "address": f"ipv4:{first}"}
 
 
@@ -404,7 +421,9 @@ async def test_an_address_that_is_not_connected_is_retired_too(
     assert caplog.records[1].__dict__["fields"] == {"rpc": TOKENIZE.path, "address": "ipv4:127.0.0.1:1"}
 
 
-async def test_answers_that_name_some_addresses_in_turn_retire_none(names: _Names, kept: _Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_that_name_some_addresses_in_turn_retire_none(
+    names: _Names, kept: _Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("neuronpipe.rpc.endpoints._MAX_ABSENCES", 3)
     async with _process(_saying(1)) as first, _process(_saying(2)) as second, _process(_saying(3)) as third:
         ports = [_port(target) for target in (first, second, third)]
@@ -430,7 +449,9 @@ async def test_an_address_that_comes_back_after_it_was_retired_gets_a_new_stream
             await _until(lambda: kept.opened == 3)
 
 
-async def test_answers_that_fail_do_not_count_as_absences(names: _Names, kept: _Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_that_fail_do_not_count_as_absences(
+    names: _Names, kept: _Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("neuronpipe.rpc.endpoints._MAX_ABSENCES", 2)
     async with _process(_saying(1)) as first, _process(_saying(2)) as second:
         names.ports = (_port(first), _port(second))
@@ -452,7 +473,9 @@ async def test_addresses_stay_while_a_name_cannot_be_resolved(served: _Served, n
             assert served.lost == 0
 
 
-async def test_addresses_of_a_name_stay_while_it_alone_cannot_be_resolved(served: _Served, names: _Names, tmp_path: Path) -> None:
+async def test_addresses_of_a_name_stay_while_it_alone_cannot_be_resolved(
+    served: _Served, names: _Names, tmp_path: Path
+) -> None:
     async with _process(_saying(1)) as first, _process(_saying(2), f"unix:{tmp_path}/socket") as second:
         names.ports = (_port(first),)
         async with _following(f"{_NAME},{second}", served):
@@ -463,7 +486,9 @@ async def test_addresses_of_a_name_stay_while_it_alone_cannot_be_resolved(served
             assert served.lost == 0
 
 
-@pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED])
+@pytest.mark.parametrize(
+    "code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED]
+)
 async def test_a_process_that_refuses_otherwise_is_logged_and_asked_again(
     served: _Served, caplog: pytest.LogCaptureFixture, code: grpc.StatusCode
 ) -> None:
@@ -590,7 +615,9 @@ async def test_whoever_stops_following_ends_the_streams(served: _Served) -> None
 
 def _announcement(*models: tuple[str, str], max_message_bytes: int = 0) -> bytes:
     announced = [ServedModel(name=name, version=version) for name, version in models]
-    return TokenizeResponse(announcement=Announcement(models=announced, max_message_bytes=max_message_bytes)).SerializeToString()
+    return TokenizeResponse(
+        announcement=Announcement(models=announced, max_message_bytes=max_message_bytes)
+    ).SerializeToString()
 
 
 @asynccontextmanager
@@ -621,7 +648,9 @@ async def test_a_process_that_announces_nothing_may_have_any_model() -> None:
 
 async def test_the_models_of_the_first_message_and_of_later_ones_are_told() -> None:
     one, two = ModelKey("one", 1), ModelKey("two", 12)
-    async with _conversation(_announcement(("one", "1"), ("odd", "?")), _announcement(("one", "1"), ("two", "12")), _announcement()) as (
+    async with _conversation(
+        _announcement(("one", "1"), ("odd", "?")), _announcement(("one", "1"), ("two", "12")), _announcement()
+    ) as (
         stream,
         _,
     ):
@@ -632,7 +661,9 @@ async def test_the_models_of_the_first_message_and_of_later_ones_are_told() -> N
 
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
 async def test_an_outcomes_error_is_told_as_its_class(error: NeuronpipeError) -> None:
-    said = TokenizeResponse(outcomes=[TokenizeOutcome(item_id=1, error=to_status(error)), TokenizeOutcome(item_id=2)]).SerializeToString()
+    said = TokenizeResponse(
+        outcomes=[TokenizeOutcome(item_id=1, error=to_status(error)), TokenizeOutcome(item_id=2)]
+    ).SerializeToString()
     async with _conversation(_READY, said) as (stream, _):
         (_, told), (_, nothing) = (await stream.receive()).outcomes
     assert type(told) is type(error)
@@ -739,7 +770,9 @@ async def test_large_items_are_written_in_a_thread(is_large: bool) -> None:
         def size_bytes(self) -> int:
             return len(super().data)
 
-    item = items.TokenizeItem(Call(), ModelKey("m", 1), Noted(TaskInput, message=_input("x" * (300 << 10 if is_large else 100))))
+    item = items.TokenizeItem(
+        Call(), ModelKey("m", 1), Noted(TaskInput, message=_input("x" * (300 << 10 if is_large else 100)))
+    )
     async with _conversation(_READY) as (stream, _):
         assert await _send(stream, [(1, item)], []) == []
     assert (threads[0] is threading.main_thread()) == (not is_large)
@@ -747,7 +780,11 @@ async def test_large_items_are_written_in_a_thread(is_large: bool) -> None:
 
 @pytest.mark.parametrize(
     ("code", "level"),
-    [(None, logging.INFO), (grpc.StatusCode.UNAVAILABLE, logging.INFO), (grpc.StatusCode.RESOURCE_EXHAUSTED, logging.WARNING)],
+    [
+        (None, logging.INFO),
+        (grpc.StatusCode.UNAVAILABLE, logging.INFO),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, logging.WARNING),
+    ],
     ids=str,
 )
 async def test_a_stream_that_ends_is_logged_with_its_code_and_reason(

@@ -46,7 +46,10 @@ async def _watch(stub: Any, service: str = "") -> Any:
 
 async def test_a_service_is_asked_for_by_its_name(board: HealthBoard, stub: Any) -> None:
     board.set("one.Service", False)
-    statuses = [(await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=_LIMIT_S)).status for name in ("", "one.Service")]
+    statuses = [
+        (await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=_LIMIT_S)).status
+        for name in ("", "one.Service")
+    ]
     assert statuses == [_SERVING, _NOT_SERVING]
 
 

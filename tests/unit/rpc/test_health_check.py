@@ -52,7 +52,9 @@ def test_one_service_is_asked_for_by_its_name(servicer: health.HealthServicer, t
         check_health(target, "one.Service", 10)
 
 
-def test_a_gateway_without_its_stages_is_not_healthy_though_its_process_is(servicer: health.HealthServicer, target: str) -> None:
+def test_a_gateway_without_its_stages_is_not_healthy_though_its_process_is(
+    servicer: health.HealthServicer, target: str
+) -> None:
     servicer.set("", _SERVING)
     servicer.set(_INFERENCE, _NOT_SERVING)
     with pytest.raises(Unavailable, match=rf"^{_INFERENCE}: NOT_SERVING$"):
@@ -60,7 +62,9 @@ def test_a_gateway_without_its_stages_is_not_healthy_though_its_process_is(servi
     assert check_health(target, "", 10) == ""
 
 
-def test_the_stages_that_a_gateway_says_it_does_not_reach_are_named(servicer: health.HealthServicer, target: str) -> None:
+def test_the_stages_that_a_gateway_says_it_does_not_reach_are_named(
+    servicer: health.HealthServicer, target: str
+) -> None:
     servicer.set(_INFERENCE, _NOT_SERVING)
     for stage, status in (("tokenizer", _NOT_SERVING), ("neuron-executor", _SERVING), ("postprocessor", _NOT_SERVING)):
         servicer.set(stage, status)
@@ -90,18 +94,22 @@ def test_the_deadline_is_of_all_questions_together() -> None:
 
 
 def test_a_service_that_the_server_does_not_have_is_unavailable(target: str) -> None:
-    with pytest.raises(Unavailable, match=f"^{target} does not tell its health: NOT_FOUND$"):
+    with pytest.raises(Unavailable, match=f"^{target} does not report its health: NOT_FOUND$"):
         check_health(target, "no.Service", 10)
 
 
 def test_a_server_that_is_not_there_is_unavailable() -> None:
-    with pytest.raises(Unavailable, match=f"^{_NOWHERE} does not tell its health: UNAVAILABLE$"):
+    with pytest.raises(Unavailable, match=f"^{_NOWHERE} does not report its health: UNAVAILABLE$"):
         check_health(_NOWHERE, "", 10)
 
 
 @pytest.mark.parametrize(("options", "found"), [((), _INFERENCE), (("--service", ""), "the process")])
 def test_the_command_asks_for_what_callers_need_unless_told_else(
-    servicer: health.HealthServicer, target: str, options: tuple[str, ...], found: str, capsys: pytest.CaptureFixture[str]
+    servicer: health.HealthServicer,
+    target: str,
+    options: tuple[str, ...],
+    found: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     servicer.set("", _SERVING)
     servicer.set(_INFERENCE, _SERVING)

@@ -38,7 +38,9 @@ class _Stage:
     def __init__(self) -> None:
         self.items: list[TokenizeItem] = []
         self.cancelled: list[int] = []
-        self._ends: defaultdict[int, asyncio.Future[EncodedInput]] = defaultdict(asyncio.get_running_loop().create_future)
+        self._ends: defaultdict[int, asyncio.Future[EncodedInput]] = defaultdict(
+            asyncio.get_running_loop().create_future
+        )
 
     async def __call__(self, item: TokenizeItem) -> EncodedInput:
         self.items.append(item)
@@ -80,7 +82,9 @@ class _Models:
 
 
 class _Gateway:
-    """The gateway's end of a stream, played by the test. Never asks twice: what the service says unasked shows in `received`."""
+    """The gateway's end of a stream, played by the test. Never asks twice: what the service says unasked shows in
+    `received`.
+    """
 
     def __init__(self, stage: Any, **options: Any) -> None:
         self._messages: asyncio.Queue[TokenizeRequest | Exception | None] = asyncio.Queue()
@@ -283,7 +287,9 @@ async def test_an_item_that_fails_has_its_error_and_leaves_the_others_alone(
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("fault", [RuntimeError("the secret"), TimeoutError("the secret")], ids=lambda fault: type(fault).__name__)
+@pytest.mark.parametrize(
+    "fault", [RuntimeError("the secret"), TimeoutError("the secret")], ids=lambda fault: type(fault).__name__
+)
 async def test_a_fault_is_internal_with_the_request_id_and_nothing_of_its_text(
     stage: _Stage, gateway: _Gateway, fault: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -333,7 +339,9 @@ async def test_a_gateway_that_goes_while_it_does_not_read_takes_its_items_along(
 
 
 @pytest.mark.usefixtures("patient")
-async def test_what_was_read_before_draining_is_answered_before_the_stream_ends(stage: _Stage, gateway: _Gateway) -> None:
+async def test_what_was_read_before_draining_is_answered_before_the_stream_ends(
+    stage: _Stage, gateway: _Gateway
+) -> None:
     gateway.send(1, 2, 3)
     stage.finish(3)
     assert await gateway.receive() == [_outcome(3)]
@@ -378,7 +386,9 @@ async def test_what_was_sent_before_the_gateway_ends_its_stream_is_answered(stag
 
 
 @pytest.mark.usefixtures("patient")
-async def test_what_is_ready_when_draining_begins_is_not_among_what_is_being_worked_on(stage: _Stage, gateway: _Gateway) -> None:
+async def test_what_is_ready_when_draining_begins_is_not_among_what_is_being_worked_on(
+    stage: _Stage, gateway: _Gateway
+) -> None:
     gateway.send(1, 2)
     await _settled()
     stage.finish(1)
@@ -420,7 +430,9 @@ async def test_an_item_beyond_the_limit_is_refused_and_the_others_are_not(
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("ending", ["answered", "failed", "abandoned"])
-async def test_an_item_that_ended_makes_room(stage: _Stage, gateway: _Gateway, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+async def test_an_item_that_ended_makes_room(
+    stage: _Stage, gateway: _Gateway, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
     monkeypatch.setattr("neuronpipe.rpc.items._MAX_ITEMS", 1)
     gateway.send(1)
     if ending == "answered":
@@ -469,7 +481,9 @@ async def test_outcomes_are_split_into_messages_of_about_a_mebibyte(stage: _Stag
 
 
 @pytest.mark.usefixtures("patient")
-async def test_an_outcome_that_is_larger_than_a_message_of_outcomes_travels_alone(stage: _Stage, gateway: _Gateway) -> None:
+async def test_an_outcome_that_is_larger_than_a_message_of_outcomes_travels_alone(
+    stage: _Stage, gateway: _Gateway
+) -> None:
     gateway.send(1, 2)
     stage.finish(1, annotation_bytes=3 << 20)
     (large,) = await gateway.receive()
@@ -564,7 +578,8 @@ async def test_the_first_message_announces_the_models_and_the_largest_message(st
     gateway = _Gateway(stage, models=_Models(_B, _A), max_message_bytes=1234)
     first = await asyncio.wait_for(gateway.received.get(), _LIMIT_S)
     expected = stages_pb2.Announcement(
-        models=[stages_pb2.ServedModel(name="a", version="1"), stages_pb2.ServedModel(name="b", version="12")], max_message_bytes=1234
+        models=[stages_pb2.ServedModel(name="a", version="1"), stages_pb2.ServedModel(name="b", version="12")],
+        max_message_bytes=1234,
     )
     assert first == TokenizeResponse(announcement=expected)
     gateway.send(1)
@@ -575,7 +590,9 @@ async def test_the_first_message_announces_the_models_and_the_largest_message(st
 
 
 @pytest.mark.usefixtures("patient")
-async def test_models_are_announced_again_when_they_change_and_no_longer_when_the_stream_has_ended(stage: _Stage) -> None:
+async def test_models_are_announced_again_when_they_change_and_no_longer_when_the_stream_has_ended(
+    stage: _Stage,
+) -> None:
     models = _Models(_A)
     gateway = _Gateway(stage, models=models)
     await gateway.receive()
@@ -626,7 +643,9 @@ async def test_an_item_for_no_version_fails_alone(stage: _Stage, gateway: _Gatew
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("is_sampled", [True, False])
-async def test_a_stage_makes_spans_of_what_the_gateway_sampled_and_of_nothing_else(stage: _Stage, is_sampled: bool) -> None:
+async def test_a_stage_makes_spans_of_what_the_gateway_sampled_and_of_nothing_else(
+    stage: _Stage, is_sampled: bool
+) -> None:
     telemetry = Recorded()
     gateway = _Gateway(stage, telemetry=telemetry)
     await gateway.receive()
@@ -652,7 +671,9 @@ class _Door:
         self._drains = asyncio.Event()
         handler: Any = grpc.stream_stream_rpc_method_handler(self._answer, rpc.decode, rpc.encode)
         self._server = grpc.aio.server()
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(rpc.service, {rpc.path.rpartition("/")[2]: handler}),))
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(rpc.service, {rpc.path.rpartition("/")[2]: handler}),)
+        )
 
     async def open(self) -> str:
         port = self._server.add_insecure_port("127.0.0.1:0")
@@ -689,7 +710,9 @@ async def _serving(rpc: StageRpc, stage: Any) -> AsyncIterator[tuple[_Door, Any]
     server = _Door(rpc, stage)
     async with grpc.aio.insecure_channel(await server.open()) as channel:
         open_stream: Any = channel.stream_stream(
-            rpc.path, request_serializer=rpc.request_class.SerializeToString, response_deserializer=rpc.response_class.FromString
+            rpc.path,
+            request_serializer=rpc.request_class.SerializeToString,
+            response_deserializer=rpc.response_class.FromString,
         )
         call = open_stream(timeout=_LIMIT_S)
         try:
@@ -707,8 +730,16 @@ _RESULT = TaskResult(text_classification=TextClassificationResult())
 @pytest.mark.parametrize(
     ("rpc", "value", "outcome"),
     [
-        (TOKENIZE, EncodedInput(NO_TENSORS, tokens=5), wire.TokenizeOutcome(item_id=9, encoded=wire.EncodedInput(tokens=5))),
-        (EXECUTE, Prediction(NO_TENSORS, batch_size=5), wire.ExecuteOutcome(item_id=9, prediction=wire.Prediction(batch_size=5))),
+        (
+            TOKENIZE,
+            EncodedInput(NO_TENSORS, tokens=5),
+            wire.TokenizeOutcome(item_id=9, encoded=wire.EncodedInput(tokens=5)),
+        ),
+        (
+            EXECUTE,
+            Prediction(NO_TENSORS, batch_size=5),
+            wire.ExecuteOutcome(item_id=9, prediction=wire.Prediction(batch_size=5)),
+        ),
         (POSTPROCESS, pack_result(_RESULT), wire.PostprocessOutcome(item_id=9, result=_RESULT.SerializeToString())),
     ],
     ids=["tokenize", "execute", "postprocess"],

@@ -1,4 +1,5 @@
-"""runtimes/cpus.py: how many CPUs a process has, whatever the machine has, and the priority of what computes on them."""
+"""runtimes/cpus.py: how many CPUs a process has, whatever the machine has,
+and the priority of what computes on them."""
 
 import os
 import sys

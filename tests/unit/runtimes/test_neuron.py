@@ -9,7 +9,9 @@ from neuronpipe.runtimes import neuron
 from neuronpipe.runtimes.neuron import core_count, device_count, parse_cores, runtime_environment, sdk_release
 
 
-@pytest.mark.parametrize(("text", "cores"), [("0-3", (0, 1, 2, 3)), ("2", (2,)), ("0,2-3", (0, 2, 3)), ("3,3,1", (1, 3))])
+@pytest.mark.parametrize(
+    ("text", "cores"), [("0-3", (0, 1, 2, 3)), ("2", (2,)), ("0,2-3", (0, 2, 3)), ("3,3,1", (1, 3))]
+)
 def test_cores_are_read_as_they_are_written(text: str, cores: tuple[int, ...]) -> None:
     assert parse_cores(text) == cores
 
@@ -21,9 +23,13 @@ def test_what_names_no_cores_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "expected"), [(0, {}), (2, {"NEURON_RT_NUM_CORES": "2"}), ("2-3", {"NEURON_RT_VISIBLE_CORES": "2-3"})], ids=str
+    ("cores", "expected"),
+    [(0, {}), (2, {"NEURON_RT_NUM_CORES": "2"}), ("2-3", {"NEURON_RT_VISIBLE_CORES": "2-3"})],
+    ids=str,
 )
-def test_the_runtime_is_told_which_cores_it_has_and_how_long_an_execution_may_take(cores: int | str, expected: dict[str, str]) -> None:
+def test_the_runtime_is_told_which_cores_it_has_and_how_long_an_execution_may_take(
+    cores: int | str, expected: dict[str, str]
+) -> None:
     assert runtime_environment(cores, {}) == {"NEURON_RT_EXEC_TIMEOUT": "30", **expected}
 
 
@@ -37,7 +43,12 @@ def test_a_time_limit_that_is_set_already_stays() -> None:
         ({"NEURON_RT_VISIBLE_CORES": "4-6"}, 0, {}, 3),
         ({"NEURON_RT_VISIBLE_CORES": "4-6"}, 3, {}, 3),
         ({"NEURON_RT_VISIBLE_CORES": "4,5,6"}, "4-6", {"NEURON_RT_VISIBLE_CORES": "4-6"}, 3),
-        ({"NEURON_RT_VISIBLE_CORES": "4-6", "NEURON_RT_NUM_CORES": "1"}, 0, {}, 3),  # of the two, the runtime goes by the first
+        (
+            {"NEURON_RT_VISIBLE_CORES": "4-6", "NEURON_RT_NUM_CORES": "1"},
+            0,
+            {},
+            3,
+        ),  # of the two, the runtime goes by the first
         ({"NEURON_RT_NUM_CORES": "2"}, 0, {}, 2),
         ({"NEURON_RT_NUM_CORES": "2"}, 2, {}, 2),
         ({"NEURON_RT_NUM_CORES": "2"}, "0-1", {"NEURON_RT_VISIBLE_CORES": "0-1"}, 2),
@@ -55,7 +66,11 @@ def test_cores_that_the_environment_names_are_those_of_the_process(
 @pytest.mark.parametrize(
     ("environment", "cores", "message"),
     [
-        ({"NEURON_RT_VISIBLE_CORES": "4-5"}, "0-1", "cores 0-1: contradicts NEURON_RT_VISIBLE_CORES=4-5 in the environment"),
+        (
+            {"NEURON_RT_VISIBLE_CORES": "4-5"},
+            "0-1",
+            "cores 0-1: contradicts NEURON_RT_VISIBLE_CORES=4-5 in the environment",
+        ),
         ({"NEURON_RT_VISIBLE_CORES": "4-5"}, 1, "cores 1: contradicts NEURON_RT_VISIBLE_CORES=4-5 in the environment"),
         ({"NEURON_RT_NUM_CORES": "2"}, 1, "cores 1: contradicts NEURON_RT_NUM_CORES=2 in the environment"),
         ({"NEURON_RT_NUM_CORES": "2"}, "0", "cores 0: contradicts NEURON_RT_NUM_CORES=2 in the environment"),

@@ -5,7 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionInput, FeatureExtractionResult, FeaturePooling, FeatureType, Truncation
+from neuronpipe.api.v1.tasks_pb2 import (
+    FeatureExtractionInput,
+    FeatureExtractionResult,
+    FeaturePooling,
+    FeatureType,
+    Truncation,
+)
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.tensors import Array
 from neuronpipe.tasks.feature_extraction import TASK
@@ -64,7 +70,9 @@ def test_one_pooled_vector_in_int8_has_one_scale() -> None:
 
 
 def test_a_number_that_float16_cannot_hold_is_refused_by_both() -> None:
-    with pytest.raises(InvalidInput, match=r"^type: the largest value is 70000, the limit of float16 is 65504; use float32 or int8$"):
+    with pytest.raises(
+        InvalidInput, match=r"^type: the largest value is 70000, the limit of float16 is 65504; use float32 or int8$"
+    ):
         _decode(np.array([[1, 2, 3, -70000]], np.float32), type=FeatureType.FEATURE_TYPE_FLOAT16)
 
 
@@ -77,7 +85,9 @@ def test_a_pair_is_one_sequence_with_types() -> None:
 
 
 def test_a_long_text_may_be_cut() -> None:
-    encoded = encode_checked(TASK, FeatureExtractionInput(text="a b c d e", truncation=Truncation.TRUNCATION_LEFT), WordTokenizer(), _MODEL)
+    encoded = encode_checked(
+        TASK, FeatureExtractionInput(text="a b c d e", truncation=Truncation.TRUNCATION_LEFT), WordTokenizer(), _MODEL
+    )
     assert (len(encoded.sequences[0]["input_ids"]), encoded.truncated_tokens) == (6, 1)
 
 
@@ -86,7 +96,8 @@ def test_token_vectors_that_are_too_large_together_are_refused_with_their_size()
     text = "a " * 2046  # 2048 tokens with [CLS] and [SEP]: 32 MiB
     assert encode_checked(TASK, FeatureExtractionInput(text=text), WordTokenizer(), model).sequences
     with pytest.raises(
-        InvalidInput, match=rf"^text: 2049 tokens have vectors of {2049 * 4096 * 4} bytes together, the limit is {32 * 2**20}$"
+        InvalidInput,
+        match=rf"^text: 2049 tokens have vectors of {2049 * 4096 * 4} bytes together, the limit is {32 * 2**20}$",
     ):
         encode_checked(TASK, FeatureExtractionInput(text=text + "b"), WordTokenizer(), model)
 
@@ -114,6 +125,8 @@ def test_a_bad_input_is_refused_by_its_fields_name(changes: dict[str, object], e
 
 
 def test_an_encoding_does_not_depend_on_what_becomes_of_the_vectors() -> None:
-    pooled = FeatureExtractionInput(text="a", pooling=FeaturePooling.FEATURE_POOLING_MEAN, type=FeatureType.FEATURE_TYPE_INT8)
+    pooled = FeatureExtractionInput(
+        text="a", pooling=FeaturePooling.FEATURE_POOLING_MEAN, type=FeatureType.FEATURE_TYPE_INT8
+    )
     assert TASK.traits(pooled) == TASK.traits(FeatureExtractionInput(text="a"))
     assert math.prod(_decode().shape) == 12

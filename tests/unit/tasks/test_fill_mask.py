@@ -14,7 +14,9 @@ from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer, encode_chec
 
 _MASK = 10  # the first word that the tokenizer knows
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mask_position")
-_MODEL = model_spec("fill_mask", max_tokens=8, inputs=_INPUTS, mask_token="[M]", mask_token_id=_MASK, tokens=tuple("uvwxyz"))
+_MODEL = model_spec(
+    "fill_mask", max_tokens=8, inputs=_INPUTS, mask_token="[M]", mask_token_id=_MASK, tokens=tuple("uvwxyz")
+)
 
 
 def _tokenizer() -> WordTokenizer:
@@ -35,7 +37,10 @@ def test_targets_are_looked_up_once_each() -> None:
 
 @pytest.mark.parametrize(
     ("truncation", "text", "kept"),
-    [(Truncation.TRUNCATION_RIGHT, "[M] a b c d e f g", [_MASK]), (Truncation.TRUNCATION_LEFT, "a b c d e f g [M]", [_MASK])],
+    [
+        (Truncation.TRUNCATION_RIGHT, "[M] a b c d e f g", [_MASK]),
+        (Truncation.TRUNCATION_LEFT, "a b c d e f g [M]", [_MASK]),
+    ],
 )
 def test_a_text_is_cut_where_its_masks_stay(truncation: "Truncation.ValueType", text: str, kept: list[int]) -> None:
     encoded = encode_checked(TASK, FillMaskInput(text=text, truncation=truncation), _tokenizer(), _MODEL)
@@ -51,7 +56,10 @@ def test_a_text_is_cut_where_its_masks_stay(truncation: "Truncation.ValueType", 
         ({"text": "one two"}, r"text: has no mask; the mask of this model is \[M\]"),
         ({"text": "[M] " * 17}, "text: 17 masks, the limit is 16"),
         ({"text": "[M] a b c d e f"}, "text: 9 tokens, the model takes 8; set truncation to cut"),
-        ({"text": "[M] a b c d e [M]", "truncation": Truncation.TRUNCATION_RIGHT}, "truncation: drops 1 of the text's 2 masks"),
+        (
+            {"text": "[M] a b c d e [M]", "truncation": Truncation.TRUNCATION_RIGHT},
+            "truncation: drops 1 of the text's 2 masks",
+        ),
         ({"targets": ["one", "three"]}, r"targets\[1\]: is not a token of the model's vocabulary"),
         ({"targets": [""]}, r"targets\[0\]: is not a token"),
         ({"targets": ["one"] * 101}, "targets: 101 targets, the limit is 100"),
@@ -78,7 +86,10 @@ def _tokens(result: FillMaskResult) -> list[tuple[str, object, int]]:
 
 
 def test_the_best_tokens_come_first_with_their_probabilities() -> None:
-    assert _tokens(decode(FillMaskInput(top_k=2), _MODEL, [_annotation()], [_WEIGHTS])) == [("v", 0.4, 1), ("x", 0.3, 3)]
+    assert _tokens(decode(FillMaskInput(top_k=2), _MODEL, [_annotation()], [_WEIGHTS])) == [
+        ("v", 0.4, 1),
+        ("x", 0.3, 3),
+    ]
 
 
 def test_five_tokens_are_given_unless_asked() -> None:
@@ -92,7 +103,9 @@ def test_of_targets_the_probabilities_are_those_among_all_tokens() -> None:
 
 
 def test_every_mask_has_its_place() -> None:
-    result = decode(FillMaskInput(top_k=1), _MODEL, [_annotation(), _annotation()], [_WEIGHTS, {"logits": -_WEIGHTS["logits"]}])
+    result = decode(
+        FillMaskInput(top_k=1), _MODEL, [_annotation(), _annotation()], [_WEIGHTS, {"logits": -_WEIGHTS["logits"]}]
+    )
     assert [(mask.start, mask.end, mask.tokens[0].token) for mask in result.masks] == [(4, 7, "v"), (4, 7, "u")]
 
 

@@ -41,7 +41,13 @@ def test_an_image_is_one_sequence_of_pixels() -> None:
 def test_the_best_five_labels_come_first_unless_asked_for_more() -> None:
     labels = tuple("abcdefg")
     logits = (1, 7, 3, 5, 2, 6, 4)
-    assert _labels(ImageClassificationInput(function=_NONE), *logits, labels=labels) == ["b 7", "f 6", "d 5", "g 4", "c 3"]
+    assert _labels(ImageClassificationInput(function=_NONE), *logits, labels=labels) == [
+        "b 7",
+        "f 6",
+        "d 5",
+        "g 4",
+        "c 3",
+    ]
     assert len(_labels(ImageClassificationInput(top_k=7), *logits, labels=labels)) == 7
     assert _labels(ImageClassificationInput(function=_NONE, top_k=1), *logits, labels=labels) == ["b 7"]
 
@@ -60,5 +66,7 @@ def test_the_image_is_not_sent_to_where_nobody_needs_it() -> None:
 
 
 def test_images_are_encoded_alike_where_their_bytes_are_equal() -> None:
-    one, same, other = (TASK.traits(ImageClassificationInput(image=image, top_k=k)) for image, k in ((b"a", 1), (b"a", 2), (b"b", 1)))
+    one, same, other = (
+        TASK.traits(ImageClassificationInput(image=image, top_k=k)) for image, k in ((b"a", 1), (b"a", 2), (b"b", 1))
+    )
     assert one == same != other

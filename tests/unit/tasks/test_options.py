@@ -1,4 +1,6 @@
-"""What of an input travels to where its outputs are decoded: enough for the same result, and no text that decoding does not read."""
+"""What of an input travels to where its outputs are decoded: enough for the same result, and no text that decoding does
+not read.
+"""
 
 from typing import Any
 
@@ -27,11 +29,25 @@ from tests.unit.model_specs import model_spec
 
 _NONE = ScoreFunction.SCORE_FUNCTION_NONE
 _TEXT = "unread"
-_PLACES: Arrays = {"char_start": np.array([-1, 0, 3, -1]), "char_end": np.array([-1, 2, 5, -1]), "continues_word": np.zeros(4, np.int32)}
+_PLACES: Arrays = {
+    "char_start": np.array([-1, 0, 3, -1]),
+    "char_end": np.array([-1, 2, 5, -1]),
+    "continues_word": np.zeros(4, np.int32),
+}
 _MASK: Arrays = {"place": np.array([0, 3], np.int32), "target_ids": np.array([4, 2], np.int32)}
 
 
-_OPTIONS = ("top_k", "function", "dimensions", "skip_normalize", "pooling", "type", "top_n", "multi_label", "ignore_labels")
+_OPTIONS = (
+    "top_k",
+    "function",
+    "dimensions",
+    "skip_normalize",
+    "pooling",
+    "type",
+    "top_n",
+    "multi_label",
+    "ignore_labels",
+)
 
 
 def _numbers(*shape: int) -> Array:
@@ -46,7 +62,11 @@ _CASES: dict[str, tuple[Any, list[Arrays], list[Arrays]]] = {
         [],
         [{"logits": _numbers(3)}],
     ),
-    "image_classification": (ImageClassificationInput(image=_TEXT.encode(), top_k=2, function=_NONE), [], [{"logits": _numbers(3)}]),
+    "image_classification": (
+        ImageClassificationInput(image=_TEXT.encode(), top_k=2, function=_NONE),
+        [],
+        [{"logits": _numbers(3)}],
+    ),
     "sentence_embedding": (
         SentenceEmbeddingInput(text=_TEXT, dimensions=2, skip_normalize=True),
         [],
@@ -64,14 +84,24 @@ _CASES: dict[str, tuple[Any, list[Arrays], list[Arrays]]] = {
         [],
         [{"last_hidden_state": _numbers(5, 4)}],
     ),
-    "rerank": (RerankInput(query=_TEXT, texts=[_TEXT] * 3, top_n=2, function=_NONE), [], [{"logits": one} for one in _numbers(3, 1)]),
+    "rerank": (
+        RerankInput(query=_TEXT, texts=[_TEXT] * 3, top_n=2, function=_NONE),
+        [],
+        [{"logits": one} for one in _numbers(3, 1)],
+    ),
     "zero_shot_classification": (
-        ZeroShotClassificationInput(text=_TEXT, hypothesis_template=_TEXT, candidate_labels=["a", "b"], multi_label=True),
+        ZeroShotClassificationInput(
+            text=_TEXT, hypothesis_template=_TEXT, candidate_labels=["a", "b"], multi_label=True
+        ),
         [],
         [{"logits": one} for one in _numbers(2, 3)],
     ),
     "fill_mask": (FillMaskInput(text=_TEXT, targets=[_TEXT] * 2, top_k=1), [_MASK], [{"logits": _numbers(6)}]),
-    "token_classification": (TokenClassificationInput(text="ab cd", ignore_labels=["a"]), [_PLACES], [{"logits": _numbers(4, 5)}]),
+    "token_classification": (
+        TokenClassificationInput(text="ab cd", ignore_labels=["a"]),
+        [_PLACES],
+        [{"logits": _numbers(4, 5)}],
+    ),
     "question_answering": (
         QuestionAnsweringInput(question="q", context="ab cd", top_k=3, max_answer_tokens=1, allow_no_answer=True),
         [_PLACES],
@@ -87,7 +117,9 @@ def test_the_options_alone_decode_to_the_same_result(name: str) -> None:
 
     def decoded(given: Any) -> Any:
         # Copies, as arrays of a stage are read once.
-        return task.decode(given, model, annotations, [{key: array.copy() for key, array in one.items()} for one in outputs])
+        return task.decode(
+            given, model, annotations, [{key: array.copy() for key, array in one.items()} for one in outputs]
+        )
 
     assert decoded(_options(name, input)) == decoded(input)
     assert decoded(input) != decoded(_bare(input))

@@ -23,7 +23,9 @@ _POISON = 60.0
 
 
 def _window(starts: Sequence[int], *, cls: bool = True) -> Arrays:
-    """The annotations of [CLS] question [SEP] words [SEP], where each word has two characters and begins at one of `starts`."""
+    """The annotations of [CLS] question [SEP] words [SEP], where each word has two characters and begins at one of
+    `starts`.
+    """
     first = 0 if cls else -1
     return {
         "char_start": np.array([first, -1, -1, *starts, -1], np.int32),
@@ -121,7 +123,9 @@ def test_no_answer_wins_where_it_may_and_is_more_probable() -> None:
 def test_no_answer_is_as_probable_as_in_the_window_that_believes_in_it_least(is_sure_first: bool) -> None:
     sure = (_window([0]), _logits([9, 1], [9, 1]))
     unsure = (_window([3]), _logits([1, 1], [1, 1]))  # 1/2 x 1/2
-    assert ("", 0.25, 0, 0) in _answers(_ask(allow_no_answer=True, top_k=3), *((sure, unsure) if is_sure_first else (unsure, sure)))
+    assert ("", 0.25, 0, 0) in _answers(
+        _ask(allow_no_answer=True, top_k=3), *((sure, unsure) if is_sure_first else (unsure, sure))
+    )
 
 
 def test_no_answer_is_never_given_unless_it_may() -> None:
@@ -144,7 +148,8 @@ def test_giant_logits_do_not_overflow() -> None:
     # float32 exp overflows from 89 on; the warning that it gives fails this test.
     annotation, output = _ONE_WINDOW
     raised = {name: logits + 1000 for name, logits in output.items()}
-    # Raised by the same amount, logits have the same shares; near 1000 float32 has steps of 6e-5, so 3e-4 is a few of them.
+    # Raised by the same amount, logits have the same shares; near 1000 float32 has steps of 6e-5, so 3e-4 is a few of
+    # them.
     (answer,) = decode(_ask(), _MODEL, [annotation], [raised]).answers
     assert answer.text == "cd ef"
     assert answer.score == pytest.approx(0.30, rel=3e-4)
@@ -162,7 +167,9 @@ def test_an_output_for_every_window_is_demanded() -> None:
         decode(_ask(), _MODEL, [annotation, annotation], [output])
 
 
-def _encoded(tokenizer: WordTokenizer, context: str, *, max_tokens: int = 10, question: str = "q r", stride: int = 0) -> Encoded:
+def _encoded(
+    tokenizer: WordTokenizer, context: str, *, max_tokens: int = 10, question: str = "q r", stride: int = 0
+) -> Encoded:
     input = QuestionAnsweringInput(question=question, context=context, window_stride_tokens=stride)
     return encode_checked(TASK, input, tokenizer, model_spec("question_answering", max_tokens=max_tokens))
 
@@ -182,11 +189,15 @@ def test_annotations_say_where_words_are_and_let_cls_stand_for_no_answer() -> No
 
 def test_without_a_cls_token_no_token_stands_for_no_answer() -> None:
     input = QuestionAnsweringInput(question="q", context="ab")
-    (annotation,) = encode_checked(TASK, input, WordTokenizer(), model_spec("question_answering", cls_token_id=None)).annotations
+    (annotation,) = encode_checked(
+        TASK, input, WordTokenizer(), model_spec("question_answering", cls_token_id=None)
+    ).annotations
     assert annotation["char_start"].tolist() == [-1, -1, -1, 0, -1]
 
 
-@pytest.mark.parametrize(("question", "context"), [("[CLS] q", "ab cd"), ("q r", "[CLS] cd")], ids=["question", "context"])
+@pytest.mark.parametrize(
+    ("question", "context"), [("[CLS] q", "ab cd"), ("q r", "[CLS] cd")], ids=["question", "context"]
+)
 def test_the_text_of_the_cls_token_stands_for_itself(question: str, context: str) -> None:
     (annotation,) = _encoded(WordTokenizer(), context, question=question).annotations
     first, last = context.split()
@@ -194,9 +205,14 @@ def test_the_text_of_the_cls_token_stands_for_itself(question: str, context: str
     assert annotation["char_end"].tolist() == [0, -1, -1, -1, len(first), len(first) + 1 + len(last), -1]
 
 
-def _context_words(encoded: Encoded, tokenizer: WordTokenizer, words: list[str], question_tokens: int) -> list[list[str]]:
+def _context_words(
+    encoded: Encoded, tokenizer: WordTokenizer, words: list[str], question_tokens: int
+) -> list[list[str]]:
     by_id = {tokenizer.ids(word)[0]: word for word in words}
-    return [[by_id[token] for token in sequence["input_ids"].tolist()[question_tokens + 2 : -1]] for sequence in encoded.sequences]
+    return [
+        [by_id[token] for token in sequence["input_ids"].tolist()[question_tokens + 2 : -1]]
+        for sequence in encoded.sequences
+    ]
 
 
 def test_windows_overlap_by_as_many_tokens_as_asked_for() -> None:
@@ -214,7 +230,8 @@ def test_windows_overlap_by_half_of_the_room_where_half_a_window_would_leave_no_
 
 
 def test_windows_have_384_tokens_and_overlap_by_128_where_the_model_takes_more() -> None:
-    # transformers 4.57.6, pipelines/question_answering.py: max_seq_len = min(model_max_length, 384), doc_stride = min(that // 2, 128).
+    # transformers 4.57.6, pipelines/question_answering.py: max_seq_len = min(model_max_length, 384), doc_stride =
+    # min(that // 2, 128).
     tokenizer, words = WordTokenizer(), [f"w{number}" for number in range(500)]
     parts = _context_words(_encoded(tokenizer, " ".join(words), max_tokens=512, question="q"), tokenizer, words, 1)
     # 384 less the question and three special tokens leave 380, of which 252 are new in the second window.

@@ -18,7 +18,9 @@ _MODEL = model_spec("rerank", max_tokens=6, score_function="none")
 
 def _ranked(*logits: float, model: ModelSpec = _MODEL, **options: Any) -> list[tuple[int, Any]]:
     input = RerankInput(query="q", texts=["t"] * len(logits), **options)
-    result: RerankResult = TASK.decode(input, model, [], [{"logits": np.array([logit], np.float32)} for logit in logits])
+    result: RerankResult = TASK.decode(
+        input, model, [], [{"logits": np.array([logit], np.float32)} for logit in logits]
+    )
     return [(text.index, text.score) for text in result.texts]
 
 
@@ -26,7 +28,10 @@ def test_each_text_is_a_pair_with_the_query() -> None:
     tokenizer = WordTokenizer("q", "a", "b")
     q, a, b = tokenizer.ids("q a b")
     encoded = encode_checked(TASK, RerankInput(query="q", texts=["a", "b b"]), tokenizer, _MODEL)
-    assert [sequence["input_ids"].tolist() for sequence in encoded.sequences] == [[CLS, q, SEP, a, SEP], [CLS, q, SEP, b, b, SEP]]
+    assert [sequence["input_ids"].tolist() for sequence in encoded.sequences] == [
+        [CLS, q, SEP, a, SEP],
+        [CLS, q, SEP, b, b, SEP],
+    ]
     assert encoded.sequences[0]["token_type_ids"].tolist() == [0, 0, 0, 1, 1]
 
 

@@ -1,5 +1,7 @@
 """tasks/sentence_embedding.py: vectors are cut and scaled, and what is refused."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -53,7 +55,9 @@ def test_a_text_that_is_too_long_with_the_prompt_is_refused() -> None:
 
 def test_a_long_text_is_cut_where_asked_and_the_loss_is_counted() -> None:
     tokenizer = WordTokenizer()
-    encoded = encode_checked(TASK, SentenceEmbeddingInput(text="a b c d e", truncation=Truncation.TRUNCATION_LEFT), tokenizer, _MODEL)
+    encoded = encode_checked(
+        TASK, SentenceEmbeddingInput(text="a b c d e", truncation=Truncation.TRUNCATION_LEFT), tokenizer, _MODEL
+    )
     assert encoded.sequences[0]["input_ids"].tolist() == [CLS, *tokenizer.ids("b c d e"), SEP]
     assert encoded.truncated_tokens == 1
 
@@ -76,4 +80,48 @@ def test_a_bad_input_is_refused_by_its_fields_name(input: SentenceEmbeddingInput
 
 def test_an_empty_text_is_refused_though_the_model_has_a_prompt() -> None:
     with pytest.raises(InvalidInput, match="text: is empty"):
-        encode_checked(TASK, SentenceEmbeddingInput(), WordTokenizer(), model_spec("sentence_embedding", prompt="query: "))
+        encode_checked(
+            TASK, SentenceEmbeddingInput(), WordTokenizer(), model_spec("sentence_embedding", prompt="query: ")
+        )
+
+
+def _ids(token_ids: list[int], **fields: Any) -> tuple[list[int], int]:
+    input = SentenceEmbeddingInput(token_ids=token_ids, **fields)
+    encoded = encode_checked(TASK, input, WordTokenizer(), model_spec("sentence_embedding", prompt="p ", max_tokens=6))
+    (sequence,) = encoded.sequences
+    assert sequence["input_ids"].dtype == np.int32
+    return sequence["input_ids"].tolist(), encoded.truncated_tokens
+
+
+def test_token_ids_are_taken_as_they_are() -> None:
+    assert _ids([CLS, 999, 0, SEP]) == ([CLS, 999, 0, SEP], 0)
+
+
+def test_token_ids_are_cut_where_asked() -> None:
+    assert _ids([*range(8)], truncation=Truncation.TRUNCATION_RIGHT) == ([0, 1, 2, 3, 4, 5], 2)
+    assert _ids([*range(8)], truncation=Truncation.TRUNCATION_LEFT) == ([2, 3, 4, 5, 6, 7], 2)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "text", "problem"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7], "", r"token_ids: 7 tokens, the model takes 6; set truncation to cut"),
+        ([1, 1000], "", "token_ids: the id 1000, the vocabulary has 1000"),
+        ([1 << 31], "", "token_ids: the id 2147483648, the vocabulary has 1000"),
+        ([1], "a", "token_ids: stand in place of text; send one of them"),
+        ([], "", "text: is empty"),
+    ],
+)
+def test_token_ids_that_the_model_cannot_take_are_refused(token_ids: list[int], text: str, problem: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{problem}$"):
+        _ids(token_ids, text=text)
+
+
+def test_what_is_encoded_otherwise_has_other_traits() -> None:
+    inputs = [
+        SentenceEmbeddingInput(text="1"),
+        SentenceEmbeddingInput(token_ids=[1]),
+        SentenceEmbeddingInput(token_ids=[1, 1]),
+        SentenceEmbeddingInput(token_ids=[1], truncation=Truncation.TRUNCATION_LEFT),
+    ]
+    assert len({TASK.traits(input) for input in inputs}) == len(inputs)

@@ -25,7 +25,11 @@ def test_each_text_is_a_sequence_behind_the_source() -> None:
     tokenizer = WordTokenizer("a", "b", "c")
     a, b, c = tokenizer.ids("a b c")
     encoded = encode_checked(TASK, SentenceSimilarityInput(source="a", texts=["b", "c c"]), tokenizer, _MODEL)
-    assert [sequence["input_ids"].tolist() for sequence in encoded.sequences] == [[CLS, a, SEP], [CLS, b, SEP], [CLS, c, c, SEP]]
+    assert [sequence["input_ids"].tolist() for sequence in encoded.sequences] == [
+        [CLS, a, SEP],
+        [CLS, b, SEP],
+        [CLS, c, c, SEP],
+    ]
 
 
 def test_the_models_prompt_goes_before_every_text() -> None:
@@ -37,14 +41,18 @@ def test_the_models_prompt_goes_before_every_text() -> None:
 
 
 def test_dropped_tokens_of_all_texts_are_counted_together() -> None:
-    input = SentenceSimilarityInput(source="a b c d e", texts=["a", "a b c d e f"], truncation=Truncation.TRUNCATION_RIGHT)
+    input = SentenceSimilarityInput(
+        source="a b c d e", texts=["a", "a b c d e f"], truncation=Truncation.TRUNCATION_RIGHT
+    )
     assert encode_checked(TASK, input, WordTokenizer(), _MODEL).truncated_tokens == 3
 
 
 def test_a_score_is_the_cosine_of_the_angle_whatever_the_lengths() -> None:
     source = [3.0, 0, 0, 0]
     expected = [1, -1, 0, math.sqrt(0.5), 0]  # same direction, opposite, at right angles, 45 degrees, and nothing
-    assert _scores(source, [5, 0, 0, 0], [-1, 0, 0, 0], [0, 2, 0, 0], [7, 0, 0, 7], [0, 0, 0, 0]) == pytest.approx(expected)
+    assert _scores(source, [5, 0, 0, 0], [-1, 0, 0, 0], [0, 2, 0, 0], [7, 0, 0, 7], [0, 0, 0, 0]) == pytest.approx(
+        expected
+    )
 
 
 def test_only_the_first_dimensions_are_compared_where_the_caller_says_so() -> None:
@@ -60,8 +68,14 @@ def test_only_the_first_dimensions_are_compared_where_the_caller_says_so() -> No
         (SentenceSimilarityInput(source="a", texts=["b", ""]), "texts[1]: is empty"),
         (SentenceSimilarityInput(source="a", texts=["b\0"]), "texts[0]: has the character NUL at position 1"),
         (SentenceSimilarityInput(source="a", texts=["b"], dimensions=5), "dimensions: 5, the model has 4"),
-        (SentenceSimilarityInput(source="a", texts=["a", "a b c d e"]), "texts[1]: 7 tokens, the model takes 6; set truncation to cut"),
-        (SentenceSimilarityInput(source="a b c d e", texts=["a"]), "source: 7 tokens, the model takes 6; set truncation to cut"),
+        (
+            SentenceSimilarityInput(source="a", texts=["a", "a b c d e"]),
+            "texts[1]: 7 tokens, the model takes 6; set truncation to cut",
+        ),
+        (
+            SentenceSimilarityInput(source="a b c d e", texts=["a"]),
+            "source: 7 tokens, the model takes 6; set truncation to cut",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

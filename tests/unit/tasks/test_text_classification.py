@@ -30,24 +30,38 @@ def _labels(logits: list[float], input: TextClassificationInput, model: ModelSpe
 @pytest.mark.parametrize("truncation", [Truncation.TRUNCATION_RIGHT, Truncation.TRUNCATION_LEFT])
 def test_special_tokens_that_leave_no_room_for_text_are_named(truncation: "Truncation.ValueType") -> None:
     input = TextClassificationInput(text="a b", text_pair="c", truncation=truncation)
-    with pytest.raises(InvalidInput, match="text and text_pair: 3 special tokens leave no room for text, the model takes 3"):
+    with pytest.raises(
+        InvalidInput, match="text and text_pair: 3 special tokens leave no room for text, the model takes 3"
+    ):
         encode_checked(TASK, input, WordTokenizer(), model_spec(max_tokens=3))
 
 
 def test_softmax_scores_are_shares_of_the_exponentials() -> None:
     # e^logit is 1, 2 and 5, together 8.
     logits = [0, math.log(2), math.log(5)]
-    assert _labels(logits, TextClassificationInput(top_k=3, function=SOFTMAX)) == [("c", 5 / 8), ("b", 2 / 8), ("a", 1 / 8)]
+    assert _labels(logits, TextClassificationInput(top_k=3, function=SOFTMAX)) == [
+        ("c", 5 / 8),
+        ("b", 2 / 8),
+        ("a", 1 / 8),
+    ]
 
 
 def test_sigmoid_scores_are_each_labels_own() -> None:
     # 1 / (1 + e^-logit): e^-logit is 1, 3 and 1/3.
     logits = [0, -math.log(3), math.log(3)]
-    assert _labels(logits, TextClassificationInput(top_k=3, function=SIGMOID)) == [("c", 3 / 4), ("a", 1 / 2), ("b", 1 / 4)]
+    assert _labels(logits, TextClassificationInput(top_k=3, function=SIGMOID)) == [
+        ("c", 3 / 4),
+        ("a", 1 / 2),
+        ("b", 1 / 4),
+    ]
 
 
 def test_without_a_function_the_logits_are_the_scores() -> None:
-    assert _labels([-1.5, 0, 2.5], TextClassificationInput(top_k=3, function=NONE)) == [("c", 2.5), ("b", 0), ("a", -1.5)]
+    assert _labels([-1.5, 0, 2.5], TextClassificationInput(top_k=3, function=NONE)) == [
+        ("c", 2.5),
+        ("b", 0),
+        ("a", -1.5),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +69,9 @@ def test_without_a_function_the_logits_are_the_scores() -> None:
     # Of log 4 and log 2: softmax 4 / (4 + 2), sigmoid 1 / (1 + 1/4).
     [("softmax", 4 / 6), ("sigmoid", 4 / 5), ("none", math.log(4)), (None, 4 / 6)],
 )
-def test_unless_asked_the_models_own_function_is_taken_and_softmax_without_one(function: ScoreFunctionName | None, expected: float) -> None:
+def test_unless_asked_the_models_own_function_is_taken_and_softmax_without_one(
+    function: ScoreFunctionName | None, expected: float
+) -> None:
     facts = {"score_function": function} if function else {}
     model = model_spec(labels=("a", "b"), **facts)
     assert _labels([math.log(4), math.log(2)], TextClassificationInput(), model) == [("a", expected)]
@@ -104,19 +120,25 @@ def test_token_types_that_are_all_zero_are_left_out() -> None:
 
 def test_a_pair_becomes_one_sequence_with_token_types() -> None:
     tokenizer = WordTokenizer()
-    (sequence,) = encode_checked(TASK, TextClassificationInput(text="so", text_pair="it is"), tokenizer, _MODEL).sequences
+    (sequence,) = encode_checked(
+        TASK, TextClassificationInput(text="so", text_pair="it is"), tokenizer, _MODEL
+    ).sequences
     assert sequence["input_ids"].tolist() == [CLS, *tokenizer.ids("so"), SEP, *tokenizer.ids("it is"), SEP]
     assert sequence["token_type_ids"].tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_model_without_token_types_gets_none() -> None:
     model = model_spec(inputs=("input_ids", "attention_mask"))
-    (sequence,) = encode_checked(TASK, TextClassificationInput(text="so", text_pair="it is"), WordTokenizer(), model).sequences
+    (sequence,) = encode_checked(
+        TASK, TextClassificationInput(text="so", text_pair="it is"), WordTokenizer(), model
+    ).sequences
     assert list(sequence) == ["input_ids"]
 
 
 def test_a_text_that_just_fits_is_not_truncated() -> None:
-    encoded = encode_checked(TASK, TextClassificationInput(text="a b c d", truncation=Truncation.TRUNCATION_RIGHT), WordTokenizer(), _MODEL)
+    encoded = encode_checked(
+        TASK, TextClassificationInput(text="a b c d", truncation=Truncation.TRUNCATION_RIGHT), WordTokenizer(), _MODEL
+    )
     assert (len(encoded.sequences[0]["input_ids"]), encoded.truncated_tokens) == (6, 0)
 
 
@@ -124,7 +146,9 @@ def test_a_text_that_just_fits_is_not_truncated() -> None:
     ("side", "kept"),
     [(Truncation.TRUNCATION_RIGHT, "a b c d"), (Truncation.TRUNCATION_LEFT, "c d e f")],
 )
-def test_a_long_text_is_cut_on_the_side_asked_for_and_the_loss_is_counted(side: "Truncation.ValueType", kept: str) -> None:
+def test_a_long_text_is_cut_on_the_side_asked_for_and_the_loss_is_counted(
+    side: "Truncation.ValueType", kept: str
+) -> None:
     tokenizer = WordTokenizer()
     encoded = encode_checked(TASK, TextClassificationInput(text="a b c d e f", truncation=side), tokenizer, _MODEL)
     assert encoded.sequences[0]["input_ids"].tolist() == [CLS, *tokenizer.ids(kept), SEP]

@@ -28,14 +28,17 @@ _NONE, _SIMPLE, _FIRST, _AVERAGE, _MAX = (
     Aggregation.AGGREGATION_MAX,
 )
 
-# A token: its place, whether it continues a word, its label, and that label's probability; all other labels share the rest.
+# A token: its place, whether it continues a word, its label, and that label's probability; all other labels share the
+# rest.
 _Token = tuple[int, int, bool, int, float]
 
 
 def _window(tokens: Sequence[_Token]) -> tuple[Arrays, Arrays]:
     """Annotations and outputs of [CLS] tokens [SEP], the special ones sure of B-PER."""
     rows = [(-1, -1, False, _B_PER, 0.99), *tokens, (-1, -1, False, _B_PER, 0.99)]
-    weights = np.array([[score if label == own else (1 - score) / 4 for label in range(5)] for _, _, _, own, score in rows], np.float32)
+    weights = np.array(
+        [[score if label == own else (1 - score) / 4 for label in range(5)] for _, _, _, own, score in rows], np.float32
+    )
     annotation = {
         "char_start": np.array([row[0] for row in rows], np.int32),
         "char_end": np.array([row[1] for row in rows], np.int32),
@@ -44,7 +47,9 @@ def _window(tokens: Sequence[_Token]) -> tuple[Arrays, Arrays]:
     return annotation, {"logits": np.log(weights)}
 
 
-def _entities(input: TokenClassificationInput, *windows: Sequence[_Token], model: Any = _MODEL) -> list[tuple[str, object, str, int]]:
+def _entities(
+    input: TokenClassificationInput, *windows: Sequence[_Token], model: Any = _MODEL
+) -> list[tuple[str, object, str, int]]:
     pairs = [_window(window) for window in windows]
     result = decode(input, model, [annotation for annotation, _ in pairs], [output for _, output in pairs])
     return [(one.label, pytest.approx(one.score, abs=1e-6), one.text, one.start) for one in result.entities]
@@ -111,7 +116,11 @@ def test_of_two_equally_sure_tokens_the_first_gives_the_word_its_label() -> None
 
 def test_ignored_labels_are_those_of_the_result() -> None:
     assert [one[0] for one in _entities(_ask(ignore_labels=["PER"]), _TOKENS)] == ["O", "LOC"]
-    assert [one[0] for one in _entities(_ask(_NONE, ignore_labels=["B-PER", "O"]), _TOKENS)] == ["I-PER", "B-LOC", "I-PER"]
+    assert [one[0] for one in _entities(_ask(_NONE, ignore_labels=["B-PER", "O"]), _TOKENS)] == [
+        "I-PER",
+        "B-LOC",
+        "I-PER",
+    ]
 
 
 def test_all_labels_are_kept_where_asked() -> None:
@@ -138,7 +147,9 @@ def test_one_window_may_have_overlapping_tokens() -> None:
 
 
 def test_a_text_is_one_sequence_with_the_places_of_its_tokens() -> None:
-    encoded = encode_checked(TASK, TokenClassificationInput(text="one -two three"), WordTokenizer("one", "-two", "three"), _MODEL)
+    encoded = encode_checked(
+        TASK, TokenClassificationInput(text="one -two three"), WordTokenizer("one", "-two", "three"), _MODEL
+    )
     (sequence,), (annotation,) = encoded.sequences, encoded.annotations
     assert sequence["input_ids"].tolist() == [CLS, 10, 11, 12, SEP]
     assert annotation["char_start"].tolist() == [-1, 0, 4, 9, -1]
@@ -150,12 +161,16 @@ _LONG = "a b c d e f g"
 
 
 def test_a_long_text_is_refused_with_what_can_be_done() -> None:
-    with pytest.raises(InvalidInput, match="text: 9 tokens, the model takes 6; set truncation to cut, or window_stride_tokens to read all"):
+    with pytest.raises(
+        InvalidInput,
+        match="text: 9 tokens, the model takes 6; set truncation to cut, or window_stride_tokens to read all",
+    ):
         encode_checked(TASK, TokenClassificationInput(text=_LONG), WordTokenizer(), _MODEL)
 
 
 @pytest.mark.parametrize(
-    ("truncation", "starts"), [(Truncation.TRUNCATION_RIGHT, [0, 2, 4, 6]), (Truncation.TRUNCATION_LEFT, [6, 8, 10, 12])]
+    ("truncation", "starts"),
+    [(Truncation.TRUNCATION_RIGHT, [0, 2, 4, 6]), (Truncation.TRUNCATION_LEFT, [6, 8, 10, 12])],
 )
 def test_a_long_text_is_cut_on_the_side_asked_for(truncation: "Truncation.ValueType", starts: list[int]) -> None:
     encoded = encode_checked(TASK, TokenClassificationInput(text=_LONG, truncation=truncation), WordTokenizer(), _MODEL)
@@ -164,7 +179,9 @@ def test_a_long_text_is_cut_on_the_side_asked_for(truncation: "Truncation.ValueT
 
 
 def test_a_long_text_is_read_in_overlapping_windows() -> None:
-    encoded = encode_checked(TASK, TokenClassificationInput(text=_LONG, window_stride_tokens=1), WordTokenizer(), _MODEL)
+    encoded = encode_checked(
+        TASK, TokenClassificationInput(text=_LONG, window_stride_tokens=1), WordTokenizer(), _MODEL
+    )
     assert [one["char_start"].tolist()[1:-1] for one in encoded.annotations] == [[0, 2, 4, 6], [6, 8, 10, 12]]
     assert encoded.truncated_tokens == 0
 
@@ -179,8 +196,14 @@ def test_a_long_text_is_read_in_overlapping_windows() -> None:
         ({"truncation": 9}, "truncation: 9 is not known"),
         ({"keep_all_labels": True, "ignore_labels": ["O"]}, "keep_all_labels: cannot be combined with ignore_labels"),
         ({"window_stride_tokens": 4}, "window_stride_tokens: 4, must be less than 4, the tokens of the text"),
-        ({"window_stride_tokens": 1, "truncation": Truncation.TRUNCATION_LEFT}, "truncation: cannot be combined with window_stride_tokens"),
-        ({"window_stride_tokens": 3, "text": "a " * 2000}, "text: makes 1997 windows with an overlap of 3 tokens, the limit is 1024"),
+        (
+            {"window_stride_tokens": 1, "truncation": Truncation.TRUNCATION_LEFT},
+            "truncation: cannot be combined with window_stride_tokens",
+        ),
+        (
+            {"window_stride_tokens": 3, "text": "a " * 2000},
+            "text: makes 1997 windows with an overlap of 3 tokens, the limit is 1024",
+        ),
     ],
 )
 def test_bad_input_is_refused(changes: dict[str, Any], problem: str) -> None:
@@ -190,4 +213,7 @@ def test_bad_input_is_refused(changes: dict[str, Any], problem: str) -> None:
 
 def test_the_encoding_depends_on_the_text_the_stride_and_the_truncation_only() -> None:
     assert traits(_ask(_MAX, ignore_labels=["O"])) == traits(_ask())
-    assert len({traits(_ask()), traits(_ask(window_stride_tokens=1)), traits(_ask(truncation=Truncation.TRUNCATION_LEFT))}) == 3
+    assert (
+        len({traits(_ask()), traits(_ask(window_stride_tokens=1)), traits(_ask(truncation=Truncation.TRUNCATION_LEFT))})
+        == 3
+    )

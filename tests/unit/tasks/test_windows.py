@@ -26,7 +26,8 @@ class _NoWindows(WordTokenizer):
 
 
 def test_a_large_overlap_is_refused_by_the_tokens_of_all_windows_before_any_is_made() -> None:
-    # 384 less the question and three special tokens leave 380, of which two are new: 1 + (800 - 380) / 2 windows of 384 tokens.
+    # 384 less the question and three special tokens leave 380, of which two are new: 1 + (800 - 380) / 2 windows of 384
+    # tokens.
     input = QuestionAnsweringInput(question="q", context="a " * 800, window_stride_tokens=378)
     with pytest.raises(InvalidInput) as caught:
         question_answering.encode(input, _NoWindows(), _ANSWERER)
@@ -37,7 +38,8 @@ def test_a_large_overlap_is_refused_by_the_tokens_of_all_windows_before_any_is_m
 
 
 def test_a_long_question_before_every_window_is_refused_like_a_large_overlap() -> None:
-    # 370 words leave room for 11, of which 5 overlap by default: 250 windows with 373 tokens of the question, and special ones, each.
+    # 370 words leave room for 11, of which 5 overlap by default: 250 windows with 373 tokens of the question, and
+    # special ones, each.
     input = QuestionAnsweringInput(question="q " * 370, context="a " * 1500)
     with pytest.raises(InvalidInput, match=r"^context: makes 95995 tokens in 250 windows that advance by 6;"):
         question_answering.encode(input, _NoWindows(), _ANSWERER)
@@ -58,14 +60,18 @@ def test_a_short_text_may_overlap_as_it_likes_and_the_tokens_are_counted_as_they
 
 
 def _check(tokens: int, overlap_tokens: int) -> None:
-    check_windows("text", "a " * tokens, WordTokenizer(), window_tokens=402, room_tokens=400, overlap_tokens=overlap_tokens)
+    check_windows(
+        "text", "a " * tokens, WordTokenizer(), window_tokens=402, room_tokens=400, overlap_tokens=overlap_tokens
+    )
 
 
 @pytest.mark.parametrize("overlap_tokens", [0, 1, 128, 200])
 def test_windows_that_overlap_by_half_of_their_room_at_most_may_be_1024(overlap_tokens: int) -> None:
     most = overlap_tokens + 1024 * (400 - overlap_tokens)
     _check(most, overlap_tokens)
-    with pytest.raises(InvalidInput, match=rf"^text: makes 1025 windows with an overlap of {overlap_tokens} tokens, the limit is 1024$"):
+    with pytest.raises(
+        InvalidInput, match=rf"^text: makes 1025 windows with an overlap of {overlap_tokens} tokens, the limit is 1024$"
+    ):
         _check(most + 1, overlap_tokens)
 
 
@@ -77,4 +83,6 @@ def test_the_limit_of_tokens_itself_is_allowed() -> None:
 
 
 def test_a_text_of_one_window_is_not_repeated_however_long_it_is() -> None:
-    check_windows("text", "a " * 99_000, WordTokenizer(), window_tokens=100_002, room_tokens=100_000, overlap_tokens=99_999)
+    check_windows(
+        "text", "a " * 99_000, WordTokenizer(), window_tokens=100_002, room_tokens=100_000, overlap_tokens=99_999
+    )

@@ -19,7 +19,9 @@ _LN_3 = math.log(3)
 
 
 def _ranked(*logits: list[float], model: ModelSpec = _MODEL, multi_label: bool = False) -> list[tuple[str, Any]]:
-    input = ZeroShotClassificationInput(text="t", candidate_labels=["a", "b", "c"][: len(logits)], multi_label=multi_label)
+    input = ZeroShotClassificationInput(
+        text="t", candidate_labels=["a", "b", "c"][: len(logits)], multi_label=multi_label
+    )
     outputs = [{"logits": np.array(row, np.float32)} for row in logits]
     result: ZeroShotClassificationResult = TASK.decode(input, model, [], outputs)
     return [(label.label, label.score) for label in result.labels]
@@ -28,7 +30,9 @@ def _ranked(*logits: list[float], model: ModelSpec = _MODEL, multi_label: bool =
 def test_each_label_is_a_pair_of_the_text_and_its_hypothesis() -> None:
     tokenizer = WordTokenizer("t", "This", "example", "is", "a.", "b.")
     t, this, example, is_, a, b = tokenizer.ids("t This example is a. b.")
-    encoded = encode_checked(TASK, ZeroShotClassificationInput(text="t", candidate_labels=["a", "b"]), tokenizer, _MODEL)
+    encoded = encode_checked(
+        TASK, ZeroShotClassificationInput(text="t", candidate_labels=["a", "b"]), tokenizer, _MODEL
+    )
     assert [sequence["input_ids"].tolist() for sequence in encoded.sequences] == [
         [CLS, t, SEP, this, example, is_, label, SEP] for label in (a, b)
     ]
@@ -47,7 +51,10 @@ def test_scores_of_labels_that_exclude_each_other_sum_to_one() -> None:
 
 
 def test_with_many_labels_each_has_entailment_against_contradiction() -> None:
-    assert _ranked([0, 9, _LN_3], [0, -9, 0], multi_label=True) == [("a", pytest.approx(0.75)), ("b", pytest.approx(0.5))]
+    assert _ranked([0, 9, _LN_3], [0, -9, 0], multi_label=True) == [
+        ("a", pytest.approx(0.75)),
+        ("b", pytest.approx(0.5)),
+    ]
 
 
 def test_one_label_has_entailment_against_contradiction_whatever_the_caller_says() -> None:
@@ -67,7 +74,9 @@ def test_logits_beyond_what_exp_can_bear_are_scores() -> None:
     assert _ranked([0, 0, 1000], [0, 0, 1000]) == [("a", 0.5), ("b", 0.5)]
 
 
-@pytest.mark.parametrize(("truncation", "kept"), [(Truncation.TRUNCATION_RIGHT, "p q"), (Truncation.TRUNCATION_LEFT, "r s")])
+@pytest.mark.parametrize(
+    ("truncation", "kept"), [(Truncation.TRUNCATION_RIGHT, "p q"), (Truncation.TRUNCATION_LEFT, "r s")]
+)
 def test_only_the_text_is_cut(truncation: "Truncation.ValueType", kept: str) -> None:
     tokenizer = WordTokenizer("p", "q", "r", "s", "it", "is", "so", "a")
     kept_ids, hypothesis_ids = tokenizer.ids(kept), tokenizer.ids("it is so a")
@@ -75,7 +84,9 @@ def test_only_the_text_is_cut(truncation: "Truncation.ValueType", kept: str) -> 
         text="p q r s", candidate_labels=["a", "a"], hypothesis_template="it is so {}", truncation=truncation
     )
     encoded = encode_checked(TASK, input, tokenizer, _MODEL)
-    assert [sequence["input_ids"].tolist() for sequence in encoded.sequences] == [[CLS, *kept_ids, SEP, *hypothesis_ids, SEP]] * 2
+    assert [sequence["input_ids"].tolist() for sequence in encoded.sequences] == [
+        [CLS, *kept_ids, SEP, *hypothesis_ids, SEP]
+    ] * 2
     assert encoded.truncated_tokens == 4
 
 

@@ -1,12 +1,13 @@
 """A TextTokenizer small enough to follow by hand: a word is a token."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.tasks.base import Encoded, EncodedText, LocatedText, Side, Task, TextTokenizer, Window
+from neuronpipe.tasks.base import Encoded, EncodedText, LocatedText, Side, Task, TextTokenizer, TextTokens, Window
 
 CLS, SEP = 1, 2
 _FIRST_WORD_ID = 10
@@ -31,6 +32,18 @@ class WordTokenizer:
         """See TextTokenizer."""
         return len(text.split())
 
+    def tokens(self, text: str, *, special_tokens: bool) -> TextTokens:
+        """See TextTokenizer."""
+        located, names = self.locate(text), ["[CLS]", *text.split(), "[SEP]"]
+        kept = slice(None) if special_tokens else slice(1, -1)
+        return TextTokens(located.token_ids[kept], names[kept], located.char_start[kept], located.char_end[kept])
+
+    def text_of(self, token_ids: Iterable[int], *, special_tokens: bool) -> str:
+        """See TextTokenizer."""
+        words = {CLS: "[CLS]", SEP: "[SEP]"} if special_tokens else {}
+        words |= {token_id: word for word, token_id in self._ids.items()}
+        return " ".join(words[one] for one in token_ids if one in words)
+
     def special_tokens(self, *, pair: bool) -> int:
         """See TextTokenizer."""
         return 3 if pair else 2
@@ -39,7 +52,9 @@ class WordTokenizer:
         """See TextTokenizer."""
         return self._encoded(text.split(), None if text_pair is None else text_pair.split())
 
-    def encode_truncated(self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False) -> EncodedText:
+    def encode_truncated(
+        self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False
+    ) -> EncodedText:
         """See TextTokenizer."""
         texts = [one.split() for one in (text, text_pair) if one is not None]
         dropped = 0

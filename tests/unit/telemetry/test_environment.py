@@ -26,7 +26,9 @@ def test_nothing_is_exported_unless_asked_for() -> None:
     ],
     ids=str,
 )
-def test_an_endpoint_or_an_exporter_turns_a_signal_on(variables: dict[str, str], traces: str | None, metrics: str | None) -> None:
+def test_an_endpoint_or_an_exporter_turns_a_signal_on(
+    variables: dict[str, str], traces: str | None, metrics: str | None
+) -> None:
     found = read_environment(variables)
     assert (found.traces, found.metrics) == (traces, metrics)
 

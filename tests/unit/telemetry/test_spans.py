@@ -39,7 +39,9 @@ class _Exporter(SpanExporter):
 def _queue(exporter: SpanExporter, monkeypatch: pytest.MonkeyPatch) -> tuple[SpanQueue, Callable[[str], float]]:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     meters = Meters()
-    return SpanQueue(exporter, Resource({}), Clock(), meters, _LIMIT), lambda outcome: meters.counter(Metrics.SPANS, outcome).value
+    return SpanQueue(
+        exporter, Resource({}), Clock(), meters, _LIMIT
+    ), lambda outcome: meters.counter(Metrics.SPANS, outcome).value
 
 
 def _span(parent: SpanContext | None = None) -> Span:
@@ -130,6 +132,8 @@ def test_a_span_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.parent.span_id == parent.span_id
     assert found.end_time == found.start_time + 2_000
     assert [(event.name, event.timestamp - found.start_time) for event in found.events] == [("e", 1_000)]
-    assert [(link.context.span_id, dict(link.attributes or {})) for link in found.links] == [(other.span_id, {"row": 3})]
+    assert [(link.context.span_id, dict(link.attributes or {})) for link in found.links] == [
+        (other.span_id, {"row": 3})
+    ]
     assert dict(found.attributes or {}) == {"a": 1, "b": True}
     assert not found.status.is_ok

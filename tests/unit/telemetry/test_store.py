@@ -21,7 +21,12 @@ def _span(name: str = "x", context: SpanContext | None = None) -> Span:
 
 
 def _names(found: Json) -> list[str]:
-    return [span["name"] for resource in found["resourceSpans"] for scope in resource["scopeSpans"] for span in scope["spans"]]
+    return [
+        span["name"]
+        for resource in found["resourceSpans"]
+        for scope in resource["scopeSpans"]
+        for span in scope["spans"]
+    ]
 
 
 def test_a_traces_spans_are_found_with_the_batches_that_they_link_to() -> None:
@@ -53,7 +58,15 @@ def test_one_trace_cannot_fill_the_memory() -> None:
 
 def test_spans_are_valid_otlp_json() -> None:
     store = _store()
-    span = Span("x", SpanContext.new(is_sampled=True), SpanContext.new(is_sampled=True), 1_000, 2_000, kind="server", is_error=True)
+    span = Span(
+        "x",
+        SpanContext.new(is_sampled=True),
+        SpanContext.new(is_sampled=True),
+        1_000,
+        2_000,
+        kind="server",
+        is_error=True,
+    )
     span.attributes |= {"text": "a", "number": 3, "real": 0.5, "flag": True}
     span.events.append(Event("e", 1_500))
     span.links.append(Link(SpanContext.new(is_sampled=True), {"row": 1}))
@@ -75,5 +88,6 @@ def _with_base64_ids(json: Any) -> Any:
         return copy.copy(json)
     is_id = {"traceId", "spanId", "parentSpanId"}
     return {
-        key: base64.b64encode(bytes.fromhex(value)).decode() if key in is_id else _with_base64_ids(value) for key, value in json.items()
+        key: base64.b64encode(bytes.fromhex(value)).decode() if key in is_id else _with_base64_ids(value)
+        for key, value in json.items()
     }

@@ -52,7 +52,9 @@ def test_small_numbers_take_two_bytes() -> None:
 @pytest.mark.parametrize(("sequences", "arrays", "tokens"), [(1, 1, 8), (1, 2, 300), (4, 1, 100), (20, 4, 20)])
 def test_a_cache_counts_what_its_values_take(sequences: int, arrays: int, tokens: int) -> None:
     def sets() -> TensorSets:
-        return TensorSets(arrays=[{f"array {one}": np.zeros(tokens, np.int32) for one in range(arrays)} for _ in range(sequences)])
+        return TensorSets(
+            arrays=[{f"array {one}": np.zeros(tokens, np.int32) for one in range(arrays)} for _ in range(sequences)]
+        )
 
     cache = MemoryCache(1 << 30, size_bytes)
     gc.collect()

@@ -1,12 +1,18 @@
 """tokenizer/text.py and what tasks cut with it: of every text, what is used and what is dropped is all of it.
 
-Small tokenizers of all kinds, texts of all scripts, and every limit around each text's length. The texts come from a seed.
+Small tokenizers of all kinds, texts of all scripts, and every limit around each text's length. The texts come from a
+seed.
 """
 
 import numpy as np
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, TextClassificationInput, TokenClassificationInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import (
+    QuestionAnsweringInput,
+    TextClassificationInput,
+    TokenClassificationInput,
+    Truncation,
+)
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.tasks import question_answering, text_classification, token_classification
 from neuronpipe.tasks.base import Side
@@ -18,7 +24,10 @@ from tests.unit.model_specs import model_spec
 _SEED = 20261122
 _TEXTS = (*PICKED, *generated(_SEED, 12, words=(1, 20)))
 _PAIRS = tuple(zip(_TEXTS, (*_TEXTS[7:], *_TEXTS[:7]), strict=True))
-_TRUNCATIONS: dict[Side, "Truncation.ValueType"] = {"right": Truncation.TRUNCATION_RIGHT, "left": Truncation.TRUNCATION_LEFT}
+_TRUNCATIONS: dict[Side, "Truncation.ValueType"] = {
+    "right": Truncation.TRUNCATION_RIGHT,
+    "left": Truncation.TRUNCATION_LEFT,
+}
 _AROUND = range(-3, 3)
 
 
@@ -82,7 +91,9 @@ def test_used_and_dropped_tokens_are_those_of_both_texts_of_a_pair(tokenizer: Js
 
 
 def _is_cut_from(used: list[int], one: list[int], other: list[int], between: int, side: Side) -> bool:
-    """Whether `used` is a beginning (or an end) of one text, special tokens, and one of the other; the longer lost tokens first."""
+    """Whether `used` is a beginning (or an end) of one text, special tokens, and one of the other; the longer lost
+    tokens first.
+    """
 
     def part(ids: list[int], count: int) -> list[int]:
         return ids[:count] if side == "right" else ids[len(ids) - count :]
@@ -138,5 +149,7 @@ def test_places_of_tokens_hold_the_text_that_they_are_of(tokenizer: JsonTokenize
         covered = np.zeros(len(text), bool)
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             covered[start:end] = True
-        left_out = "".join(character for character, is_covered in zip(text, covered.tolist(), strict=True) if not is_covered)
+        left_out = "".join(
+            character for character, is_covered in zip(text, covered.tolist(), strict=True) if not is_covered
+        )
         assert not any(character.isalnum() for character in left_out), (text, left_out)

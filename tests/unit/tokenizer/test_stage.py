@@ -31,8 +31,9 @@ from neuronpipe.core.packed import Packed, pack_input
 from neuronpipe.core.tensors import Array
 from neuronpipe.inputs import images
 from neuronpipe.load.images import make_image
+from neuronpipe.tokenizer.encoder import Encoder
 from neuronpipe.tokenizer.settings import TokenCacheSettings
-from neuronpipe.tokenizer.stage import Encoder, TokenizerStage, running_tokenizer
+from neuronpipe.tokenizer.stage import TokenizerStage, running_tokenizer
 from tests.unit.bundles.written import manifest
 from tests.unit.model_specs import image_spec, model_spec
 
@@ -57,7 +58,11 @@ async def stage(repository: Path) -> AsyncIterator[TokenizerStage]:
 
 
 def _item(
-    text: str = "one two", truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR, *, model: str = "m", call: Call | None = None
+    text: str = "one two",
+    truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+    *,
+    model: str = "m",
+    call: Call | None = None,
 ) -> TokenizeItem:
     input = TaskInput(text_classification=TextClassificationInput(text=text, truncation=truncation))
     return TokenizeItem(call or Call(), ModelKey(model, 1), pack_input(input))
@@ -95,7 +100,9 @@ async def test_no_cache_is_said_to_take_part_where_there_is_none(stage: Tokenize
     ids=["no such model", "no text", "expired"],
 )
 async def test_a_bad_item_fails_alone(stage: TokenizerStage, bad: TokenizeItem, kind: type[Exception]) -> None:
-    good, failed, better = await asyncio.gather(*(stage.tokenize(item) for item in (_item(), bad, _item())), return_exceptions=True)
+    good, failed, better = await asyncio.gather(
+        *(stage.tokenize(item) for item in (_item(), bad, _item())), return_exceptions=True
+    )
     assert (type(good), type(better)) == (EncodedInput, EncodedInput)
     assert isinstance(failed, kind)
 
@@ -111,7 +118,9 @@ def _encoder(folder: Path, *, tokenizer: str = "", **changes: Any) -> Encoder:
     """The encoder of a bundle whose tokenizer.json, or whose model, differs."""
     with new_bundle(folder, "m", 1) as bundle:
         original = (find_minilm() / "tokenizer.json").read_text()
-        (bundle / "tokenizer.json").write_text(original.replace('"lowercase":true', tokenizer) if tokenizer else original)
+        (bundle / "tokenizer.json").write_text(
+            original.replace('"lowercase":true', tokenizer) if tokenizer else original
+        )
         write_manifest(bundle, manifest(model=model_spec(name="m", **changes)))
     return Encoder(read_bundle(folder / "m/1"))
 
@@ -140,7 +149,9 @@ def test_what_is_meant_where_nothing_is_said_is_the_same_as_what_is_said(tmp_pat
 def test_the_same_text_for_two_tasks_of_a_model_has_two_keys(tmp_path: Path) -> None:
     encoder = _encoder(tmp_path, also_answers=("feature_extraction",))
     classification, features = TextClassificationInput(text="One"), FeatureExtractionInput(text="One")
-    assert encoder.key(TaskInput(text_classification=classification)) != encoder.key(TaskInput(feature_extraction=features))
+    assert encoder.key(TaskInput(text_classification=classification)) != encoder.key(
+        TaskInput(feature_extraction=features)
+    )
 
 
 def test_models_that_share_a_tokenizer_share_its_keys(tmp_path: Path) -> None:
@@ -185,7 +196,10 @@ def test_another_tokenizer_and_another_model_have_other_keys(tmp_path: Path, cha
 async def test_what_was_encoded_before_is_found_and_is_the_same(repository: Path) -> None:
     async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
         first, second = await stage.tokenize(_item()), await stage.tokenize(_item())
-    assert (first.token_cache, second.token_cache) == (CacheOutcome.CACHE_OUTCOME_MISS, CacheOutcome.CACHE_OUTCOME_HIT_MEMORY)
+    assert (first.token_cache, second.token_cache) == (
+        CacheOutcome.CACHE_OUTCOME_MISS,
+        CacheOutcome.CACHE_OUTCOME_HIT_MEMORY,
+    )
     assert _ids(second) == _ids(first) == [[101, 2028, 2048, 102]]
     assert (second.tokens, second.truncated_tokens) == (first.tokens, first.truncated_tokens)
 
@@ -208,7 +222,9 @@ async def test_an_expired_item_is_refused_though_its_encoding_is_known(repositor
 
 async def test_there_is_no_cache_without_memory_and_without_redis(repository: Path) -> None:
     async with running_tokenizer(read_repository(repository), TokenCacheSettings(token_cache_bytes=0)) as stage:
-        assert [(await stage.tokenize(_item())).token_cache for _ in range(2)] == [CacheOutcome.CACHE_OUTCOME_UNSPECIFIED] * 2
+        assert [(await stage.tokenize(_item())).token_cache for _ in range(2)] == [
+            CacheOutcome.CACHE_OUTCOME_UNSPECIFIED
+        ] * 2
 
 
 @pytest.fixture
@@ -271,7 +287,9 @@ async def test_a_broken_image_fails_alone(image_stage: TokenizerStage) -> None:
     assert isinstance(failed, InvalidInput)
 
 
-async def test_images_of_one_model_do_not_delay_texts_of_another(repository: Path, image_repository: Path, reading: _Reading) -> None:
+async def test_images_of_one_model_do_not_delay_texts_of_another(
+    repository: Path, image_repository: Path, reading: _Reading
+) -> None:
     async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
         queued = [asyncio.create_task(stage.tokenize(_image_item(b"image %d" % number))) for number in range(20)]
         await asyncio.to_thread(reading.began.wait, 10)
@@ -283,7 +301,9 @@ async def test_images_of_one_model_do_not_delay_texts_of_another(repository: Pat
     assert (short.tokens, long.tokens) == (4, 16)
 
 
-async def test_an_image_that_is_known_does_not_wait_for_images_that_are_not(image_repository: Path, reading: _Reading) -> None:
+async def test_an_image_that_is_known_does_not_wait_for_images_that_are_not(
+    image_repository: Path, reading: _Reading
+) -> None:
     # Large enough to be hashed in a thread.
     known = _image_item(bytes(100_000))
     async with running_tokenizer(read_repository(image_repository), TokenCacheSettings()) as stage:
@@ -342,7 +362,9 @@ async def test_what_several_callers_get_cannot_be_changed(repository: Path, imag
     async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
         for item in (_item(), _image_item(make_image("one"))):
             for encoded in (await stage.tokenize(item), await stage.tokenize(item)):
-                assert not any(array.flags.writeable for sequence in encoded.sequences.arrays for array in sequence.values())
+                assert not any(
+                    array.flags.writeable for sequence in encoded.sequences.arrays for array in sequence.values()
+                )
 
 
 async def test_a_serialized_form_that_a_caller_makes_is_not_kept_by_the_cache(repository: Path) -> None:
@@ -352,7 +374,9 @@ async def test_a_serialized_form_that_a_caller_makes_is_not_kept_by_the_cache(re
     assert first is not second
 
 
-async def test_a_model_that_is_closed_is_freed_while_others_are_served(repository: Path, image_repository: Path) -> None:
+async def test_a_model_that_is_closed_is_freed_while_others_are_served(
+    repository: Path, image_repository: Path
+) -> None:
     text, image = read_bundle(repository / "m/1"), read_bundle(image_repository / "images/1")
     async with running_tokenizer([image], _NO_CACHE) as stage:
         await stage.models.open(text)

@@ -1,4 +1,6 @@
-"""tokenizer/text.py: MiniLM's WordPiece tokenizer as tasks need it. Ids are line numbers, from 0 on, of BERT's published vocab.txt."""
+"""tokenizer/text.py: MiniLM's WordPiece tokenizer as tasks need it. Ids are line numbers, from 0 on, of BERT's
+published vocab.txt.
+"""
 
 import concurrent.futures
 import json
@@ -61,7 +63,9 @@ def test_a_texts_tokens_are_counted_without_special_ones(tokenizer: JsonTokenize
     ("side", "expected"),
     [("right", [CLS, ONE, TWO, SEP]), ("left", [CLS, FOUR, FIVE, SEP])],
 )
-def test_a_long_text_loses_tokens_on_the_side_asked_for(tokenizer: JsonTokenizer, side: Side, expected: list[int]) -> None:
+def test_a_long_text_loses_tokens_on_the_side_asked_for(
+    tokenizer: JsonTokenizer, side: Side, expected: list[int]
+) -> None:
     encoded = tokenizer.encode_truncated("one two three four five", None, max_tokens=4, side=side)
     assert encoded.token_ids.tolist() == expected
     assert encoded.truncated_tokens == 3
@@ -79,7 +83,9 @@ def test_a_text_that_fits_loses_nothing(tokenizer: JsonTokenizer) -> None:
         ("five", "one two three four", [CLS, FIVE, SEP, ONE, TWO, SEP]),
     ],
 )
-def test_of_a_pair_the_longer_text_loses_tokens_first(tokenizer: JsonTokenizer, text: str, text_pair: str, expected: list[int]) -> None:
+def test_of_a_pair_the_longer_text_loses_tokens_first(
+    tokenizer: JsonTokenizer, text: str, text_pair: str, expected: list[int]
+) -> None:
     encoded = tokenizer.encode_truncated(text, text_pair, max_tokens=6, side="right")
     assert encoded.token_ids.tolist() == expected
     assert encoded.truncated_tokens == 2
@@ -104,7 +110,9 @@ def _words_of(window: Window, second: str) -> list[str]:
         (3, ["abcd", "bcde", "cdef", "defg", "efgh", "fghi", "ghij"]),
     ],
 )
-def test_windows_cover_the_whole_text_and_overlap_as_asked(tokenizer: JsonTokenizer, overlap_tokens: int, expected: list[str]) -> None:
+def test_windows_cover_the_whole_text_and_overlap_as_asked(
+    tokenizer: JsonTokenizer, overlap_tokens: int, expected: list[str]
+) -> None:
     text = "a b c d e f g h i j"
     windows = _windows(tokenizer, text, max_tokens=8, overlap_tokens=overlap_tokens)
     assert ["".join(_words_of(window, text)) for window in windows] == expected
@@ -112,7 +120,9 @@ def test_windows_cover_the_whole_text_and_overlap_as_asked(tokenizer: JsonTokeni
 
 def test_every_window_holds_the_whole_first_text_and_special_tokens(tokenizer: JsonTokenizer) -> None:
     windows = tokenizer.encode_windows("one two", "a b c d e f", max_tokens=8, overlap_tokens=1)
-    assert [window.token_ids.tolist()[:4] + window.token_ids.tolist()[-1:] for window in windows] == [[CLS, ONE, TWO, SEP, SEP]] * 3
+    assert [window.token_ids.tolist()[:4] + window.token_ids.tolist()[-1:] for window in windows] == [
+        [CLS, ONE, TWO, SEP, SEP]
+    ] * 3
 
 
 def test_only_tokens_of_the_second_text_have_a_place(tokenizer: JsonTokenizer) -> None:
@@ -168,7 +178,13 @@ def test_special_tokens_in_a_text_are_text(tokenizer: JsonTokenizer, text: str) 
 
 
 def test_a_token_is_known_by_the_vocabularys_spelling(tokenizer: JsonTokenizer) -> None:
-    assert [tokenizer.token_id(token) for token in ("one", "##bel", "One", "onetwothree", "")] == [ONE, 8671, None, None, None]
+    assert [tokenizer.token_id(token) for token in ("one", "##bel", "One", "onetwothree", "")] == [
+        ONE,
+        8671,
+        None,
+        None,
+        None,
+    ]
 
 
 def test_a_text_is_located_token_by_token(tokenizer: JsonTokenizer) -> None:
@@ -185,7 +201,9 @@ def test_windows_of_a_located_text_begin_with_its_beginning(tokenizer: JsonToken
 
 
 @pytest.mark.parametrize(("side", "expected"), [("right", [ONE, TWO]), ("left", [FOUR, FIVE])])
-def test_a_located_text_loses_tokens_on_the_side_asked_for(tokenizer: JsonTokenizer, side: Side, expected: list[int]) -> None:
+def test_a_located_text_loses_tokens_on_the_side_asked_for(
+    tokenizer: JsonTokenizer, side: Side, expected: list[int]
+) -> None:
     located = tokenizer.locate("one two three four five").truncated(4, side)
     assert (located.token_ids.tolist(), located.truncated_tokens) == ([CLS, *expected, SEP], 3)
 
@@ -231,8 +249,12 @@ def test_calls_from_several_threads_do_not_change_each_others_truncation(tokeniz
     ],
     ids=ascii,
 )
-def test_places_are_in_the_callers_text_also_behind_control_characters_that_a_normalizer_deletes(text: str, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(unigram_charsmap(max_tokens=64).backend_tokenizer.to_str(), encoding="utf-8")
+def test_places_are_in_the_callers_text_also_behind_control_characters_that_a_normalizer_deletes(
+    text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(
+        unigram_charsmap(max_tokens=64).backend_tokenizer.to_str(), encoding="utf-8"
+    )
     content = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
     for token in content["added_tokens"]:
         token["special"] = token["content"] != "<mask>"  # as the compiler leaves it to a model for fill-mask
@@ -241,7 +263,9 @@ def test_places_are_in_the_callers_text_also_behind_control_characters_that_a_no
     (window,) = tokenizer.encode_windows("a question", text, max_tokens=64, overlap_tokens=0)
     for located in (tokenizer.locate(text), window):
         last = int(located.char_end.argmax())
-        assert text[located.char_start[last] : located.char_end[last]] == " class"  # with the space that is part of the token
+        assert (
+            text[located.char_start[last] : located.char_end[last]] == " class"
+        )  # with the space that is part of the token
 
 
 def test_counting_deleted_characters_changes_no_token(tmp_path: Path) -> None:
@@ -252,3 +276,20 @@ def test_counting_deleted_characters_changes_no_token(tmp_path: Path) -> None:
     for _ in range(2000):
         text = "".join(chosen.choices("\x01\x07\x1f\x7f\x9f\r\n\t \u200b\u200d\u0301aé①", k=chosen.randint(0, 8)))
         assert tokenizer.encode(text).token_ids.tolist() == backend.encode(text).ids, ascii(text)
+
+
+def test_tokens_have_their_places_in_the_text_as_it_was_written(tokenizer: JsonTokenizer) -> None:
+    text = "Ünhappily, [SEP]"  # lower-cased and without its dots in the vocabulary: "un", "##ha", …
+    found = tokenizer.tokens(text, special_tokens=True)
+    parts = [text[start:end] for start, end in zip(found.char_start, found.char_end, strict=True) if start >= 0]
+    assert "".join(parts) == "Ünhappily,[SEP]"
+    assert (found.names[0], found.names[-1]) == ("[CLS]", "[SEP]")
+    assert [found.char_start[place] for place in (0, -1)] == [-1, -1]
+    assert found.token_ids.tolist().count(SEP) == 1  # what spells a special token is text
+    inner = tokenizer.tokens(text, special_tokens=False)
+    assert inner.token_ids.tolist() == found.token_ids.tolist()[1:-1]
+
+
+def test_tokens_become_a_text_with_or_without_the_special_ones(tokenizer: JsonTokenizer) -> None:
+    assert tokenizer.text_of([CLS, ONE, TWO, SEP], special_tokens=True) == "[CLS] one two [SEP]"
+    assert tokenizer.text_of([CLS, ONE, TWO, SEP], special_tokens=False) == "one two"

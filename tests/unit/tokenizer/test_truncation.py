@@ -1,4 +1,5 @@
-"""tokenizer/text.py: what truncation leaves is what the library's own truncation leaves, token by token, and is tokenized once.
+"""tokenizer/text.py: what truncation leaves is what the library's own truncation leaves, token by token, and is
+tokenized once.
 
 The library is asked directly, with the truncation of a request as its state.
 """
@@ -70,12 +71,18 @@ def library(file: Path) -> Tokenizer:
 
 def _limits(whole: int, special: int) -> Iterator[int]:
     """Around the length of a sequence, in its middle, and where hardly anything is left."""
-    for limit in sorted({whole + change for change in range(-4, 2)} | {special + left for left in range(1, 6)} | {(whole + special) // 2}):
+    for limit in sorted(
+        {whole + change for change in range(-4, 2)}
+        | {special + left for left in range(1, 6)}
+        | {(whole + special) // 2}
+    ):
         if limit > special:
             yield limit
 
 
-def _truncated(library: Tokenizer, limit: int, side: Side, strategy: str, text: str, pair: str | None) -> tokenizers.Encoding:
+def _truncated(
+    library: Tokenizer, limit: int, side: Side, strategy: str, text: str, pair: str | None
+) -> tokenizers.Encoding:
     library.enable_truncation(limit, strategy=strategy, direction=side)
     try:
         return library.encode(text, pair)
@@ -124,12 +131,16 @@ def test_of_a_pair_the_first_text_alone_loses_the_tokens_that_the_library_would_
 def test_where_the_second_text_leaves_no_room_there_are_too_many_tokens(tokenizer: JsonTokenizer) -> None:
     special = tokenizer.special_tokens(pair=True)
     second = tokenizer.count("one two three")
-    encoded = tokenizer.encode_truncated("four five six", "one two three", max_tokens=special + second, side="right", only_first=True)
+    encoded = tokenizer.encode_truncated(
+        "four five six", "one two three", max_tokens=special + second, side="right", only_first=True
+    )
     assert len(encoded.token_ids) == special + second + 1
 
 
 @pytest.mark.parametrize("side", _SIDES)
-def test_a_located_text_loses_the_tokens_that_the_library_would_leave_out(tokenizer: JsonTokenizer, library: Tokenizer, side: Side) -> None:
+def test_a_located_text_loses_the_tokens_that_the_library_would_leave_out(
+    tokenizer: JsonTokenizer, library: Tokenizer, side: Side
+) -> None:
     cases = 0
     has_prefix_space = '"add_prefix_space":true' in library.to_str()
     for text in _TEXTS:
@@ -140,15 +151,22 @@ def test_a_located_text_loses_the_tokens_that_the_library_would_leave_out(tokeni
             assert cut.token_ids.tolist() == expected.token_ids.tolist(), (text, limit)
             assert cut.token_type_ids.tolist() == expected.token_type_ids.tolist(), (text, limit)
             assert cut.truncated_tokens == len(located.token_ids) - len(expected.token_ids), (text, limit)
-            # Of a tokenizer that adds a space, the library takes a space of the text before the first token that is left for its own.
+            # Of a tokenizer that adds a space, the library takes a space of the text before the first token that is
+            # left for its own.
             first = 2 if has_prefix_space and side == "left" else 0
             for name in ("char_start", "char_end", "continues_word"):
-                assert getattr(cut, name)[first:].tolist() == getattr(expected, name)[first:].tolist(), (text, limit, name)
+                assert getattr(cut, name)[first:].tolist() == getattr(expected, name)[first:].tolist(), (
+                    text,
+                    limit,
+                    name,
+                )
             cases += 1
     assert cases > 200
 
 
-def _located_by_the_library(tokenizer: JsonTokenizer, library: Tokenizer, limit: int, side: Side, text: str) -> LocatedText:
+def _located_by_the_library(
+    tokenizer: JsonTokenizer, library: Tokenizer, limit: int, side: Side, text: str
+) -> LocatedText:
     return tokenizer._located(_truncated(library, limit, side, "longest_first", text, None), text)
 
 
@@ -165,8 +183,12 @@ class _Counting:
 
 
 @pytest.mark.parametrize("side", _SIDES)
-@pytest.mark.parametrize("task", ["text_classification", "pair", "zero_shot_classification", "token_classification", "fill_mask"])
-def test_a_text_that_is_cut_is_tokenized_once(file: Path, task: str, side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "task", ["text_classification", "pair", "zero_shot_classification", "token_classification", "fill_mask"]
+)
+def test_a_text_that_is_cut_is_tokenized_once(
+    file: Path, task: str, side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer = JsonTokenizer(file)
     counting = _Counting(tokenizer._tokenizer)
     monkeypatch.setattr(tokenizer, "_tokenizer", counting)
@@ -175,7 +197,9 @@ def test_a_text_that_is_cut_is_tokenized_once(file: Path, task: str, side: Side,
     inputs: dict[str, Any] = {
         "text_classification": TextClassificationInput(text=text, truncation=truncation),
         "pair": TextClassificationInput(text=text, text_pair="one " * 30, truncation=truncation),
-        "zero_shot_classification": ZeroShotClassificationInput(text=text, candidate_labels=["one"], truncation=truncation),
+        "zero_shot_classification": ZeroShotClassificationInput(
+            text=text, candidate_labels=["one"], truncation=truncation
+        ),
         "token_classification": TokenClassificationInput(text=text, truncation=truncation),
         "fill_mask": FillMaskInput(text=f"+ {text}" if side == "right" else f"{text}+", truncation=truncation),
     }
@@ -188,7 +212,8 @@ def test_a_text_that_is_cut_is_tokenized_once(file: Path, task: str, side: Side,
 
 
 def test_a_long_pair_is_cut_without_what_is_cut_off_being_made(tokenizer: JsonTokenizer) -> None:
-    # The library's truncation makes a sequence of each part of one text with each of the other: 20,000 of these, which takes 20 s.
+    # The library's truncation makes a sequence of each part of one text with each of the other: 20,000 of these, which
+    # takes 20 s.
     began_s = time.process_time()
     encoded = tokenizer.encode_truncated("one " * 10_000, "two " * 10_000, max_tokens=128, side="right")
     assert len(encoded.token_ids) == 128

@@ -12,10 +12,14 @@ _UNIGRAM: dict[str, Any] = {"unk_id": 3, "vocab": [["<s>", 0.0]]}
 _BYTE_LEVEL: dict[str, Any] = {"continuing_subword_prefix": "", "unk_token": None, "vocab": {"a": 0}}
 
 
-def _continues(model: dict[str, Any], text: str, tokens: list[tuple[str, int, int]], ids: list[int] | None = None) -> list[bool]:
+def _continues(
+    model: dict[str, Any], text: str, tokens: list[tuple[str, int, int]], ids: list[int] | None = None
+) -> list[bool]:
     starts, ends = (np.array([token[column] for token in tokens], np.int32) for column in (1, 2))
     token_ids = np.array(ids or [50] * len(tokens), np.int32)
-    answer: list[bool] = WordRule.of_model(model).continues_word(text, token_ids, [token[0] for token in tokens], starts, ends).tolist()
+    answer: list[bool] = (
+        WordRule.of_model(model).continues_word(text, token_ids, [token[0] for token in tokens], starts, ends).tolist()
+    )
     return answer
 
 
@@ -31,7 +35,7 @@ def test_a_token_for_what_the_vocabulary_lacks_is_a_word() -> None:
 @pytest.mark.parametrize("model", [_UNIGRAM, _BYTE_LEVEL], ids=["unigram", "byte-level"])
 def test_without_marks_a_token_continues_a_word_unless_a_space_is_before_it(model: dict[str, Any]) -> None:
     tokens = [("a", 0, 1), ("b", 1, 2), ("c", 3, 4), (" d", 4, 6), ("e", 7, 8)]
-    #                                                a b   c d  e, where the last space is none of ASCII's: not the pipeline's either
+    # The last space is not one of ASCII's; transformers' pipeline does not count it as a space either.
     assert _continues(model, "ab c d\u00a0e", tokens) == [False, True, False, False, True]
 
 

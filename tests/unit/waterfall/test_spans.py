@@ -20,12 +20,20 @@ _ID = f"{_ROOT.trace_id:032x}"
 
 def _span(name: str, parent: Span | None, begin_ms: float, end_ms: float, **attributes: AttributeValue) -> Span:
     context = parent.context.child() if parent else _ROOT
-    return Span(name, context, parent.context if parent else None, int(begin_ms * _MS), int(end_ms * _MS), attributes=attributes)
+    return Span(
+        name, context, parent.context if parent else None, int(begin_ms * _MS), int(end_ms * _MS), attributes=attributes
+    )
 
 
 def _otlp(*, is_failing: bool = False) -> Json:
-    """Ten milliseconds: 1 of pre-process, 7 of prediction with 2 of queue and 4 of compute, 1.5 of post-process, 0.5 of rest."""
-    model: dict[str, AttributeValue] = {Attributes.MODEL: "<minilm>", Attributes.VERSION: "1", Attributes.TASK: "sentence_embedding"}
+    """Ten milliseconds: 1 of pre-process, 7 of prediction with 2 of queue and 4 of compute, 1.5 of post-process, 0.5 of
+    rest.
+    """
+    model: dict[str, AttributeValue] = {
+        Attributes.MODEL: "<minilm>",
+        Attributes.VERSION: "1",
+        Attributes.TASK: "sentence_embedding",
+    }
     root = _span(Spans.INFER, None, 0, 10, **model, **{Attributes.TOKENS: 5})
     predict = _span(Spans.PREDICT, root, 1, 8)
     queue, compute = _span(Spans.QUEUE, predict, 1.5, 3.5), _span(Spans.COMPUTE, predict, 3.5, 7.5)
@@ -46,7 +54,9 @@ def _otlp(*, is_failing: bool = False) -> Json:
     gateway = [_span(Spans.PREPROCESS, root, 0, 1), predict, _span(Spans.POSTPROCESS, root, 8, 9.5), root]
     clock = Clock()
     found = to_otlp_json(gateway, {"service.name": "gateway"}, clock)
-    found["resourceSpans"] += to_otlp_json([queue, compute, batch], {"service.name": "neuron-executor"}, clock)["resourceSpans"]
+    found["resourceSpans"] += to_otlp_json([queue, compute, batch], {"service.name": "neuron-executor"}, clock)[
+        "resourceSpans"
+    ]
     return found
 
 
@@ -76,7 +86,8 @@ def test_attributes_are_what_they_were() -> None:
 def test_the_split_adds_up_to_the_request() -> None:
     # Of prediction's 7 ms, 2 and 4 are the executor's, 1 the way there and back.
     assert split(_trace()) == (
-        "pre-process 10.0 % + prediction 70.0 % (queue 20.0 %, compute 40.0 %, hop 10.0 %) + post-process 15.0 % + unattributed 5.0 % "
+        "pre-process 10.0 % + prediction 70.0 % (queue 20.0 %, compute 40.0 %, hop 10.0 %) + post-process 15.0 % + "
+        "unattributed 5.0 % "
         "= 10.000 ms"
     )
 
@@ -84,13 +95,15 @@ def test_the_split_adds_up_to_the_request() -> None:
 def test_spans_of_several_sequences_that_overlap_count_once_so_that_no_share_is_impossible() -> None:
     root = _span(Spans.INFER, None, 0, 10)
     predict = _span(Spans.PREDICT, root, 1, 9)
-    # Three sequences in three batches: compute covers 3 to 7 ms, queue 1.5 to 3.5 ms, of which 0.5 ms are spent computing another.
+    # Three sequences in three batches: compute covers 3 to 7 ms, queue 1.5 to 3.5 ms, of which 0.5 ms are spent
+    # computing another.
     computed = [_span(Spans.COMPUTE, predict, *times) for times in ((3, 6), (3, 5), (5.5, 7))]
     queued = [_span(Spans.QUEUE, predict, *times) for times in ((1.5, 3), (2, 3.5))]
     trace = read_trace(to_otlp_json([root, predict, *queued, *computed], {"service.name": "all"}, Clock()), _ID)
     assert trace
     assert split(trace) == (
-        "pre-process 0.0 % + prediction 80.0 % (queue 15.0 %, compute 40.0 %, hop 25.0 %) + post-process 0.0 % + unattributed 20.0 % "
+        "pre-process 0.0 % + prediction 80.0 % (queue 15.0 %, compute 40.0 %, hop 25.0 %) + post-process 0.0 % + "
+        "unattributed 20.0 % "
         "= 10.000 ms"
     )
 
@@ -133,7 +146,9 @@ def test_the_page_needs_nothing_from_elsewhere_and_takes_no_word_for_markup(is_f
 
     Reader().feed(page)
     assert not [
-        word for word in ("gateway", "pre-process", "prediction", "queue", "compute", "post-process") if f">{word}</text>" not in page
+        word
+        for word in ("gateway", "pre-process", "prediction", "queue", "compute", "post-process")
+        if f">{word}</text>" not in page
     ]
     assert {"svg", "rect"} <= set(tags)
     assert not {"script", "link", "minilm"} & set(tags)
@@ -150,6 +165,8 @@ def test_every_bar_tells_its_name_times_and_attributes_where_the_pointer_rests()
 
 def test_compute_is_told_from_prediction_by_its_colour() -> None:
     svg = draw_svg(_trace())
-    colours = {name: re.findall(rf'fill="(#\w+)"><title>{name} ', svg) for name in (Spans.PREDICT, Spans.QUEUE, Spans.COMPUTE)}
+    colours = {
+        name: re.findall(rf'fill="(#\w+)"><title>{name} ', svg) for name in (Spans.PREDICT, Spans.QUEUE, Spans.COMPUTE)
+    }
     assert all(colours.values())
     assert len({colour for [colour] in colours.values()}) == 3

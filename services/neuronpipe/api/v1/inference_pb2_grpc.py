@@ -59,31 +59,50 @@ class InferenceServiceServicer(object):
     def Infer(self, request, context):
         """Runs one input.
 
-        Errors: INVALID_ARGUMENT the input is at fault (with google.rpc.BadRequest); NOT_FOUND no such model or version;
-        FAILED_PRECONDITION the model has another task; RESOURCE_EXHAUSTED too much waits already (with google.rpc.RetryInfo and the
-        trailer grpc-retry-pushback-ms); DEADLINE_EXCEEDED; CANCELLED; UNAVAILABLE a stage cannot be reached or is not ready yet;
-        INTERNAL a fault of the server.
+        Errors:
+
+        - INVALID_ARGUMENT: the input is invalid. google.rpc.BadRequest names the field.
+        - NOT_FOUND: the server has no such model or version.
+        - FAILED_PRECONDITION: the model does not have the task of the input.
+        - RESOURCE_EXHAUSTED: the server is overloaded. google.rpc.RetryInfo and the trailer grpc-retry-pushback-ms say
+        when to retry.
+        - DEADLINE_EXCEEDED: the deadline passed, or cannot be met.
+        - CANCELLED: the caller cancelled the call, or the server stopped before the call was done.
+        - UNAVAILABLE: a stage cannot be reached, or the server is starting or stopping.
+        - INTERNAL: a fault of the server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def InferBatch(self, request, context):
-        """Runs many inputs; each succeeds or fails alone, with the errors of Infer in its outcome.
+        """Runs many inputs in one call. Each input succeeds or fails on its own. Its outcome holds the response, or an error
+        as Infer would return it.
 
-        Errors of the whole: INVALID_ARGUMENT no requests or more than the limit; RESOURCE_EXHAUSTED too many calls in flight;
-        DEADLINE_EXCEEDED; CANCELLED; UNAVAILABLE; INTERNAL.
+        Errors of the call as a whole:
+
+        - INVALID_ARGUMENT: the call has no requests, or more than the limit (`--max-batch-items`, 256 by default).
+        - RESOURCE_EXHAUSTED: too many calls are in flight.
+        - DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, INTERNAL: as for Infer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def InferStream(self, request_iterator, context):
-        """Runs inputs as they arrive. Answers come in the order in which they are ready and carry their request's id; an input that fails
-        does not end the stream. The server reads ahead a limited number of requests and leaves the rest to flow control.
+        """Runs inputs as they arrive. Responses are sent as soon as they are ready, in any order. Each carries the id of its
+        request. An input that fails does not end the stream. The server reads a limited number of requests ahead
+        (`--max-stream-in-flight`, 64 by default) and leaves the rest to flow control.
 
-        Errors of the whole, after the answers to what was read before: INVALID_ARGUMENT a message that cannot be read; UNAVAILABLE the
-        server is starting or stopping. At once: RESOURCE_EXHAUSTED too many calls in flight; DEADLINE_EXCEEDED; CANCELLED; INTERNAL.
+        These errors end the stream after the responses to all requests that were read before:
+
+        - INVALID_ARGUMENT: a message cannot be parsed.
+        - UNAVAILABLE: the server is starting or stopping.
+
+        These errors end the stream at once:
+
+        - RESOURCE_EXHAUSTED: too many calls are in flight.
+        - DEADLINE_EXCEEDED, CANCELLED, INTERNAL: as for Infer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

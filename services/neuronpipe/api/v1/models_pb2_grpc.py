@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub(object):
-    """Says which models are served and what they take.
+    """Lists and describes the served models.
     """
 
     def __init__(self, channel):
@@ -48,22 +48,28 @@ class ModelServiceStub(object):
 
 
 class ModelServiceServicer(object):
-    """Says which models are served and what they take.
+    """Lists and describes the served models.
     """
 
     def ListModels(self, request, context):
-        """Lists every version of every model, by name and then version.
+        """Lists every version of every model, sorted by name and then by version.
 
-        Errors: UNAVAILABLE the gateway is starting.
+        Errors:
+
+        - UNAVAILABLE: the gateway is starting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Describes one model.
+        """Describes one version of a model.
 
-        Errors: NOT_FOUND no such model or version; INVALID_ARGUMENT the version is not a whole number; UNAVAILABLE.
+        Errors:
+
+        - NOT_FOUND: the server has no such model or version.
+        - INVALID_ARGUMENT: the version is not a whole number.
+        - UNAVAILABLE: the gateway is starting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,7 +97,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService(object):
-    """Says which models are served and what they take.
+    """Lists and describes the served models.
     """
 
     @staticmethod

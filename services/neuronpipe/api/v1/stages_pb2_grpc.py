@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TokenizerServiceStub(object):
-    """The pre-process stage: inputs become sequences of token ids.
+    """The pre-process stage. It turns inputs into sequences of token ids, or of pixels.
     """
 
     def __init__(self, channel):
@@ -43,14 +43,19 @@ class TokenizerServiceStub(object):
 
 
 class TokenizerServiceServicer(object):
-    """The pre-process stage: inputs become sequences of token ids.
+    """The pre-process stage. It turns inputs into sequences of token ids, or of pixels.
     """
 
     def Tokenize(self, request_iterator, context):
         """Encodes inputs.
 
-        Errors of the whole: INVALID_ARGUMENT not a valid message; UNAVAILABLE the service is starting, or is stopping, which ends the stream
-        after the outcomes of what was read before; CANCELLED; INTERNAL.
+        Errors that end the stream:
+
+        - INVALID_ARGUMENT: a message cannot be parsed.
+        - UNAVAILABLE: the service is starting or stopping. If it is stopping, the outcomes of all items that it has read
+        are sent first.
+        - CANCELLED: the gateway cancelled the stream.
+        - INTERNAL: a fault of the service.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,7 +78,7 @@ def add_TokenizerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TokenizerService(object):
-    """The pre-process stage: inputs become sequences of token ids.
+    """The pre-process stage. It turns inputs into sequences of token ids, or of pixels.
     """
 
     @staticmethod
@@ -105,7 +110,7 @@ class TokenizerService(object):
 
 
 class NeuronExecutorServiceStub(object):
-    """The prediction stage: sequences become the model's outputs.
+    """The prediction stage. It turns sequences into the outputs of the model.
     """
 
     def __init__(self, channel):
@@ -122,14 +127,19 @@ class NeuronExecutorServiceStub(object):
 
 
 class NeuronExecutorServiceServicer(object):
-    """The prediction stage: sequences become the model's outputs.
+    """The prediction stage. It turns sequences into the outputs of the model.
     """
 
     def Execute(self, request_iterator, context):
         """Runs sequences.
 
-        Errors of the whole: INVALID_ARGUMENT not a valid message; UNAVAILABLE the service is starting, or is stopping, which ends the stream
-        after the outcomes of what was read before; CANCELLED; INTERNAL.
+        Errors that end the stream:
+
+        - INVALID_ARGUMENT: a message cannot be parsed.
+        - UNAVAILABLE: the service is starting or stopping. If it is stopping, the outcomes of all items that it has read
+        are sent first.
+        - CANCELLED: the gateway cancelled the stream.
+        - INTERNAL: a fault of the service.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,7 +162,7 @@ def add_NeuronExecutorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class NeuronExecutorService(object):
-    """The prediction stage: sequences become the model's outputs.
+    """The prediction stage. It turns sequences into the outputs of the model.
     """
 
     @staticmethod
@@ -184,7 +194,7 @@ class NeuronExecutorService(object):
 
 
 class PostprocessorServiceStub(object):
-    """The post-process stage: the model's outputs become a result.
+    """The post-process stage. It turns the outputs of the model into a result.
     """
 
     def __init__(self, channel):
@@ -201,14 +211,19 @@ class PostprocessorServiceStub(object):
 
 
 class PostprocessorServiceServicer(object):
-    """The post-process stage: the model's outputs become a result.
+    """The post-process stage. It turns the outputs of the model into a result.
     """
 
     def Postprocess(self, request_iterator, context):
         """Decodes outputs.
 
-        Errors of the whole: INVALID_ARGUMENT not a valid message; UNAVAILABLE the service is starting, or is stopping, which ends the stream
-        after the outcomes of what was read before; CANCELLED; INTERNAL.
+        Errors that end the stream:
+
+        - INVALID_ARGUMENT: a message cannot be parsed.
+        - UNAVAILABLE: the service is starting or stopping. If it is stopping, the outcomes of all items that it has read
+        are sent first.
+        - CANCELLED: the gateway cancelled the stream.
+        - INTERNAL: a fault of the service.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -231,7 +246,7 @@ def add_PostprocessorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PostprocessorService(object):
-    """The post-process stage: the model's outputs become a result.
+    """The post-process stage. It turns the outputs of the model into a result.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TraceServiceStub(object):
-    """Reads traces. Servers have it that keep traces (--kept-traces); others answer UNIMPLEMENTED.
+    """Reads traces. Servers with `--kept-traces` have this service. Others answer UNIMPLEMENTED.
     """
 
     def __init__(self, channel):
@@ -43,13 +43,18 @@ class TraceServiceStub(object):
 
 
 class TraceServiceServicer(object):
-    """Reads traces. Servers have it that keep traces (--kept-traces); others answer UNIMPLEMENTED.
+    """Reads traces. Servers with `--kept-traces` have this service. Others answer UNIMPLEMENTED.
     """
 
     def GetTrace(self, request, context):
-        """Finds the spans of a trace, and the batches that its sequences ran in. The gateway asks its stages for theirs, too.
+        """Returns the spans of a trace, and those of the batches in which its sequences ran. The gateway also asks its stages
+        for their spans.
 
-        Errors: INVALID_ARGUMENT the id is none; UNAVAILABLE the service is starting or stopping; INTERNAL.
+        Errors:
+
+        - INVALID_ARGUMENT: trace_id is not a trace id.
+        - UNAVAILABLE: the service is starting or stopping.
+        - INTERNAL: a fault of the server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,7 +77,7 @@ def add_TraceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TraceService(object):
-    """Reads traces. Servers have it that keep traces (--kept-traces); others answer UNIMPLEMENTED.
+    """Reads traces. Servers with `--kept-traces` have this service. Others answer UNIMPLEMENTED.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Compiles a Transformers model into a bundle. Torch and transformers live here, and nothing that serves imports this."""
+"""Compiles a Transformers model into a bundle. It needs torch and transformers; nothing that serves imports it."""
 
 import dataclasses
 import json
@@ -27,7 +27,14 @@ from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer, serving_json, token_texts
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Accuracy, Artifact, Manifest
-from neuronpipe.bundles.repository import Bundle, check_writable, choose_version, new_bundle, read_bundle, write_manifest
+from neuronpipe.bundles.repository import (
+    Bundle,
+    check_writable,
+    choose_version,
+    new_bundle,
+    read_bundle,
+    write_manifest,
+)
 from neuronpipe.core.errors import SetupError
 
 Report: TypeAlias = Callable[[str], None]
@@ -39,13 +46,14 @@ TOKENS_FILE = "tokens.json"
 
 @dataclass(frozen=True, slots=True)
 class CompileRequest:
-    """What to compile.
+    """The model to compile, and how.
 
-    `max_divergence` is the largest absolute difference of an output to PyTorch float32, and `min_agreement` (0 to 1) the smallest
-    agreement (see Accuracy), or None for no limit; int8 keeps in float32 what that takes. `calibration` is a file of texts for int8, or
-    None for sample text. `device_times`
-    names a table of device_times.py, for the fake back end to simulate. An empty `task` or `dtype` is found by the model's configuration.
-    With `merge_adapter` the source is an adapter (LoRA), which is merged into `base_model`, or the model that it names.
+    `max_divergence` is the largest absolute difference of an output to PyTorch float32, and `min_agreement` (0 to 1)
+    the smallest agreement (see Accuracy), or None for no limit; int8 keeps as many layers in float32 as the latter
+    needs. `calibration` is a file of texts for int8, or None for sample text. `device_times` names a table of
+    device_times.py, for the fake back end to simulate. An empty `task` or `dtype` is found from the model's
+    configuration. With `merge_adapter`, the source is an adapter (LoRA), which is merged into `base_model`, or into the
+    model that it names.
     """
 
     source: str
@@ -69,7 +77,7 @@ class CompileRequest:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A bundle, and what its artefact was compared on: batches of sample texts with the outputs of PyTorch float32."""
+    """A bundle, and the batches of sample texts of its comparison, with the outputs of PyTorch float32."""
 
     bundle: Bundle
     batches: Sequence[Batch]
@@ -77,7 +85,10 @@ class Compiled:
 
 
 def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
-    """Compiles one model and adds it to the repository, whole or not at all. Raises SetupError for what cannot be compiled."""
+    """Compiles one model and adds it to the repository, completely or not at all.
+
+    Raises SetupError for a model that cannot be compiled.
+    """
     return compile_with_reference(request, report).bundle
 
 
@@ -129,7 +140,9 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
         mask_token = module.fact("mask_token") or ""
         _write_tokenizer(folder, tokenizer, mask_token, spec.vocabulary_size)
         compiler = COMPILERS[request.backend]
-        conversion = accuracy.Conversion(module, source, batches[0], folder, request.dtype, buckets, request.neuronx, request.device_times)
+        conversion = accuracy.Conversion(
+            module, source, batches[0], folder, request.dtype, buckets, request.neuronx, request.device_times
+        )
         artifact = compiler.convert(conversion)
 
         def measure(artifact: Artifact) -> Accuracy | None:
@@ -148,7 +161,9 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
         step("compare with PyTorch on samples")
         measured = measure(artifact)
         if quantizer and request.min_agreement is not None and not accuracy.agrees(measured, request.min_agreement):
-            report(f"      int8 agrees less than --min-agreement {request.min_agreement:g}; find the parts that lose most")
+            report(
+                f"      int8 agrees less than --min-agreement {request.min_agreement:g}; find the parts that lose most"
+            )
             ranked = sensitivity.rank(quantizer, compiler, conversion, texts)
             artifact, measured = sensitivity.search(quantizer, ranked, measure, request.min_agreement)
             report(f"      {len(artifact.float_parts)} of {len(ranked)} in float32: {', '.join(artifact.float_parts)}")
@@ -188,10 +203,18 @@ def _check(request: CompileRequest) -> None:
     if request.dtype and request.dtype not in dtypes:
         raise SetupError(f"dtype {request.dtype!r} is not known for {request.backend}; there are: {', '.join(dtypes)}")
     _check_buckets(request)
-    if request.backend != "neuronx" and dataclasses.replace(request.neuronx, cache=DEFAULT_OPTIONS.cache) != DEFAULT_OPTIONS:
-        raise SetupError("--target, --optlevel, --model-type, --auto-cast, --attention and --compile-workers are for --backend neuronx")
+    if (
+        request.backend != "neuronx"
+        and dataclasses.replace(request.neuronx, cache=DEFAULT_OPTIONS.cache) != DEFAULT_OPTIONS
+    ):
+        raise SetupError(
+            "--target, --optlevel, --model-type, --auto-cast, --attention and --compile-workers are for "
+            "--backend neuronx"
+        )
     if request.device_times and (request.backend != "fake" or request.device_times not in DEVICE_TIMES):
-        raise SetupError(f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}")
+        raise SetupError(
+            f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}"
+        )
     if request.base_model and not request.merge_adapter:
         raise SetupError("--base-model is for --merge-adapter")
     if request.calibration is not None and request.dtype != "int8":
@@ -208,14 +231,17 @@ def _check(request: CompileRequest) -> None:
 def _check_images(request: CompileRequest) -> None:
     if request.task == "image_classification" and (request.backend == "neuronx" or request.dtype == "int8"):
         refused = "--backend neuronx" if request.backend == "neuronx" else "--dtype int8, which is calibrated on texts,"
-        raise SetupError(f"{refused} is for models of texts; openvino, torch and fake take images, in any other --dtype")
+        raise SetupError(
+            f"{refused} is for models of texts; openvino, torch and fake take images, in any other --dtype"
+        )
 
 
 def _check_buckets(request: CompileRequest) -> None:
     use = COMPILERS[request.backend].BUCKETS
     if use == "required" and not request.buckets.buckets:
         raise SetupError(
-            f"{request.backend} computes the shapes only that it was compiled for; name them with --bucket BATCHxTOKENS, or have them "
+            f"{request.backend} computes the shapes only that it was compiled for; name them with --bucket "
+            "BATCHxTOKENS, or have them "
             "chosen with --buckets auto --lengths FILE"
         )
     if use == "none" and request.buckets.buckets:
@@ -229,7 +255,10 @@ def _choose_buckets(request: CompileRequest, module: SourceModule, report: Repor
     buckets, plan = choose_buckets(request.buckets, module.max_tokens)
     for bucket in buckets:
         if module.takes_images and bucket.tokens != module.max_tokens:
-            raise SetupError(f"--bucket {bucket}: an image counts as {module.max_tokens} tokens: write {bucket.batch}x{module.max_tokens}")
+            raise SetupError(
+                f"--bucket {bucket}: an image counts as {module.max_tokens} tokens: write "
+                f"{bucket.batch}x{module.max_tokens}"
+            )
     if plan is not None:
         report(plan.describe())
     return buckets

@@ -24,7 +24,7 @@ _TORCH_DTYPES = {"bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What to convert: the module and a batch for it, into the bundle's folder, for these buckets where there are any."""
+    """The parameters of a conversion: the module, a batch for it, the bundle's folder, and the buckets if any."""
 
     module: SourceModule
     source: ModelSource
@@ -38,7 +38,10 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """An artefact's outputs for each batch, and the dtype that it computed in. `emulator` says what ran in its place, if anything did."""
+    """An artefact's outputs for each batch, and the dtype in which it computed.
+
+    `emulator` names what ran in place of the artefact, if anything did.
+    """
 
     outputs: Sequence[Outputs]
     computed_dtype: str
@@ -46,27 +49,30 @@ class Ran:
 
 
 class ArtifactCompiler(Protocol):
-    """The part of the compiler that belongs to one back end (a module)."""
+    """The part of the compiler for one back end (a module)."""
 
     DTYPES: tuple[str, ...]
     BUCKETS: str
     """Whether it compiles for buckets: "none", "optional" or "required"."""
 
     def convert(self, conversion: Conversion) -> Artifact:
-        """Writes the artefact below the bundle's folder and describes it. Raises SetupError."""
+        """Writes the artefact into the bundle's folder and describes it. Raises SetupError."""
 
     def run(self, conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran | None:
-        """Runs the artefact on every batch, or None where there is nothing to compare."""
+        """Runs the artefact on every batch; None if there is nothing to compare."""
 
 
 def reference_outputs(module: SourceModule, batches: Sequence[Batch]) -> list[Outputs]:
-    """The original's outputs, computed before anything is converted. Raises SetupError where they are no numbers."""
+    """The original's outputs, computed before the conversion. Raises SetupError if they are NaN."""
     with torch.inference_mode():
         outputs = [_run(module, batch) for batch in batches]
     with np.errstate(invalid="ignore"):
-        difference = largest_difference(module.per_token_outputs, outputs, outputs, batches)  # of infinities no number, either
+        difference = largest_difference(module.per_token_outputs, outputs, outputs, batches)  # NaN for infinities, too
     if np.isnan(difference):
-        raise SetupError(f"the outputs of {module.architecture} are no numbers in PyTorch either: its weights are damaged; train it again")
+        raise SetupError(
+            f"the outputs of {module.architecture} are NaN or infinite in PyTorch, too: its weights are damaged; "
+            "train it again"
+        )
     return outputs
 
 
@@ -78,9 +84,9 @@ def measure(
     reference: Sequence[Outputs],
     sample_texts: str,
 ) -> Accuracy | None:
-    """The artefact's largest difference to the reference, on tokens that are not padding, and its agreement with it.
+    """The artefact's agreement with the reference, and its largest difference to it, on tokens that are not padding.
 
-    `sample_texts` says what the batches were made from.
+    `sample_texts` says where the texts of the batches come from.
     """
     ran = compiler.run(conversion, artifact, batches)
     if ran is None:
@@ -98,48 +104,62 @@ def measure(
         largest_difference=largest_difference(module.per_token_outputs, outputs, reference, batches),
         computed_dtype=computed_dtype,
         emulator=ran.emulator,
-        emulated_difference=None if emulated is None else largest_difference(module.per_token_outputs, emulated, reference, batches),
+        emulated_difference=None
+        if emulated is None
+        else largest_difference(module.per_token_outputs, emulated, reference, batches),
         agreement=agreement(module.task, outputs, reference, batches),
         emulated_agreement=None if emulated is None else agreement(module.task, emulated, reference, batches),
     )
 
 
 def describe(accuracy: Accuracy, dtype: str, task: str) -> str:
-    """A few lines for a person."""
+    """A few lines for a user."""
     line = (
         f"      largest difference {accuracy.largest_difference:.2e} over {accuracy.samples} samples of up to "
         f"{max(tokens for _, tokens in accuracy.sample_shapes)} tokens (largest output {accuracy.largest_output:.3g})"
     )
     if accuracy.agreement is not None:
         line += f"\n      agreement {accuracy.agreement:.4f} ({meaning(task)})"
-    line += f"\n      measured on {accuracy.sample_texts}" + ("; other texts may differ more" if dtype.startswith("int8") else "")
+    line += f"\n      measured on {accuracy.sample_texts}" + (
+        "; other texts may differ more" if dtype.startswith("int8") else ""
+    )
     if accuracy.emulator:
         line += f"\n      computed by {accuracy.emulator}; `neuronpipe accept` compares on the device"
     if accuracy.emulated_difference is not None:
         line += (
-            f"\n      this CPU has no {dtype} instructions and computed in {accuracy.computed_dtype}; PyTorch in {dtype} differs by "
+            f"\n      this CPU has no {dtype} instructions and computed in {accuracy.computed_dtype}; PyTorch in "
+            f"{dtype} differs by "
             f"{accuracy.emulated_difference:.2e}"
         )
     return line
 
 
 def check(accuracy: Accuracy | None, max_divergence: float | None, min_agreement: float | None) -> None:
-    """Raises SetupError for an artefact that is too far off, and where a limit is given and nothing was measured."""
+    """Raises SetupError for an artefact beyond a limit, and for a limit if nothing was measured."""
     if accuracy is None:
         if max_divergence is not None or min_agreement is not None:
-            raise SetupError("this back end's artefacts are not compared with PyTorch; leave out --max-divergence and --min-agreement")
+            raise SetupError(
+                "this back end's artefacts are not compared with PyTorch; leave out --max-divergence and "
+                "--min-agreement"
+            )
         return
     worst = float(np.max([accuracy.largest_difference, accuracy.emulated_difference or 0]))
     if not np.isfinite(worst):
-        raise SetupError("the artefact's outputs are not numbers for some sample texts")
+        raise SetupError("the artefact's outputs are NaN or infinite for some sample texts")
     if max_divergence is not None and worst > max_divergence:
-        raise SetupError(f"the artefact differs from PyTorch float32 by {worst:.2e}, the limit is {max_divergence:.2e} (--max-divergence)")
+        raise SetupError(
+            f"the artefact differs from PyTorch float32 by {worst:.2e}, the limit is {max_divergence:.2e} "
+            "(--max-divergence)"
+        )
     if min_agreement is not None:
         _check_agreement(accuracy, min_agreement)
 
 
 def agrees(accuracy: Accuracy | None, min_agreement: float) -> bool:
-    """Whether the artefact agrees with the original by no less than this; so it does where there is no agreement to measure."""
+    """Whether the artefact's agreement with the original is at least this.
+
+    It is true if there is no agreement to measure.
+    """
     return accuracy is None or all(value >= min_agreement for value in _agreements(accuracy))
 
 
@@ -149,10 +169,13 @@ def _agreements(accuracy: Accuracy) -> list[float]:
 
 def _check_agreement(accuracy: Accuracy, min_agreement: float) -> None:
     if not _agreements(accuracy):
-        raise SetupError("a model with one label has no agreement to measure; use --max-divergence in place of --min-agreement")
+        raise SetupError(
+            "a model with one label has no agreement to measure; use --max-divergence in place of --min-agreement"
+        )
     if not agrees(accuracy, min_agreement):
         raise SetupError(
-            f"the artefact's agreement with PyTorch float32 is {min(_agreements(accuracy)):.6g}, the limit is {min_agreement:g} "
+            f"the artefact's agreement with PyTorch float32 is {min(_agreements(accuracy)):.6g}, the limit is "
+            f"{min_agreement:g} "
             "(--min-agreement)"
         )
 
@@ -165,10 +188,10 @@ def _run(module: SourceModule, batch: Batch) -> Outputs:
 def largest_difference(
     per_token: Collection[str], outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[Batch]
 ) -> float:
-    """Of any output, on tokens that are not padding in those of `per_token`; NaN where one is."""
+    """The largest difference of any output; NaN if one is. `per_token` names outputs of which padding is left out."""
     differences = []
     for one, expected, batch in zip(outputs, reference, batches, strict=True):
         for name, array in expected.items():
             difference = np.abs(one[name] - array)
             differences.append((difference[batch["attention_mask"] == 1] if name in per_token else difference).max())
-    return float(np.max(differences))  # not max(), which takes what is not a number for smaller
+    return float(np.max(differences))  # not max(), for which NaN is smaller than other numbers

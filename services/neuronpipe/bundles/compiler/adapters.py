@@ -1,4 +1,4 @@
-"""Merges an adapter (LoRA and others of peft) into its base model, so that the result compiles like any other model."""
+"""Merges an adapter (LoRA and others of peft) into its base model. The result compiles like any other model."""
 
 import shutil
 import warnings
@@ -14,7 +14,8 @@ from neuronpipe.bundles.compiler.source import ModelSource, find_source
 from neuronpipe.bundles.compiler.source_checks import ADAPTER_CONFIG, check_configuration
 from neuronpipe.core.errors import SetupError
 
-# peft's task types → transformers' class with that head. Source: peft.TaskType; the two others are of models that write text.
+# peft's task types → transformers' class with that head. Source: peft.TaskType; the two others are of models that write
+# text.
 _HEADS = {
     "SEQ_CLS": "AutoModelForSequenceClassification",
     "TOKEN_CLS": "AutoModelForTokenClassification",
@@ -26,10 +27,11 @@ _SHOWN_KEYS = 4
 
 
 def merge_adapter(source: str, revision: str | None, base: str, folder: Path) -> ModelSource:
-    """Writes the merged model into `folder`: the base's files, those that the adapter brings of its own, and the merged weights.
+    """Writes the merged model into `folder`: the base's files, the adapter's own files, and the merged weights.
 
-    `base` is a folder or an id on the Hub; where it is empty, the adapter's configuration names it. Parameters that neither the base nor
-    the adapter has are left out, so that a head that nobody trained is refused like that of any other model. Raises SetupError.
+    `base` is a folder or an id on the Hub. If it is empty, the adapter's configuration names it. Parameters that
+    neither the base nor the adapter has are left out, so that an untrained head is refused like that of any other
+    model. Raises SetupError.
     """
     peft = _import_peft()
     adapter = find_source(source, revision, is_adapter=True)
@@ -56,14 +58,17 @@ def _import_peft() -> Any:
         import peft
     except ModuleNotFoundError as error:
         raise SetupError(
-            f"--merge-adapter needs the package {error.name}, which is not installed: pip install 'neuronpipe[compile-adapters]'"
+            f"--merge-adapter needs the package {error.name}, which is not installed: pip install "
+            "'neuronpipe[compile-adapters]'"
         ) from error
     return peft
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Everything but weights and what is the adapter's alone."""
-    ignore = shutil.ignore_patterns("*.safetensors", "*.bin", "*.safetensors.index.json", "adapter_*", "onnx", "openvino", ".git")
+    """Copies all files except weights and the adapter's own."""
+    ignore = shutil.ignore_patterns(
+        "*.safetensors", "*.bin", "*.safetensors.index.json", "adapter_*", "onnx", "openvino", ".git"
+    )
     shutil.copytree(source, target, ignore=ignore, dirs_exist_ok=True)
 
 
@@ -75,13 +80,18 @@ def _write_merged(peft: Any, adapter: Path, settings: Mapping[str, Any], base: P
     auto_class = _class_of(adapter, settings, content)
     try:
         trained = peft.utils.load_peft_weights(str(adapter), device="cpu")
-    except Exception as error:  # a file that is missing or broken: each raises something else
+    except Exception as error:  # missing and broken files raise different exceptions
         raise SetupError(f"{adapter}: the adapter's weights cannot be read; get the files again") from error
     config = transformers.AutoConfig.from_pretrained(folder)
     config.num_labels = _count_labels(auto_class, config, trained)
     try:
         model, info = auto_class.from_pretrained(
-            base, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False
+            base,
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
         )
         tokens = len(transformers.AutoTokenizer.from_pretrained(folder))
         if tokens > model.get_input_embeddings().weight.shape[0]:  # as peft's own AutoPeftModel does
@@ -89,10 +99,13 @@ def _write_merged(peft: Any, adapter: Path, settings: Mapping[str, Any], base: P
         adapted = peft.PeftModel.from_pretrained(model, str(adapter))
         expected = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
     except Exception as error:  # whatever peft raises for modules that the base does not have
-        raise SetupError(f"{adapter}: the adapter does not fit its base model {base}; name the right one with --base-model") from error
+        raise SetupError(
+            f"{adapter}: the adapter does not fit its base model {base}; name the right one with --base-model"
+        ) from error
     if odd := sorted({*(expected - {*trained}), *({*trained} - expected - {*adapted.state_dict()})}):
         raise SetupError(
-            f"{adapter}: the adapter does not fit its base model {base}: {', '.join(odd[:_SHOWN_KEYS])} is in one only; name the right "
+            f"{adapter}: the adapter does not fit its base model {base}: {', '.join(odd[:_SHOWN_KEYS])} is in one "
+            "only; name the right "
             "one with --base-model"
         )
     if not hasattr(adapted, "merge_and_unload"):
@@ -100,23 +113,32 @@ def _write_merged(peft: Any, adapter: Path, settings: Mapping[str, Any], base: P
     merged = adapted.merge_and_unload()
     mismatched = {key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"]}
     untrained = (set(info["missing_keys"]) | mismatched) - {name.removeprefix(_PREFIX) for name in trained}
-    merged.save_pretrained(folder, state_dict={name: one for name, one in merged.state_dict().items() if name not in untrained})
+    merged.save_pretrained(
+        folder, state_dict={name: one for name, one in merged.state_dict().items() if name not in untrained}
+    )
 
 
 def _class_of(adapter: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
-    """The class of transformers that the adapter was trained in."""
+    """The class of transformers with which the adapter was trained."""
     kind = settings.get("task_type")
     mapped = (settings.get("auto_mapping") or {}).get("base_model_class")
     name = _HEADS.get(str(kind)) if kind else str(mapped or (config.get("architectures") or ["AutoModel"])[0])
     if name is None:
-        raise SetupError(f"{adapter}: the adapter is for {kind}, a model that writes text; models of an encoder only are served")
+        raise SetupError(
+            f"{adapter}: the adapter is for {kind}, a model that writes text; models of an encoder only are served"
+        )
     if not hasattr(transformers, name):
-        raise SetupError(f"{adapter}: the adapter is for a model {name}, which transformers {transformers.__version__} does not have")
+        raise SetupError(
+            f"{adapter}: the adapter is for a model {name}, which transformers {transformers.__version__} does not have"
+        )
     return getattr(transformers, name)
 
 
 def _count_labels(auto_class: Any, config: Any, trained: Mapping[str, torch.Tensor]) -> int:
-    """As many as the adapter's own head has rows, of which its configuration says nothing; the base's where it brings no head."""
+    """The number of labels: the rows of the adapter's own head, or else the base's number.
+
+    The adapter's configuration does not contain it.
+    """
     with torch.device("meta"):
         model = auto_class.from_config(config) if auto_class.__name__.startswith("Auto") else auto_class(config)
     body = f"{model.base_model_prefix}."

@@ -1,4 +1,4 @@
-"""What some architectures need of whoever compiles them; all others need nothing."""
+"""Special cases of some architectures that the compiler needs to know. All others need nothing."""
 
 from typing import Any
 
@@ -8,34 +8,46 @@ from neuronpipe.core.errors import SetupError
 
 # The first position is the one after the padding id in these families, which costs them positions.
 # Source: create_position_ids_from_input_ids in each one's modeling file.
-_POSITIONS_AFTER_PADDING = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "xmod", "data2vec-text"}
+_POSITIONS_AFTER_PADDING = {
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "camembert",
+    "mpnet",
+    "longformer",
+    "xmod",
+    "data2vec-text",
+}
 
-# Windows of local attention that hold nothing but padding: OpenVINO's attention makes them NaN, which spreads to tokens in the next layer.
+# Windows of local attention that hold nothing but padding: OpenVINO's attention makes them NaN, which spreads to tokens
+# in the next layer.
 NEED_EAGER_ATTENTION = frozenset({"modernbert"})
 
 
 def positions(config: Any) -> int | None:
-    """The most tokens that a model can tell apart; None where it knows them by their distance and any number would do."""
+    """The number of token positions that a model distinguishes; None if it uses distances, so that any number works."""
     count = int(getattr(config, "max_position_embeddings", None) or 0)
     if count <= 0:
         return None
     if config.model_type in _POSITIONS_AFTER_PADDING:
         return count - int(config.pad_token_id) - 1
     if config.model_type == "big_bird" and config.attention_type == "block_sparse":
-        # Up to here transformers computes full attention whatever the type, and so do we. Source: BigBirdModel.forward.
+        # Up to this length transformers computes full attention for every type, and so does neuronpipe. Source:
+        # BigBirdModel.forward.
         return min(count, (5 + 2 * int(config.num_random_blocks)) * int(config.block_size))
     return count
 
 
 def prepare(model: Any) -> None:
-    """Makes a model one that a graph for all lengths can hold and that gives a text the same outputs however it is padded.
+    """Changes a model so that one graph serves all lengths, and a text's outputs do not depend on its padding.
 
-    Raises SetupError for one that can be no such graph.
+    Raises SetupError for a model for which this is not possible.
     """
     kind = model.config.model_type
     if kind == "longformer":
         raise SetupError(
-            "Longformer cuts texts into windows by their length in Python, which no graph for all lengths can hold; it is not supported"
+            "Longformer cuts texts into windows by their length in Python, which no graph for all lengths can hold; it "
+            "is not supported"
         )
     if kind == "big_bird":
         model.base_model.set_attention_type("original_full")
@@ -44,7 +56,10 @@ def prepare(model: Any) -> None:
 
 
 def _blank_padding(model: Any) -> None:
-    """MobileBERT sees of each token its neighbours too, and zeros behind the last one: padding has to look like these."""
+    """Makes MobileBERT see zeros at padding.
+
+    For each token it also sees the neighbours, and after the last token zeros. Padding has to look like these.
+    """
     embeddings = model.base_model.embeddings
     original = embeddings.word_embeddings.weight
     weight = original.detach().clone()  # the original belongs to the head of a masked language model as well

@@ -1,4 +1,4 @@
-"""Which buckets to compile: those named, or the best ones for the lengths of real inputs."""
+"""Chooses the buckets to compile: those that were named, or the best ones for the lengths of real inputs."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -18,16 +18,18 @@ _MAX_TOKENS = 1 << 16
 _MAX_BYTES = 256 << 20
 # Counts are added up as float64.
 _MAX_DIGITS = 15
-# Unless others are asked for.
+# The default.
 _LENGTHS = 4
 _BATCHES = (1, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class BucketRequest:
-    """`buckets`: what was asked for, such as ("8x128",) or ("auto",), which needs `lengths`; () for back ends without buckets.
+    """The buckets to compile.
 
-    Of "auto", each of `max_lengths` lengths is compiled for each of `batches`; None: 4 lengths, batches of 1 and 8.
+    `buckets` is the option, such as ("8x128",) or ("auto",), which needs `lengths`; () for back ends without buckets.
+    With "auto", each of `max_lengths` lengths is compiled for each of `batches`. None means 4 lengths, and batches of 1
+    and 8.
     """
 
     buckets: tuple[str, ...] = ()
@@ -36,7 +38,7 @@ class BucketRequest:
     batches: tuple[int, ...] | None = None
 
     def check(self) -> None:
-        """Raises SetupError for options that say how to choose buckets where none are chosen."""
+        """Raises SetupError for options about the choice of buckets if none are chosen."""
         given = {"--lengths": self.lengths, "--max-lengths": self.max_lengths, "--batches": self.batches}
         names = [name for name, value in given.items() if value is not None]
         if names and self.buckets != ("auto",):
@@ -48,7 +50,7 @@ NO_BUCKETS = BucketRequest()
 
 @dataclass(frozen=True, slots=True)
 class LengthPlan:
-    """The chosen lengths, and the share of computed tokens that is padding, in this plan and in two simple ones."""
+    """The chosen lengths, and the share of padding in the computed tokens, for this plan and for two simple ones."""
 
     lengths: tuple[int, ...]
     waste: float
@@ -57,16 +59,17 @@ class LengthPlan:
     powers_of_two: int
 
     def describe(self) -> str:
-        """A line for a person."""
+        """A line for a user."""
         lengths = ", ".join(map(str, self.lengths))
         return (
-            f"      lengths {lengths}: {self.waste:.1%} of the tokens are padding; one bucket: {self.single_waste:.1%}; "
+            f"      lengths {lengths}: {self.waste:.1%} of the tokens are padding; one bucket: "
+            f"{self.single_waste:.1%}; "
             f"{self.powers_of_two} powers of two: {self.power_of_two_waste:.1%}"
         )
 
 
 def choose_buckets(request: BucketRequest, max_tokens: int) -> tuple[tuple[Bucket, ...], LengthPlan | None]:
-    """The buckets, and how their lengths were found where they were. Raises SetupError for what cannot be compiled."""
+    """The buckets, and the plan of their lengths if there is one. Raises SetupError for unsuitable buckets."""
     if request.buckets != ("auto",):
         buckets = tuple(parse_bucket(text) for text in request.buckets)
         for bucket in buckets:
@@ -74,7 +77,9 @@ def choose_buckets(request: BucketRequest, max_tokens: int) -> tuple[tuple[Bucke
                 raise SetupError(f"--bucket {bucket}: {bucket.tokens} tokens, the model takes {max_tokens}")
         longest = max(buckets, key=lambda bucket: bucket.tokens)
         if longest.tokens < MIN_TOKENS:
-            raise SetupError(f"--bucket {longest}: the longest takes {longest.tokens} tokens, the least is {MIN_TOKENS}")
+            raise SetupError(
+                f"--bucket {longest}: the longest takes {longest.tokens} tokens, the least is {MIN_TOKENS}"
+            )
         return buckets, None
     if request.lengths is None:
         raise SetupError("--buckets auto needs the lengths of real inputs: --lengths FILE")
@@ -83,15 +88,18 @@ def choose_buckets(request: BucketRequest, max_tokens: int) -> tuple[tuple[Bucke
         raise SetupError(f"--batches {', '.join(map(str, batches))}: whole numbers from 1 on")
     counts = read_lengths(request.lengths, max_tokens)
     if max(counts) < MIN_TOKENS:
-        raise SetupError(f"--lengths {request.lengths}: the longest has {max(counts)} tokens, the least is {MIN_TOKENS}")
+        raise SetupError(
+            f"--lengths {request.lengths}: the longest has {max(counts)} tokens, the least is {MIN_TOKENS}"
+        )
     plan = plan_lengths(counts, _LENGTHS if request.max_lengths is None else request.max_lengths)
     return tuple(Bucket(batch=batch, tokens=tokens) for tokens in plan.lengths for batch in sorted(set(batches))), plan
 
 
 def read_lengths(path: Path, max_tokens: int) -> Counter[int]:
-    """How many sequences have each length, from a file with "LENGTH" or "LENGTH COUNT" on each line.
+    """The number of sequences of each length, from a file with "LENGTH" or "LENGTH COUNT" on each line.
 
-    Lengths beyond the model's limit count as the limit: they are cut, or refused. Raises SetupError naming the line.
+    Lengths beyond the model's limit count as the limit: such sequences are truncated, or refused. Raises SetupError,
+    which names the line.
     """
     counts: Counter[int] = Counter()
     for number, line in read_lines(path, "--lengths", max_bytes=_MAX_BYTES):
@@ -102,7 +110,8 @@ def read_lengths(path: Path, max_tokens: int) -> Counter[int]:
             or not 1 <= int(words[0]) <= _MAX_TOKENS
         ):
             raise SetupError(
-                f"--lengths {path}: line {number}: must be a length from 1 to {_MAX_TOKENS}, and a count where there are several"
+                f"--lengths {path}: line {number}: must be a length from 1 to {_MAX_TOKENS}, and a count where "
+                "there are several"
             )
         counts[min(int(words[0]), max_tokens)] += int(words[1]) if len(words) > 1 else 1
     if not +counts:
@@ -124,9 +133,10 @@ def plan_lengths(counts: Mapping[int, int], max_lengths: int) -> LengthPlan:
 
 
 def _best_lengths(lengths: Sequence[int], counts: Sequence[int], max_lengths: int) -> tuple[int, ...]:
-    """Exact, by dynamic programming: the cheapest way to serve the k shortest lengths with n buckets, the longest of which is the k-th.
+    """The best lengths, exactly, by dynamic programming.
 
-    Only lengths that occur can be the best: any other bucket could be shortened to the longest sequence in it.
+    It computes the cheapest way to serve the k shortest lengths with n buckets, the longest of which is the k-th. Only
+    lengths that occur can be the best: any other bucket could be shortened to the longest sequence in it.
     """
     before = np.concatenate([[0], np.cumsum(np.asarray(counts, np.float64))])  # sequences shorter than the k-th length
     size = len(lengths)
@@ -145,7 +155,7 @@ def _best_lengths(lengths: Sequence[int], counts: Sequence[int], max_lengths: in
     chosen = []
     last = size
     for choice in reversed(choices):
-        if choice[last] != last:  # else a bucket fewer does as well
+        if choice[last] != last:  # otherwise one bucket fewer is as good
             chosen.append(lengths[last - 1])
             last = choice[last]
     return tuple(reversed(chosen))

@@ -1,6 +1,7 @@
-"""What a classifier of text pairs can do besides: rank texts as a cross-encoder, and zero-shot classification as a model of entailment.
+"""Further tasks of a classifier of text pairs: reranking as a cross-encoder, and zero-shot classification.
 
-Sources: sentence-transformers 6, cross_encoder/model.py (get_default_activation_fn); transformers, pipelines/zero_shot_classification.py.
+Sources: sentence-transformers 6, cross_encoder/model.py (get_default_activation_fn); transformers,
+pipelines/zero_shot_classification.py.
 """
 
 from pathlib import Path
@@ -21,9 +22,11 @@ _ACTIVATIONS: dict[str, ScoreFunctionName] = {
 
 
 def ranking(folder: Path, config: Any) -> RerankFacts:
-    """The facts of a model that ranks texts. Raises SetupError for one that cannot."""
+    """The facts of a model for reranking. Raises SetupError for a model that cannot rank."""
     if config.num_labels != 1:
-        raise SetupError(f"{folder}: has {config.num_labels} labels; a cross-encoder that ranks texts has one, the score")
+        raise SetupError(
+            f"{folder}: has {config.num_labels} labels; a cross-encoder that ranks texts has one, the score"
+        )
     activation = _activation(folder, config)
     if activation not in _ACTIVATIONS:
         raise SetupError(f"{folder}: makes scores of logits by {activation}; supported are {', '.join(_ACTIVATIONS)}")
@@ -31,20 +34,21 @@ def ranking(folder: Path, config: Any) -> RerankFacts:
 
 
 def entailing(folder: Path, config: Any) -> ZeroShotFacts:
-    """The facts of a model of entailment. Raises SetupError for one that has no label of that name."""
+    """The facts of a model for zero-shot classification. Raises SetupError for one without a label for entailment."""
     check_labels(folder, config)
     entailment = next((index for label, index in config.label2id.items() if label.lower().startswith("entail")), None)
     if entailment is None or config.num_labels < 2:
         labels = ", ".join(map(str, config.label2id))
         raise SetupError(
-            f"{folder}: none of its labels begins with 'entail', or it is the only one; there are: {labels}. Zero-shot classification "
+            f"{folder}: none of its labels begins with 'entail', or it is the only one; there are: {labels}. Zero-shot "
+            "classification "
             "needs a model of entailment; if this is one, name its labels in config.json (id2label and label2id)"
         )
     return ZeroShotFacts(entailment_id=entailment)
 
 
 def is_cross_encoder(folder: Path, config: Any) -> bool:
-    """Whether sentence-transformers saved it as one."""
+    """Whether sentence-transformers saved it as a cross-encoder."""
     return _settings(folder).get("model_type") == "CrossEncoder" or any(
         hasattr(config, name) for name in ("sentence_transformers", "sbert_ce_default_activation_function")
     )

@@ -1,8 +1,8 @@
-"""Finds what a model is for by its configuration, and refuses what cannot be served, with the reason.
+"""Finds the task of a model in its configuration. Refuses models that cannot be served, with the reason.
 
-What decides, in this order: the modules and the settings that sentence-transformers saved (modules.json and
-config_sentence_transformers.json); the architecture's name, which says what head the model has; and between the tasks that its head
-serves, what README.md says (pipeline_tag), or else the labels.
+These decide, in this order: the modules and the settings that sentence-transformers saved (modules.json and
+config_sentence_transformers.json); the architecture's name, which says what head the model has; and between the tasks
+that its head serves, README.md (pipeline_tag), or else the labels.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from neuronpipe.bundles.compiler.source_checks import check_configuration
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.errors import SetupError
 
-# How an architecture's name ends → the tasks that its head serves, the one that is meant where nothing else says so first.
+# The end of an architecture's name → the tasks that its head serves, the default task first.
 _HEADS: Mapping[str, tuple[str, ...]] = {
     "ForSequenceClassification": ("text_classification", "rerank", "zero_shot_classification"),
     "ForTokenClassification": ("token_classification",),
@@ -41,7 +41,7 @@ _SHOWN_LABELS = 8
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A task and what it was found by, in words for a person."""
+    """A task, and by what it was found, for a user."""
 
     task: str
     reason: str
@@ -49,7 +49,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What a model's files say of it. `settings` and `modules` are those of sentence-transformers, `card` is README.md's front matter."""
+    """The configuration in a model's files.
+
+    `settings` and `modules` are those of sentence-transformers, `card` is the front matter of README.md.
+    """
 
     folder: Path
     config: Any
@@ -61,25 +64,33 @@ class Configuration:
     has_own_code: bool
 
     def find_task(self) -> Found:
-        """The task that the model was made for. Raises SetupError naming what it is where there is none."""
+        """The task for which the model was made. Raises SetupError, which names the kind of model, if there is none."""
         self._refuse_other_kinds()
         if self.modules and self.settings.get("model_type") != "CrossEncoder":
             return Found("sentence_embedding", "modules.json")
         if not self.architecture:
-            raise SetupError(f"{self.folder}: config.json names no architecture, so its task is not known; choose one with --task")
+            raise SetupError(
+                f"{self.folder}: config.json names no architecture, so its task is not known; choose one with --task"
+            )
         head = next((head for head in _HEADS if self.architecture.endswith(head)), None)
         if head is None or not hasattr(transformers, self.architecture):
-            raise SetupError(f"{self.folder}: {self.architecture} is no architecture that is known here; those that end in {_heads()} are")
+            raise SetupError(
+                f"{self.folder}: {self.architecture} is not a known architecture; known are those that end in "
+                f"{_heads()}"
+            )
         tag = str(self.card.get("pipeline_tag") or "")
         tasks = tuple(task for task in _HEADS[head] if self._can(task))
         said = _PIPELINE_TAGS.get(tag, tag.replace("-", "_"))
         found = Found(said, f"{self.architecture}; README.md: {tag}") if said in tasks else self._by_labels(tasks)
         if found.task not in SOURCE_TASKS:
-            raise SetupError(f"{self.folder}: {self.architecture} is for {found.task}, which is no task here; {_tasks()} are")
+            raise SetupError(
+                f"{self.folder}: {self.architecture} is for {found.task}, which is not supported; supported are "
+                f"{_tasks()}"
+            )
         return found
 
     def dtype_of(self, dtypes: tuple[str, ...]) -> str:
-        """The number type to compile in: that of the weights where it is one of these."""
+        """The data type to compile in: that of the weights, if it is one of these."""
         return self.weights_dtype if self.weights_dtype in dtypes else "float32"
 
     def _refuse_other_kinds(self) -> None:
@@ -88,12 +99,15 @@ class Configuration:
             raise SetupError(f"{self.folder}: makes sparse vectors (SPLADE), for which there is no task")
         if kinds & _MULTI_VECTOR:
             raise SetupError(
-                f"{self.folder}: compares texts token by token (ColBERT), for which there is no task; --task feature-extraction serves the "
+                f"{self.folder}: compares texts token by token (ColBERT), for which there is no task; --task "
+                "feature-extraction serves the "
                 "token vectors of its encoder, without the layers behind it"
             )
         if self.settings.get("model_type") == "CrossEncoder" and set(self.modules) > {"Transformer"}:
             others = ", ".join(sorted(set(self.modules) - {"Transformer"}))
-            raise SetupError(f"{self.folder}: is a cross-encoder with modules behind its model ({others}), which is not supported")
+            raise SetupError(
+                f"{self.folder}: is a cross-encoder with modules behind its model ({others}), which is not supported"
+            )
 
     def _can(self, task: str) -> bool:
         facts = {"rerank": ranking, "zero_shot_classification": entailing}
@@ -111,20 +125,30 @@ class Configuration:
 
 
 def read_configuration(folder: Path) -> Configuration:
-    """Reads a model's files. Raises SetupError for one that no task can serve: a decoder, or code of the model's own."""
+    """Reads a model's configuration files.
+
+    Raises SetupError for a model that no task can serve, such as a decoder, or one with code of its own.
+    """
     own = transformer_folder(folder)
     content = read_json(own / "config.json")
     kind = content.get("model_type") if isinstance(content, dict) else None
     if kind not in transformers.CONFIG_MAPPING:
-        remote = "; it has code of its own (auto_map), which is not run" if isinstance(content, dict) and content.get("auto_map") else ""
+        remote = (
+            "; it has code of its own (auto_map), which is not run"
+            if isinstance(content, dict) and content.get("auto_map")
+            else ""
+        )
         raise SetupError(
-            f"{folder}: config.json has the model type {kind!r}, which transformers {transformers.__version__} does not know{remote}"
+            f"{folder}: config.json has the model type {kind!r}, which transformers {transformers.__version__} does "
+            f"not know{remote}"
         )
     check_configuration(folder, content)
     try:
         config = transformers.AutoConfig.from_pretrained(own, trust_remote_code=False)
-    except Exception as error:  # what a broken configuration raises is up to each architecture
-        raise SetupError(f"{folder}: transformers {transformers.__version__} cannot read its config.json: {error}") from error
+    except Exception as error:  # each architecture raises other exceptions for a broken configuration
+        raise SetupError(
+            f"{folder}: transformers {transformers.__version__} cannot read its config.json: {error}"
+        ) from error
     architecture = str((content.get("architectures") or [""])[0])
     _refuse_decoders(folder, config, architecture)
     modules = folder / "modules.json"
@@ -142,7 +166,7 @@ def read_configuration(folder: Path) -> Configuration:
 
 
 def describe(module: SourceModule, reason: str, dtype: str, weights_dtype: str) -> str:
-    """A few lines for a person: what was found of a model."""
+    """A few lines for a user: what was found in the model's files."""
     also = "".join(f"; also answers {other}" for other in module.tasks[1:])
     lines = {"task": f"{module.task} ({reason}){also}"}
     if labels := module.labels:
@@ -164,13 +188,15 @@ def describe(module: SourceModule, reason: str, dtype: str, weights_dtype: str) 
 def _refuse_decoders(folder: Path, config: Any, architecture: str) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise SetupError(
-            f"{folder}: {architecture or config.model_type} has an encoder and a decoder; models of an encoder only are served"
+            f"{folder}: {architecture or config.model_type} has an encoder and a decoder; models of an encoder "
+            "only are served"
         )
     causal, masked = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     is_decoder = config.model_type in causal and config.model_type not in masked
     if is_decoder or getattr(config, "is_decoder", False) or architecture.endswith(("ForCausalLM", "LMHeadModel")):
         raise SetupError(
-            f"{folder}: {architecture or config.model_type} is a decoder, which writes text; models of an encoder only are served"
+            f"{folder}: {architecture or config.model_type} is a decoder, which writes text; models of an encoder "
+            "only are served"
         )
 
 
@@ -178,7 +204,7 @@ def _card(folder: Path) -> Mapping[str, Any]:
     path = folder / "README.md"
     try:
         return (metadata_load(path) if path.is_file() else None) or {}
-    except Exception:  # a page for people, in whatever state: what cannot be read says nothing
+    except Exception:  # README.md is for people, and may have any content: if it cannot be parsed, it is ignored
         return {}
 
 

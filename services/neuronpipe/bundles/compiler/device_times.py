@@ -1,10 +1,13 @@
-"""How long a device takes for each bucket, for simulations: bundles of the fake back end that wait so long, and compute nothing."""
+"""Batch times of a device for each bucket, for simulations.
+
+Bundles of the fake back end wait for this time, and compute nothing.
+"""
 
 from collections.abc import Mapping
 
-# AWS's figures for inf2.xlarge, which has two cores: length 128, float32 with matmult-bf16. A core's time for a batch is 2 x batch /
-# throughput. No figure is published for these models on 16 or 24 cores: a simulation takes each core to be as fast there.
-# Source: about-neuron/benchmarks/inf2 of aws-neuron/aws-neuron-sdk, last update 2026-02-26.
+# AWS's figures for inf2.xlarge, which has two cores: length 128, float32 with matmult-bf16. A core's time for a batch
+# is 2 x batch / throughput. No figure is published for these models on 16 or 24 cores: a simulation takes each core to
+# be as fast there. Source: about-neuron/benchmarks/inf2 of aws-neuron/aws-neuron-sdk, last update 2026-02-26.
 _THROUGHPUT_PER_S = {
     "inf2-bert-base": {(1, 128): 1998.21, (8, 128): 2674.19},
     "inf2-distilbert": {(1, 128): 3401.97, (16, 128): 5307.88},
@@ -19,5 +22,5 @@ DEVICE_TIMES: Mapping[str, Mapping[str, float]] = {
 
 
 def format_times(times: Mapping[str, float]) -> str:
-    """A table as the fake back end's property."""
+    """A table in the format of the fake back end's property."""
     return ",".join(f"{bucket}:{time_ms:g}" for bucket, time_ms in times.items())

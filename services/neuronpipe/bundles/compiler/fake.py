@@ -1,4 +1,4 @@
-"""No artefact at all: a bundle for the fake back end, which needs the model's description only."""
+"""Makes bundles for the fake back end. They have no artefact, only the model's description."""
 
 from collections.abc import Sequence
 
@@ -17,11 +17,13 @@ def convert(conversion: Conversion) -> Artifact:
     times = DEVICE_TIMES.get(conversion.device_times, {})
     missing = [str(bucket) for bucket in conversion.buckets if times and str(bucket) not in times]
     if missing or (times and not conversion.buckets):
-        raise SetupError(f"--device-times {conversion.device_times}: knows the buckets {', '.join(times)}; name those with --bucket")
+        raise SetupError(
+            f"--device-times {conversion.device_times}: knows the buckets {', '.join(times)}; name those with --bucket"
+        )
     properties = {"device_times_ms": format_times(times)} if times else {}
     return Artifact(backend="fake", dtype=conversion.dtype, buckets=conversion.buckets, properties=properties)
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran | None:
-    """See ArtifactCompiler: nothing to compare."""
+    """See ArtifactCompiler. There is nothing to compare."""
     return None

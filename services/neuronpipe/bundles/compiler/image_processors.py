@@ -1,4 +1,4 @@
-"""A model's image processor: its part before the model as an ImageSpec, and its part in the model's graph."""
+"""Splits a model's image processor into an ImageSpec and the part in the model's graph."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from neuronpipe.inputs.images import to_pixels, whiten
 # In the order of Pillow's numbers.
 _FILTERS: tuple[Resampling, ...] = get_args(Resampling)
 _STEPS = frozenset({"do_resize", "do_center_crop", "do_rescale", "do_normalize"})
-# They change nothing of an RGB image: the last is for maps of labels.
+# They do not change an RGB image: the last is for maps of labels.
 _WITHOUT_EFFECT = frozenset({"do_convert_rgb", "do_reduce_labels"})
-# Below, ConvNeXt's processor scales to more than is asked for, and crops. Source: its `resize`.
+# Below this size, ConvNeXt's processor scales to a larger size than requested, and crops. Source: its `resize`.
 _CONVNEXT_WARPS_FROM = 384
 # float32 at the largest values, 2.7, has steps of 2.4e-7.
 _TOLERANCE = 1e-6
@@ -31,7 +31,7 @@ _TRANSPARENT = (10, 20, 30)
 
 
 class Normalize(torch.nn.Module):
-    """Levels, uint8 [batch, 3, height, width], to numbers as the model was trained on, float32."""
+    """Converts levels, uint8 [batch, 3, height, width], to float32 numbers, as the model was trained."""
 
     def __init__(self, scale: float, means: Sequence[float], deviations: Sequence[float]) -> None:
         super().__init__()
@@ -40,33 +40,46 @@ class Normalize(torch.nn.Module):
         self._offsets = [-mean / deviation for mean, deviation in zip(means, deviations, strict=True)]
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        factors, offsets = (torch.tensor(numbers, device=pixels.device).view(1, 3, 1, 1) for numbers in (self._factors, self._offsets))
+        factors, offsets = (
+            torch.tensor(numbers, device=pixels.device).view(1, 3, 1, 1) for numbers in (self._factors, self._offsets)
+        )
         return pixels.to(torch.float32) * factors + offsets
 
 
 @dataclass(frozen=True, slots=True)
 class SourceImageProcessor:
-    """An image processor in two parts: `spec` is for the pre-process stage, `normalize` goes before the model."""
+    """An image processor in two parts: `spec` is for the pre-process stage, `normalize` runs before the model."""
 
     spec: ImageSpec
     normalize: Normalize
 
     def run(self, image: Image.Image) -> NDArray[np.float32]:
-        """What the model gets of an RGB image: float32 [1, 3, height, width]."""
-        numbers: NDArray[np.float32] = self.normalize(torch.from_numpy(to_pixels(np.asarray(image), self.spec))[None]).numpy()
+        """The model's input for an RGB image: float32 [1, 3, height, width]."""
+        numbers: NDArray[np.float32] = self.normalize(
+            torch.from_numpy(to_pixels(np.asarray(image), self.spec))[None]
+        ).numpy()
         return numbers
 
 
 def load_image_processor(folder: Path) -> SourceImageProcessor:
-    """Reads the processor on Pillow and NumPy. Raises SetupError for one that does what cannot be reproduced, naming it."""
+    """Reads the processor on Pillow and NumPy.
+
+    Raises SetupError for a processor with an operation that cannot be reproduced, and names it.
+    """
     is_4 = transformers.__version__.startswith("4.")
     try:
-        processor = transformers.AutoImageProcessor.from_pretrained(folder, **({"use_fast": False} if is_4 else {"backend": "pil"}))
-    except Exception as error:  # whatever a file of somebody else's making raises
-        raise SetupError(f"{folder}: transformers {transformers.__version__} cannot load its image processor: {error}") from error
+        processor = transformers.AutoImageProcessor.from_pretrained(
+            folder, **({"use_fast": False} if is_4 else {"backend": "pil"})
+        )
+    except Exception as error:  # a file of unknown origin may raise anything
+        raise SetupError(
+            f"{folder}: transformers {transformers.__version__} cannot load its image processor: {error}"
+        ) from error
     options = {name: value for name, value in processor.to_dict().items() if value is not None}
     name = type(processor).__name__
-    unknown = sorted(step for step in options if step.startswith("do_") and options[step] and step not in _STEPS | _WITHOUT_EFFECT)
+    unknown = sorted(
+        step for step in options if step.startswith("do_") and options[step] and step not in _STEPS | _WITHOUT_EFFECT
+    )
     if unknown:
         raise SetupError(f"{folder}: its {name} has {', '.join(unknown)}, which is not supported")
     try:
@@ -77,8 +90,11 @@ def load_image_processor(folder: Path) -> SourceImageProcessor:
     samples = [Image.fromarray(_sample_image(height, width, 0)) for height, width in _SAMPLE_SIZES]
     difference = max(_difference(processor, sample, read.run(sample)) for sample in samples)
     if not difference <= _TOLERANCE:
-        raise SetupError(f"{folder}: its {name} makes pixels that differ by {difference:.2e} from what its options say; not supported")
-    # No option's matter alone: with do_convert_rgb transformers 5 whitens, 4 does not.
+        raise SetupError(
+            f"{folder}: its {name} makes pixels that differ by {difference:.2e} from what its options say; "
+            "not supported"
+        )
+    # No option decides this alone: with do_convert_rgb, transformers 5 whitens, 4 does not.
     transparent = Image.new("RGB", _SAMPLE_SIZES[0], _TRANSPARENT)
     transparent.info["transparency"] = _TRANSPARENT
     if _difference(processor, transparent, read.run(transparent)) <= _TOLERANCE:
@@ -95,7 +111,10 @@ def sample_pixels(spec: ImageSpec, seed: int) -> NDArray[np.uint8]:
 
 
 def _sample_image(height: int, width: int, seed: int) -> NDArray[np.uint8]:
-    """Patches of colour that run into each other, under noise, since photographs have the large and the small: [height, width, 3]."""
+    """Patches of colour that blend into each other, under noise: [height, width, 3].
+
+    Photographs have large and small structures, too.
+    """
     generator = np.random.default_rng([seed, height, width])
     patches = generator.integers(0, 256, (6, 8, 3), np.uint8)
     smooth = np.moveaxis(to_pixels(patches, ImageSpec(resize=(height, width), resampling="bicubic")), 0, -1)
@@ -151,7 +170,10 @@ def _of_channels(value: Any, name: str) -> list[float]:
 
 
 def _difference(processor: Any, image: Image.Image, numbers: NDArray[np.float32]) -> float:
-    """The largest one of `numbers` to what the processor makes of an RGB image; for numbers beyond one in relation to them."""
+    """The largest difference between `numbers` and the processor's result for an RGB image.
+
+    For numbers above 1 it is relative.
+    """
     expected = np.asarray(processor(images=[image], return_tensors="np")["pixel_values"], np.float64)
     if numbers.shape != expected.shape:
         return float("inf")

@@ -1,4 +1,4 @@
-"""A Transformers model as one PyTorch module with named inputs and outputs, with everything that describes it."""
+"""A Transformers model as one PyTorch module with named inputs and outputs, and with everything that describes it."""
 
 import dataclasses
 import inspect
@@ -15,18 +15,19 @@ from neuronpipe.bundles.compiler.architectures import positions
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec, TaskFacts
 
-# In this order everywhere: attention_mask and token_type_ids swapped would go unnoticed.
+# The order is the same everywhere: nothing would detect that attention_mask and token_type_ids are swapped.
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-# Of a model that no configuration and no tokenizer limits.
+# The limit of a model for which neither configuration nor tokenizer has one.
 _NO_LIMIT_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class SourceModule:
-    """The module in float32, evaluation mode: int64 [batch, tokens] by input name → a dict of float32 outputs [batch, *axes].
+    """The module in float32 and evaluation mode.
 
-    `per_token_outputs`: those whose first axis after the batch is the tokens. `facts`: what each task that the model answers knows of it;
-    `remarks`: what a person may want to know besides.
+    It takes int64 [batch, tokens] by input name and returns a dict of float32 outputs [batch, *axes].
+    `per_token_outputs`: those whose first axis after the batch is the tokens. `facts`: the facts about the model of
+    each task that it answers. `remarks`: further information for a user.
     """
 
     module: torch.nn.Module
@@ -51,11 +52,11 @@ class SourceModule:
 
     @property
     def free_axes(self) -> tuple[int, ...]:
-        """The axes of the inputs that have any length: the batch, and the tokens; of images the batch only."""
+        """The axes of the inputs with any length: batch and tokens; for images the batch only."""
         return (0,) if self.takes_images else (0, 1)
 
     def shape_of(self, batch: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
-        """How many rows a batch has, of how many tokens."""
+        """The rows and the tokens of a batch."""
         array = batch[self.inputs[0]]
         return array.shape[0], self.max_tokens if self.takes_images else array.shape[1]
 
@@ -69,17 +70,17 @@ class SourceModule:
         return (self.task, *(task for task in self.facts if task != self.task))
 
     def fact(self, name: str) -> Any:
-        """A fact by its name: of the module's own task, or else of another that the model answers; None where no task has it."""
+        """A fact by its name: of the module's own task, or else of another of its tasks; None if none has it."""
         known = [self.facts[task] for task in self.tasks]
         return next((getattr(facts, name) for facts in known if name in type(facts).model_fields), None)
 
     @property
     def prompt(self) -> str:
-        """What goes before every text."""
+        """The text that is put before every text."""
         return self.fact("prompt") or ""
 
     def spec(self, name: str, version: int, outputs: Mapping[str, NDArray[Any]]) -> ModelSpec:
-        """The model for the manifest. `outputs` are those of a batch."""
+        """The description of the model for the manifest. `outputs` are those of a batch."""
         return ModelSpec(
             name=name,
             version=version,
@@ -102,7 +103,7 @@ class SourceModule:
 
 
 class Named(torch.nn.Module):
-    """Calls a model with keyword arguments only, and gives the outputs that a task needs by name."""
+    """Calls a model with keyword arguments only, and returns the outputs that a task needs by name."""
 
     def __init__(self, model: torch.nn.Module, *outputs: str) -> None:
         super().__init__()
@@ -138,7 +139,7 @@ def source_module(
     remarks: Mapping[str, str] | None = None,
     further_inputs: tuple[str, ...] = (),
 ) -> SourceModule:
-    """`module` around `model`, with what the model's configuration and tokenizer say.
+    """`module` around `model`, with the data of the model's configuration and tokenizer.
 
     `per_token`: its outputs have an axis of tokens. `further_inputs`: those of the module that are not the model's.
     """

@@ -1,4 +1,4 @@
-"""PyTorch to AWS Neuron: one trace for each bucket, made in processes of their own and kept in a cache."""
+"""Converts PyTorch to AWS Neuron: one trace for each bucket, made in separate processes and kept in a cache."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.neuron import device_count, sdk_release
 
-# dtype → (what is cast, to what); bfloat16 is the form of all of AWS's published encoder figures.
+# dtype → (the operations that are cast, the type); AWS's published figures for encoders are all in bfloat16.
 _CASTS = {"float32": ("none", ""), "bfloat16": ("matmult", "bf16")}
 DTYPES = tuple(_CASTS)
 BUCKETS = "required"
@@ -39,9 +39,10 @@ _ACCUMULATION = "--enable-mixed-precision-accumulation"
 
 @dataclass(frozen=True, slots=True)
 class NeuronxOptions:
-    """How to compile for Neuron. Every flag is passed, because the compiler's defaults differ between releases.
+    """Options of the compilation for Neuron.
 
-    `workers` processes compile at once, each of which needs memory for the model and the compiler. `cache` is where artefacts are kept.
+    Every flag is passed, because the compiler's defaults differ between releases. `workers` processes compile at once,
+    each of which needs memory for the model and the compiler. `cache` is where artefacts are kept.
     """
 
     target: str = "inf2"
@@ -53,12 +54,20 @@ class NeuronxOptions:
     cache: Path = Path("~/.cache/neuronpipe/neuronx")
 
     def flags(self, dtype: str) -> tuple[str, ...]:
-        """The compiler's flags, all explicit. Raises SetupError where they contradict the dtype."""
+        """The compiler's flags, all explicit. Raises SetupError if they contradict the dtype."""
         cast, cast_type = _CASTS[dtype]
         if self.auto_cast and (self.auto_cast == "none") != (cast == "none"):
-            raise SetupError(f"--auto-cast {self.auto_cast}: --dtype {dtype} casts {'nothing' if cast == 'none' else 'to ' + cast_type}")
+            raise SetupError(
+                f"--auto-cast {self.auto_cast}: --dtype {dtype} casts "
+                f"{'nothing' if cast == 'none' else 'to ' + cast_type}"
+            )
         # On by default since SDK 2.27.
-        flags = [f"--target={self.target}", f"--model-type={self.model_type}", f"--optlevel={self.optlevel}", _ACCUMULATION]
+        flags = [
+            f"--target={self.target}",
+            f"--model-type={self.model_type}",
+            f"--optlevel={self.optlevel}",
+            _ACCUMULATION,
+        ]
         flags.append(f"--auto-cast={self.auto_cast or cast}")
         return (*flags, f"--auto-cast-type={cast_type}") if cast_type else tuple(flags)
 
@@ -67,7 +76,10 @@ DEFAULT_OPTIONS = NeuronxOptions()
 
 
 def convert(conversion: Conversion) -> Artifact:
-    """See ArtifactCompiler. What is in the cache is not compiled again, so a compilation that was interrupted goes on."""
+    """See ArtifactCompiler.
+
+    Buckets in the cache are not compiled again, so an interrupted compilation continues.
+    """
     options = conversion.neuronx
     if options.workers < 1:
         raise SetupError(f"--compile-workers {options.workers}: must be 1 or more")
@@ -97,7 +109,9 @@ def convert(conversion: Conversion) -> Artifact:
     for bucket, stamp in stamps.items():
         path = cache.find(stamp)
         if path is None:
-            raise SetupError(f"{options.cache}: lost the artefact of the bucket {bucket} again; is the folder being cleaned?")
+            raise SetupError(
+                f"{options.cache}: lost the artefact of the bucket {bucket} again; is the folder being cleaned?"
+            )
         files += [f"{_FOLDER}/{bucket}.pt", f"{_FOLDER}/{bucket}.json"]
         shutil.copyfile(path, conversion.folder / files[-2])
         (conversion.folder / files[-1]).write_text(json.dumps(stamp, indent=2) + "\n")
@@ -111,13 +125,18 @@ def convert(conversion: Conversion) -> Artifact:
     )
 
 
-def _keep(cache: ArtifactCache, stamps: Mapping[Bucket, Mapping[str, Any]], outputs: Mapping[Bucket, Path], name: str) -> None:
+def _keep(
+    cache: ArtifactCache, stamps: Mapping[Bucket, Mapping[str, Any]], outputs: Mapping[Bucket, Path], name: str
+) -> None:
     bucket = next(bucket for bucket in outputs if str(bucket) == name)
     cache.add(stamps[bucket], outputs[bucket])
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:
-    """See ArtifactCompiler. A trace runs on a device only: where there is none, PyTorch computes through the same buckets."""
+    """See ArtifactCompiler.
+
+    A trace runs on a device only. Without one, PyTorch computes the same buckets.
+    """
     has_device = device_count() > 0
     module, plan = conversion.module, BucketPlan(artifact.buckets)
     parts = [[*_fill(batch, plan, module)] for batch in batches]
@@ -148,7 +167,9 @@ def _fill(batch: Batch, plan: BucketPlan, module: SourceModule) -> Iterator[Fill
         inputs = {name: batch[name][first : first + size] for name in module.inputs}
         bucket = plan.find(len(inputs["input_ids"]), tokens)
         assert bucket is not None  # noqa: S101 (texts are cut to the longest bucket)
-        yield FilledBucket(bucket, fill_bucket(inputs, bucket, module.tokenizer.pad_token_id), len(inputs["input_ids"]), tokens)
+        yield FilledBucket(
+            bucket, fill_bucket(inputs, bucket, module.tokenizer.pad_token_id), len(inputs["input_ids"]), tokens
+        )
 
 
 def _emulate(conversion: Conversion, parts: Sequence[FilledBucket]) -> list[Outputs]:
@@ -157,7 +178,9 @@ def _emulate(conversion: Conversion, parts: Sequence[FilledBucket]) -> list[Outp
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=conversion.dtype != "float32"):
         for part in parts:
             tensors = module(*(torch.from_numpy(part.inputs[name]) for name in conversion.module.inputs))
-            outputs.append({name: tensor.float().numpy() for name, tensor in zip(conversion.module.outputs, tensors, strict=True)})
+            outputs.append(
+                {name: tensor.float().numpy() for name, tensor in zip(conversion.module.outputs, tensors, strict=True)}
+            )
     return outputs
 
 
@@ -165,7 +188,9 @@ def _versions() -> dict[str, str]:
     try:
         torch_neuronx, compiler = import_module("torch_neuronx"), import_module("neuronxcc")
     except ImportError as error:
-        raise SetupError(f"compiling for neuronx needs AWS's package {error.name}; docs/neuron.md says how to install it") from error
+        raise SetupError(
+            f"compiling for neuronx needs AWS's package {error.name}; docs/neuron.md says how to install it"
+        ) from error
     version = str(torch_neuronx.__version__)
     return {
         "sdk": sdk_release(version),
@@ -177,7 +202,7 @@ def _versions() -> dict[str, str]:
 
 
 def _stamp(conversion: Conversion, bucket: Bucket, flags: Sequence[str], versions: Mapping[str, str]) -> dict[str, Any]:
-    """All that an artefact depends on; the key of the cache is its digest."""
+    """Everything on which an artefact depends. The digest is the key in the cache."""
     shape = [bucket.batch, bucket.tokens]
     return {
         "bucket": str(bucket),

@@ -1,4 +1,4 @@
-"""Artefacts by all that they depend on. The Neuron SDK's own cache does not cover what torch_neuronx.trace makes."""
+"""A cache of artefacts for Neuron. The Neuron SDK's own cache does not cover the results of torch_neuronx.trace."""
 
 import hashlib
 import json
@@ -16,31 +16,33 @@ Stamp: TypeAlias = Mapping[str, Any]
 
 
 class ArtifactCache:
-    """A folder of artefacts `<own digest>.pt`, and of `<digest of a stamp>.json`, each of which names the stamp's artefact.
+    """A folder of artefacts, `<own digest>.pt`, and of stamps, `<digest of a stamp>.json`, which name their artefacts.
 
-    Processes may share it: of two that make the same at once, the last description counts, with its own artefact.
+    Processes may share it. If two make the same artefact at once, the last description counts, with its own artefact.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises SetupError for a folder that cannot be made."""
+        """Raises SetupError for a folder that cannot be created."""
         self._folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SetupError(f"{folder}: cannot be made: {os.strerror(error.errno or 0)}; see --compile-cache") from error
+            raise SetupError(
+                f"{folder}: cannot be made: {os.strerror(error.errno or 0)}; see --compile-cache"
+            ) from error
 
     def find(self, stamp: Stamp) -> Path | None:
-        """The artefact of a stamp, or None where there is none, or a broken one."""
+        """The artefact of a stamp; None if it is missing or broken."""
         try:
             described = json.loads(self._description(stamp).read_text())
             path = self._artifact(described["sha256"])
             is_whole = described["stamp"] == stamp and described["sha256"] == file_sha256(path)
-        except (OSError, ValueError, KeyError, TypeError):  # not there, or not what this class wrote
+        except (OSError, ValueError, KeyError, TypeError):  # missing, or not written by this class
             return None
         return path if is_whole else None
 
     def add(self, stamp: Stamp, artifact: Path) -> None:
-        """Keeps an artefact: whole or not at all. Raises SetupError where the folder takes no more."""
+        """Stores an artefact, completely or not at all. Raises SetupError if it cannot be written."""
         try:
             with tempfile.TemporaryDirectory(prefix=".", dir=self._folder) as folder:
                 copy, description = Path(folder) / "artifact", Path(folder) / "description"
@@ -50,7 +52,9 @@ class ArtifactCache:
                 copy.replace(self._artifact(sha256))
                 description.replace(self._description(stamp))
         except OSError as error:
-            raise SetupError(f"{self._folder}: cannot be written: {os.strerror(error.errno or 0)}; see --compile-cache") from error
+            raise SetupError(
+                f"{self._folder}: cannot be written: {os.strerror(error.errno or 0)}; see --compile-cache"
+            ) from error
 
     def _artifact(self, sha256: str) -> Path:
         return self._folder / f"{sha256}.pt"

@@ -1,4 +1,7 @@
-"""Starts the processes that trace for Neuron: a compiler that is killed, or a runtime that owns cores, ends with its process."""
+"""Starts the processes that trace for Neuron.
+
+So a compiler can be killed, and a runtime gives its cores back, when a process ends.
+"""
 
 import contextlib
 import dataclasses
@@ -21,18 +24,21 @@ import numpy as np
 from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.core.errors import SetupError
 
-# What the worker writes, with the bucket's name, as one is there.
+# The line that the worker writes for each finished bucket, with the bucket's name.
 DONE = "traced "
 _WORKER = "neuronpipe.bundles.compiler.neuronx_worker"
 _ERROR_LINES = 5
-_KEPT = "; where its cores belong to another process, end that one: what was compiled is kept and will not be compiled again"
+_KEPT = (
+    "; where its cores belong to another process, end that one: what was compiled is kept and will not be "
+    "compiled again"
+)
 # A trace runs the model three times; on a busy machine threads would mostly wait for each other.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True)
 class FilledBucket:
-    """A batch in the shape of its bucket, of which `rows` and `tokens` are real."""
+    """A batch in the shape of its bucket. The first `rows` and `tokens` are real."""
 
     bucket: Bucket
     inputs: Mapping[str, Any]
@@ -42,7 +48,7 @@ class FilledBucket:
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """What one process traces: `outputs` by bucket."""
+    """The traces that one process makes: `outputs` by bucket."""
 
     source_folder: str
     task: str
@@ -52,7 +58,10 @@ class TraceJob:
 
 
 class _Workers:
-    """Worker processes, each the head of a group that holds the compilers it starts; none is left when the block ends."""
+    """Worker processes, each the leader of a process group with the compilers that it starts.
+
+    None is left when the block ends.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,11 +71,15 @@ class _Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.kill()
 
-    def start(self, job: Mapping[str, Any], folder: Path, stderr: IO[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        """Starts one; it ends with this process, too. Raises SetupError once the block is ending."""
+    def start(
+        self, job: Mapping[str, Any], folder: Path, stderr: IO[str], environment: Mapping[str, str]
+    ) -> subprocess.Popen[str]:
+        """Starts a worker, which also ends with this process. Raises SetupError once the block is ending."""
         path = folder / "job.json"
         path.write_text(json.dumps(job))
         with self._lock:
@@ -85,7 +98,7 @@ class _Workers:
             return process
 
     def kill(self) -> None:
-        """Ends all of them, and starts no more."""
+        """Ends all workers, and starts no more."""
         with self._lock:
             self._is_ending = True
             for process in self._processes:
@@ -94,9 +107,10 @@ class _Workers:
 
 
 def trace_all(job: TraceJob, outputs: Mapping[str, Path], workers: int, done: Callable[[str], None]) -> None:
-    """Traces every bucket; `done` is told each as it is there. Raises SetupError naming the bucket that could not be compiled.
+    """Traces every bucket, and calls `done` with each when it is finished.
 
-    The first failure ends the other workers: what they have done is kept, what they are at is not.
+    The first failure ends the other workers: finished buckets are kept, those in progress are not. Raises SetupError,
+    which names the bucket that could not be compiled.
     """
     names = list(outputs)
     shares = [names[first::workers] for first in range(min(workers, len(names)))]
@@ -104,7 +118,10 @@ def trace_all(job: TraceJob, outputs: Mapping[str, Path], workers: int, done: Ca
     lock = threading.Lock()
 
     def one(share: TraceJob) -> None:
-        with tempfile.TemporaryDirectory(prefix="neuronx-job-") as folder, (Path(folder) / "errors").open("w+") as errors:
+        with (
+            tempfile.TemporaryDirectory(prefix="neuronx-job-") as folder,
+            (Path(folder) / "errors").open("w+") as errors,
+        ):
             left = list(share.outputs)
             with processes.start(dataclasses.asdict(share), Path(folder), errors, _ENVIRONMENT) as process:
                 for line in process.stdout or ():
@@ -124,23 +141,38 @@ def trace_all(job: TraceJob, outputs: Mapping[str, Path], workers: int, done: Ca
 
 
 def _failure(bucket: str, code: int, errors: str) -> str:
-    killed = "was killed, as it is where memory runs out: compile on a machine with more of it, or with fewer --compile-workers"
+    killed = (
+        "was killed, as it is where memory runs out: compile on a machine with more of it, or with fewer "
+        "--compile-workers"
+    )
     if code == -9 or "failed with -9" in errors:
         return f"bucket {bucket}: the Neuron compiler {killed}"
     return f"bucket {bucket}: the Neuron compiler failed: {_last_lines(errors)}"
 
 
-def run_all(folder: Path, inputs: Sequence[str], outputs: Sequence[str], parts: Sequence[FilledBucket]) -> list[dict[str, Any]]:
-    """The outputs of traces on this machine's device, computed in a process that owns a core only as long. Raises SetupError."""
+def run_all(
+    folder: Path, inputs: Sequence[str], outputs: Sequence[str], parts: Sequence[FilledBucket]
+) -> list[dict[str, Any]]:
+    """The outputs of traces on this machine's device, computed in a process that owns a core only meanwhile.
+
+    Raises SetupError.
+    """
     with tempfile.TemporaryDirectory(prefix="neuronx-run-") as work, (Path(work) / "errors").open("w+") as errors:
         for number, part in enumerate(parts):
             np.savez(Path(work) / f"in-{number}.npz", **{name: part.inputs[name] for name in inputs})
-        job = {"folder": str(folder), "inputs": list(inputs), "buckets": [str(part.bucket) for part in parts], "work": work}
+        job = {
+            "folder": str(folder),
+            "inputs": list(inputs),
+            "buckets": [str(part.bucket) for part in parts],
+            "work": work,
+        }
         with _Workers() as processes, processes.start(job, Path(work), errors, {"NEURON_RT_NUM_CORES": "1"}) as process:
             process.wait()
         if process.returncode != 0:
             errors.seek(0)
-            raise SetupError(f"the traces cannot be run on this machine's Neuron device: {_last_lines(errors.read())}{_KEPT}")
+            raise SetupError(
+                f"the traces cannot be run on this machine's Neuron device: {_last_lines(errors.read())}{_KEPT}"
+            )
         results = []
         for number in range(len(parts)):
             with np.load(Path(work) / f"out-{number}.npz") as arrays:

@@ -30,10 +30,14 @@ def _trace(job: TraceJob, done: TextIO) -> None:
     module = Positional(source.module, source.inputs, source.outputs).eval()
     for name, path in job.outputs.items():
         bucket = parse_bucket(name)
-        # By name, in the module's order; a row of padding alone would be masked whole.
+        # By name, in the module's order; a row of padding alone would be masked completely.
         values = {"input_ids": source.tokenizer.pad_token_id, "attention_mask": 1}
-        example = tuple(torch.full((bucket.batch, bucket.tokens), values.get(input, 0), dtype=torch.int64) for input in source.inputs)
-        # Without a device even where there is one: the target is among the flags, and the cores may be at work for another process.
+        example = tuple(
+            torch.full((bucket.batch, bucket.tokens), values.get(input, 0), dtype=torch.int64)
+            for input in source.inputs
+        )
+        # Without a device even if there is one: the target is among the flags, and the cores may be in use by
+        # another process.
         traced = torch_neuronx.trace(module, example, compiler_args=job.flags, cpu_backend=True)
         torch.jit.save(traced, path)
         done.write(f"\n{DONE}{name}\n")
@@ -53,14 +57,20 @@ def _run(job: Mapping[str, Any]) -> None:
 
 
 def _own_stdout() -> TextIO:
-    """This process's stdout for itself alone: what others write to theirs, compilers it starts included, goes to stderr from now on."""
+    """Keeps this process's stdout for itself.
+
+    From now on, everything that others write to it, including the compilers that it starts, goes to stderr.
+    """
     ours = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return ours
 
 
 def _end_with_parent() -> None:
-    """Ends this process and the compilers that it started when its parent ends, however that is: a pipe of the parent's is stdin."""
+    """Ends this process, and the compilers that it started, when its parent ends for any reason.
+
+    Its stdin is a pipe of the parent.
+    """
 
     def wait() -> None:
         os.read(0, 1)

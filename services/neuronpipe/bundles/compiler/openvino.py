@@ -1,4 +1,4 @@
-"""PyTorch to OpenVINO, with dynamic batch and length."""
+"""Converts PyTorch to OpenVINO, with dynamic batch and length."""
 
 import warnings
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.openvino import engine, has_bfloat16, openvino
 
-# What is not quantized of an int8 artefact is computed in float32, and so is all of one with weights of 8 bits only.
+# The parts of an int8 artefact that are not quantized compute in float32, and so does all of an int8-weights artefact.
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32", "int8-weights": "f32"}
 DTYPES = tuple(_PRECISIONS)
 BUCKETS = "none"
@@ -24,23 +24,34 @@ _WEIGHTS_FILE = "artifacts/openvino/model.bin"
 
 
 def convert(conversion: Conversion) -> Artifact:
-    """See ArtifactCompiler. Weights stay float32, for int8 until they are quantized; the dtype is what the back end computes in."""
+    """See ArtifactCompiler.
+
+    Weights stay float32, for int8 until they are quantized. The dtype is that in which the back end computes.
+    """
     module, example, folder, dtype = conversion.module, conversion.example, conversion.folder, conversion.dtype
     if module.config.model_type in NEED_EAGER_ATTENTION:
         pretrained_model(module.module).set_attn_implementation("eager")
-    inputs = [(name, _free(example[name].shape, module.free_axes), openvino.Type(example[name].dtype)) for name in module.inputs]
+    inputs = [
+        (name, _free(example[name].shape, module.free_axes), openvino.Type(example[name].dtype))
+        for name in module.inputs
+    ]
     with warnings.catch_warnings(), torch.inference_mode():
-        # The tracer warns of every Python value that it takes for constant; those of these models are, as the comparison shows.
+        # The tracer warns of every Python value that it treats as constant. Those of these models are constant, as
+        # the comparison shows.
         warnings.simplefilter("ignore")
         try:
             model = openvino.convert_model(
-                module.module, example_input={name: torch.from_numpy(example[name]) for name in module.inputs}, input=inputs
+                module.module,
+                example_input={name: torch.from_numpy(example[name]) for name in module.inputs},
+                input=inputs,
             )
         except Exception as error:
             raise SetupError(f"OpenVINO {openvino.__version__} cannot convert {module.architecture}") from error
     if len(model.inputs) != len(module.inputs):
         found = [port.any_name for port in model.inputs]
-        raise SetupError(f"{module.architecture} uses the inputs {found} of {list(module.inputs)}, which is not supported")
+        raise SetupError(
+            f"{module.architecture} uses the inputs {found} of {list(module.inputs)}, which is not supported"
+        )
     for port, name in zip(model.inputs, module.inputs, strict=True):  # in order; the tracer drops some of the names
         port.set_names({name})
     for port in model.outputs:
@@ -52,7 +63,11 @@ def convert(conversion: Conversion) -> Artifact:
         dtype=dtype,
         files=(_MODEL_FILE, _WEIGHTS_FILE),
         properties={"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]},
-        versions={"openvino": openvino.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        versions={
+            "openvino": openvino.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
     )
 
 

@@ -1,17 +1,18 @@
-"""A module as a trace needs it: inputs and outputs by position."""
+"""Wraps a module for tracing: inputs and outputs by position."""
 
 from collections.abc import Sequence
 
 import torch
 
-# Of the tensors that a trace takes, and of what the executor sends: a trace takes no other. optimum-neuron's choice, too.
+# The dtype of a trace's inputs, and of what the executor sends; a trace accepts no other. optimum-neuron uses the same.
 INPUT_DTYPE = "int64"
 
 
 class Positional(torch.nn.Module):
-    """A module that takes its inputs in a fixed order and hands them on by name, and gives a tuple of its outputs in a fixed order.
+    """A module that takes its inputs in a fixed order, passes them on by name, and returns a tuple of outputs.
 
-    A trace is called by position: BERT's tokenizer puts token_type_ids before attention_mask, BERT's forward the other way round.
+    A trace is called by position. BERT's tokenizer puts token_type_ids before attention_mask, and BERT's forward the
+    other way round.
     """
 
     def __init__(self, module: torch.nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""An OpenVINO model in float32 to one of weights in 8 bits, by NNCF: one that computes in int8, or in float32 on such weights."""
+"""Quantizes an OpenVINO model in float32 with NNCF, to int8 or to 8-bit weights with computation in float32."""
 
 import contextlib
 import io
@@ -14,16 +14,17 @@ from neuronpipe.bundles.manifest import Artifact, Calibration
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.openvino import engine, openvino
 
-# SmoothQuant's alpha, https://arxiv.org/abs/2211.10438, section 4: 1 moves all of the outliers from activations into weights. Weights of
-# 7 bits hold fewer than NNCF's default of 0.95 assumes. Measured in docs/decisions/0008 and 0020.
+# SmoothQuant's alpha, https://arxiv.org/abs/2211.10438, section 4: 1 moves all of the outliers from activations into
+# weights. Weights of 7 bits hold fewer than NNCF's default of 0.95 assumes. Measured in docs/decisions/0008 and 0020.
 _SMOOTHING = 0.8
 
-# Where the name of an operation says which layer of the model it belongs to, as in "…encoder.layer.3.attention.self.key/MatMul".
+# The layer of the model in the name of an operation, as in
+# "…encoder.layer.3.attention.self.key/MatMul".
 _LAYER = re.compile(r".*?\.\d+\.")
 
 
 class Quantizer:
-    """Makes int8 artefacts of one model. Each takes the place of the one before in the bundle's folder."""
+    """Makes int8 artefacts of one model. Each replaces the previous one in the bundle's folder."""
 
     def __init__(self, artifact: Artifact, folder: Path, batches: Sequence[Batch], calibration: Calibration) -> None:
         """`artifact` is the float32 one in `folder`; `batches` hold one text each."""
@@ -35,7 +36,7 @@ class Quantizer:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The model's layers, or what else multiplies matrices, in the order in which they compute."""
+        """The model's layers, or other parts that multiply matrices, in the order in which they compute."""
         names = [one.get_friendly_name() for one in self._model.get_ordered_ops() if one.get_type_name() == "MatMul"]
         return tuple(dict.fromkeys(layer[0] if (layer := _LAYER.match(name)) else name for name in names))
 
@@ -47,7 +48,9 @@ class Quantizer:
         with _nncf() as nncf:
             model = self._model.clone() if set(float_parts) >= set(self.parts) else self._quantized(nncf, float_parts)
             if not float_parts and not any(one.get_type_name() == "FakeQuantize" for one in model.get_ops()):
-                raise SetupError(f"NNCF {nncf.__version__} finds nothing to quantize in the model; compile it with another --dtype")
+                raise SetupError(
+                    f"NNCF {nncf.__version__} finds nothing to quantize in the model; compile it with another --dtype"
+                )
             if float_parts:
                 model = _compressed(nncf, model)
         openvino.save_model(model, self._file, compress_to_fp16=False)
@@ -55,8 +58,9 @@ class Quantizer:
         return _with_version(self._artifact, nncf).model_copy(update=described)
 
     def _quantized(self, nncf: Any, float_parts: Sequence[str]) -> Any:
-        # For transformers NNCF smooths activations (SmoothQuant), keeps layer norms and softmax in float32, and quantizes activations
-        # asymmetrically and weights, the embedding table too, per channel. Why the parameters: docs/decisions/0008 and 0020.
+        # For transformers NNCF smooths activations (SmoothQuant), keeps layer norms and softmax in float32, and
+        # quantizes activations asymmetrically and weights, the embedding table too, per channel. Why the parameters:
+        # docs/decisions/0008 and 0020.
         names = [port.any_name for port in self._model.inputs]
         items = [{name: batch[name] for name in names} for batch in self._batches]
         return nncf.quantize(
@@ -94,21 +98,21 @@ def _model_file(artifact: Artifact, folder: Path) -> Path:
 
 
 def _read(file: Path) -> Any:
-    # Not mapped, for the file of the weights is written over.
+    # Not memory-mapped, because the file of the weights is overwritten.
     return engine().read_model(file, config={"ENABLE_MMAP": False})
 
 
 @contextlib.contextmanager
 def _nncf() -> Iterator[Any]:
-    """NNCF, with its progress bars kept off standard output, which is for results, and its class of loggers to itself.
+    """NNCF, with its progress bars kept off standard output, which is for results.
 
-    What it raises in the block becomes a SetupError.
+    Its class of loggers applies to NNCF only. Errors of NNCF in the block become SetupErrors.
     """
     logger_class = logging.getLoggerClass()
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            # Here, because it takes seconds, and because float32 and bfloat16 compile where NNCF cannot be installed.
+            # Imported here, because it takes seconds, and because float32 and bfloat16 compile without NNCF.
             import nncf
 
             nncf.set_log_level(logging.CRITICAL)
@@ -116,7 +120,9 @@ def _nncf() -> Iterator[Any]:
                 yield nncf
             except SetupError:
                 raise
-            except Exception as error:  # whatever NNCF raises for an operation that it does not know
-                raise SetupError(f"NNCF {nncf.__version__} cannot quantize the model; compile it with another --dtype") from error
+            except Exception as error:  # NNCF may raise anything for an operation that it does not know
+                raise SetupError(
+                    f"NNCF {nncf.__version__} cannot quantize the model; compile it with another --dtype"
+                ) from error
     finally:
         logging.setLoggerClass(logger_class)

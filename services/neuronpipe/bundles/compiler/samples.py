@@ -1,7 +1,7 @@
-"""Sample text: what an artefact is compared on with the original, and what int8 is calibrated on where no texts are given.
+"""Sample text: for the comparison of an artefact with the original, and for int8 calibration without a file.
 
-Each is English, of the Python manual, and other languages. The two share no text: the comparison takes the manual's first half and every
-second sentence of languages.py, calibration takes the others.
+Each of the two has English text of the Python manual, and other languages. They share no text: the comparison takes the
+manual's first half and every second sentence of languages.py, calibration takes the others.
 """
 
 import itertools
@@ -16,37 +16,50 @@ from neuronpipe.bundles.compiler.tasks.base import Batch
 BUILT_IN = f"built-in sample text in {len(SENTENCES) + 1} languages"
 BUILT_IN_IMAGES = "built-in sample images"
 
-# Batches of texts of about these many words; rows of one batch differ in length, so that padding is compared too. The many short texts
-# are for the agreement, of which one text of 126 is 0.8 %. With them comparing all-MiniLM-L6-v2 takes some 4 s (measured, 2 busy cores).
+# Batches of texts of about these many words; rows of one batch differ in length, so that padding is compared too. The
+# many short texts are for the agreement, of which one text of 126 is 0.8 %. With them comparing all-MiniLM-L6-v2 takes
+# some 4 s (measured, 2 busy cores).
 _SHORT = ((3, 18, 6, 9, 14, 25, 5, 11, 4, 20, 8, 16, 2, 12, 7, 30),) * 4
 _BATCHES = ((9, 14), (2,), (25, 3, 60, 11, 30, 7, 18), (120, 90, 15), *_SHORT, (100_000,))
 _ROWS = 16
 
-# Of a model of images, which takes longer: the words are what each image is made from. 32 take ViT-base 30 s (2 CPUs).
+# For image models, which take longer. Each image is made from its words. 32 images take ViT-base 30 s (2 CPUs).
 _IMAGE_BATCHES = ((4,) * 5, (4,), *((4,) * 8,) * 3, (4, 4))
 
-# 60 texts of 2 to 120 words, mostly a sentence or two, beside 64 in other languages. Of more English texts the ranges fit others less well
-# (docs/decisions/0020).
+# 60 texts of 2 to 120 words, mostly a sentence or two, beside 64 in other languages. Of more English texts the ranges
+# fit others less well (docs/decisions/0020).
 _CALIBRATION = (8, 20, 4, 12, 30, 6, 16, 50, 2, 25, 10, 40, 14, 5, 120) * 4
 
 
 def comparison_batches(module: SourceModule, texts: Sequence[str] = ()) -> Sequence[Batch]:
-    """Batches of one to sixteen texts: `texts`, or else sample text, whose last is as long as the model takes; or images made from it."""
+    """Batches of one to sixteen texts: `texts`, or else sample text, or images made from it.
+
+    The last sample text is as long as the model allows.
+    """
     encode = SOURCE_TASKS[module.task].encode
     if texts:
         return [encode(module, texts[row : row + _ROWS]) for row in range(0, len(texts), _ROWS)]
     words = iter(_manual()[0])
     batches = _IMAGE_BATCHES if module.takes_images else _BATCHES
-    # No more words than the model can have tokens: each is at least one.
-    english = [encode(module, _cut(words, (min(length, module.max_tokens) for length in lengths))) for lengths in batches]
+    # Not more words than the model has token positions, because each word is at least one token.
+    english = [
+        encode(module, _cut(words, (min(length, module.max_tokens) for length in lengths))) for lengths in batches
+    ]
     if module.takes_images:
         return english
     others = [sentence for sentences in SENTENCES.values() for sentence in sentences[1::2]]
-    return [*english[:-1], *(encode(module, others[row : row + _ROWS]) for row in range(0, len(others), _ROWS)), english[-1]]
+    return [
+        *english[:-1],
+        *(encode(module, others[row : row + _ROWS]) for row in range(0, len(others), _ROWS)),
+        english[-1],
+    ]
 
 
 def calibration_batches(module: SourceModule, texts: Iterable[str]) -> Sequence[Batch]:
-    """Each text in the form of the model's task and by itself, because padding would count among what its layers see."""
+    """Each text as an input of the model's task, in a batch of its own.
+
+    In a shared batch, padding would count among the values of its layers.
+    """
     encode = SOURCE_TASKS[module.task].encode
     return [encode(module, [text]) for text in texts]
 

@@ -1,4 +1,7 @@
-"""Finds the parts of a model that lose most in int8, and keeps as few of them in float32 as a limit on the agreement asks for."""
+"""Finds the layers of a model that lose most in int8.
+
+It keeps as few of them in float32 as a limit on the agreement requires.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -16,8 +19,10 @@ _RANKING_TEXTS = 32
 Measure = Callable[[Artifact], Accuracy | None]
 
 
-def rank(quantizer: Quantizer, compiler: ArtifactCompiler, conversion: Conversion, batches: Sequence[Batch]) -> list[str]:
-    """The model's parts, first the one that leaves the least error in the outputs when it alone computes in float32.
+def rank(
+    quantizer: Quantizer, compiler: ArtifactCompiler, conversion: Conversion, batches: Sequence[Batch]
+) -> list[str]:
+    """The model's parts; first the one with the least error in the outputs when it alone computes in float32.
 
     Quantizes the model once for each part. `batches` hold one text each.
     """
@@ -27,12 +32,19 @@ def rank(quantizer: Quantizer, compiler: ArtifactCompiler, conversion: Conversio
     for part in quantizer.parts:
         ran = compiler.run(conversion, quantizer.quantize((part,)), sample)
         pairs = zip(ran.outputs if ran else (), reference, strict=True)
-        errors[part] = float(np.mean([np.mean((one[name] - array) ** 2) for one, expected in pairs for name, array in expected.items()]))
+        errors[part] = float(
+            np.mean([np.mean((one[name] - array) ** 2) for one, expected in pairs for name, array in expected.items()])
+        )
     return sorted(errors, key=lambda part: errors[part])
 
 
-def search(quantizer: Quantizer, ranked: Sequence[str], measure: Measure, min_agreement: float) -> tuple[Artifact, Accuracy | None]:
-    """The artefact with the fewest of the ranked parts in float32 that agrees enough, found by bisection; with all of them if none does."""
+def search(
+    quantizer: Quantizer, ranked: Sequence[str], measure: Measure, min_agreement: float
+) -> tuple[Artifact, Accuracy | None]:
+    """The artefact that meets the limit with the fewest of the ranked parts in float32, found by bisection.
+
+    If none does, it is the artefact with all parts in float32.
+    """
     fewest, most = 1, len(ranked)
     while fewest < most:
         count = (fewest + most) // 2

@@ -1,4 +1,4 @@
-"""Reads the modules of a sentence-transformers model: which model, how its token vectors become one, and what is done to that.
+"""Reads the modules of a sentence-transformers model: its transformer, pooling, and later layers.
 
 Source of the formats: sentence-transformers 2 to 6, modules.json and the config.json of each module.
 """
@@ -15,7 +15,7 @@ import torch
 from neuronpipe.core.errors import SetupError
 
 _POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens")
-# Before version 6 each pooling was a flag of its own, and their vectors were put together in this order.
+# Before version 6 each pooling mode had a flag, and the vectors were concatenated in this order.
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -24,7 +24,10 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_ACTIVATIONS = {"torch.nn.modules.activation.Tanh": torch.nn.Tanh, "torch.nn.modules.linear.Identity": torch.nn.Identity}
+_ACTIVATIONS = {
+    "torch.nn.modules.activation.Tanh": torch.nn.Tanh,
+    "torch.nn.modules.linear.Identity": torch.nn.Identity,
+}
 
 
 class Pooling(torch.nn.Module):
@@ -47,7 +50,7 @@ class Pooling(torch.nn.Module):
 
 
 class Head(torch.nn.Module):
-    """Pooling, and the layers behind it."""
+    """Pooling, and the layers after it."""
 
     def __init__(self, pooling: Pooling, layers: Sequence[torch.nn.Module]) -> None:
         super().__init__()
@@ -55,7 +58,7 @@ class Head(torch.nn.Module):
         self.layers = torch.nn.Sequential(*layers)
 
     def describe(self) -> str:
-        """In words for a person."""
+        """A description for a user."""
         layers = f", then {len(self.layers)} dense layers" if len(self.layers) else ""
         return " and ".join(self.pooling.modes) + layers
 
@@ -66,7 +69,7 @@ class Head(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class SentenceTransformer:
-    """What modules.json says. `max_tokens` is None where it sets no limit; `prompt` goes before every text."""
+    """The content of modules.json. `max_tokens` is None if it sets no limit; `prompt` is put before every text."""
 
     model_folder: Path
     head: Head
@@ -75,7 +78,10 @@ class SentenceTransformer:
 
 
 def read_sentence_transformer(folder: Path) -> SentenceTransformer:
-    """Reads the modules; a plain Transformers model gets mean pooling. Raises SetupError for a module that is not supported."""
+    """Reads the modules. A plain Transformers model gets mean pooling.
+
+    Raises SetupError for a module that is not supported.
+    """
     if not (folder / "modules.json").is_file():
         return SentenceTransformer(folder, Head(Pooling(["mean"]), []))
     model_folder, limits, pooling, layers, is_normalized = folder, {}, None, [], False
@@ -92,23 +98,30 @@ def read_sentence_transformer(folder: Path) -> SentenceTransformer:
         elif kind == "Dense":
             raise SetupError(f"{folder}: modules.json has a Dense module behind Normalize, which is not supported")
         else:
-            raise SetupError(f"{folder}: modules.json has a module {kind}, supported are Transformer, Pooling, Dense and Normalize")
+            raise SetupError(
+                f"{folder}: modules.json has a module {kind}, supported are Transformer, Pooling, Dense and Normalize"
+            )
     if pooling is None:
         raise SetupError(f"{folder}: modules.json has no Pooling module, so there is no one vector for a text")
     if limits.get("do_lower_case"):
         raise SetupError(f"{folder}: lower-cases text outside of its tokenizer (do_lower_case), which is not supported")
-    return SentenceTransformer(model_folder, Head(pooling, layers), limits.get("max_seq_length"), default_prompt(folder))
+    return SentenceTransformer(
+        model_folder, Head(pooling, layers), limits.get("max_seq_length"), default_prompt(folder)
+    )
 
 
 def transformer_folder(folder: Path) -> Path:
-    """Where a model's own config.json is: the folder, or in old models of sentence-transformers that of their first module."""
+    """The folder of the model's own config.json.
+
+    In old models of sentence-transformers it is the folder of their first module.
+    """
     modules = folder / "modules.json"
     paths = [folder / module["path"] for module in read_json(modules)] if modules.is_file() else []
     return next((path for path in paths[:1] if (path / "config.json").is_file()), folder)
 
 
 def read_json(path: Path) -> Any:
-    """A file's content. Raises SetupError."""
+    """The content of a JSON file. Raises SetupError."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -116,7 +129,10 @@ def read_json(path: Path) -> Any:
 
 
 def read_limits(folder: Path) -> dict[str, Any]:
-    """What a Transformer module says of its inputs, such as max_seq_length; empty where it says nothing. Raises SetupError."""
+    """The limits of inputs in a Transformer module, such as max_seq_length; empty if it has none.
+
+    Raises SetupError.
+    """
     # sentence_bert_config.json; in old models with the architecture's name, as sentence_roberta_config.json.
     path = next(folder.glob("sentence_*_config.json"), None)
     limits: dict[str, Any] = read_json(path) if path else {}
@@ -132,7 +148,9 @@ def _pooling_modes(config: dict[str, Any], folder: Path) -> list[str]:
     if unsupported:
         raise SetupError(f"{folder}: pooling {', '.join(unsupported)}; supported are {', '.join(_POOLINGS)}")
     if not config.get("include_prompt", True):
-        raise SetupError(f"{folder}: leaves its prompt out of the pooling (include_prompt false), which is not supported")
+        raise SetupError(
+            f"{folder}: leaves its prompt out of the pooling (include_prompt false), which is not supported"
+        )
     return modes
 
 
@@ -157,7 +175,7 @@ def _read_dense(folder: Path) -> torch.nn.Module:
 
 
 def default_prompt(folder: Path) -> str:
-    """What goes before every text, or of a pair before the first, where the caller chooses nothing. Raises SetupError."""
+    """The text that is put before every text, or before the first of a pair, by default. Raises SetupError."""
     path = folder / "config_sentence_transformers.json"
     config = read_json(path) if path.is_file() else {}
     name = config.get("default_prompt_name")

@@ -1,4 +1,4 @@
-"""Where a model comes from: a local folder, or the Hugging Face Hub."""
+"""Gets a model from a local folder or from the Hugging Face Hub."""
 
 import hashlib
 from dataclasses import dataclass
@@ -18,14 +18,18 @@ from neuronpipe.bundles.manifest import Source, file_sha256
 from neuronpipe.core.errors import SetupError
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-# Configurations, tokenizers of every kind, and modules of sentence-transformers; weights of other frameworks stay behind.
+# Configurations, tokenizers of every kind, and modules of sentence-transformers. Weights of other frameworks are not
+# downloaded.
 _DOWNLOADS = ("*.json", "*.txt", "*.model", "*.py", "README.md", "adapter_model.bin", *_WEIGHTS)
 _NOT_DOWNLOADED = ("onnx/*", "openvino/*", "tf_*", "flax_*", "*.onnx*")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model's files on this machine. `revision` is the Hub's commit, `base` where the model is that an adapter was merged into."""
+    """A model's files on this machine.
+
+    `revision` is the Hub's commit. `base` is the model into which an adapter was merged.
+    """
 
     location: str
     folder: Path
@@ -41,7 +45,7 @@ class ModelSource:
 
 
 def find_source(source: str, revision: str | None, *, is_adapter: bool = False) -> ModelSource:
-    """The files of a model, or of an adapter, downloaded where `source` is no local folder. Raises SetupError."""
+    """The files of a model or an adapter. They are downloaded if `source` is not a local folder. Raises SetupError."""
     folder = Path(source)
     if folder.is_dir():
         _check(folder, is_adapter)
@@ -53,15 +57,19 @@ def find_source(source: str, revision: str | None, *, is_adapter: bool = False) 
             source, revision=revision, allow_patterns=list(_DOWNLOADS), ignore_patterns=list(_NOT_DOWNLOADED)
         )
     except GatedRepoError as error:
-        raise SetupError(f"{source}: the Hub gives it to accounts with access only; log in with `hf auth login`") from error
+        raise SetupError(
+            f"{source}: the Hub gives it to accounts with access only; log in with `hf auth login`"
+        ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise SetupError(f"{source}: neither a local folder nor a model on the Hub") from error
     except RevisionNotFoundError as error:
         raise SetupError(f"{source}: on the Hub, but without a revision {revision!r}") from error
-    except Exception as error:  # besides the Hub's own errors those of its HTTP library, which differs between its versions
+    # The Hub's library raises its own errors, and those of its HTTP library, which differs between versions.
+    except Exception as error:
         raise SetupError(
             f"{source}: no local folder, and the Hub cannot be reached to download it: "
-            f"{type(error).__name__}; where it can, run: hf download {source} --local-dir DIR, and compile the folder DIR"
+            f"{type(error).__name__}; where it can, run: hf download {source} --local-dir DIR, and compile "
+            "the folder DIR"
         ) from error
     _check(Path(snapshot), is_adapter)
     return ModelSource(source, Path(snapshot), Path(snapshot).name)

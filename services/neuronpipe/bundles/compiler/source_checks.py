@@ -1,4 +1,4 @@
-"""What is wrong with a model's files, each in a sentence that says what to do."""
+"""Checks a model's files, and says what is wrong with them and what to do."""
 
 import os
 import pickle
@@ -22,7 +22,7 @@ _SHOWN = 4
 
 
 def check_files(folder: Path) -> None:
-    """Raises SetupError for files that cannot be read, and for Git's pointers in their place."""
+    """Raises SetupError for files that cannot be read, and for Git LFS pointers in place of files."""
     for path in _files(folder):
         try:
             with path.open("rb") as file:
@@ -37,7 +37,11 @@ def refuse_adapter(folder: Path) -> None:
     """Raises SetupError for a folder with an adapter, which is not a whole model."""
     if (folder / ADAPTER_CONFIG).is_file():
         base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
-        kind = "an adapter (LoRA) beside its weights" if (folder / "config.json").is_file() else "an adapter (LoRA), not a whole model"
+        kind = (
+            "an adapter (LoRA) beside its weights"
+            if (folder / "config.json").is_file()
+            else "an adapter (LoRA), not a whole model"
+        )
         raise SetupError(
             f"{folder}: holds {kind}, made for {base}; --merge-adapter compiles the two as one (pip install "
             "'neuronpipe[compile-adapters]'); to compile the folder without it, move the adapter's files away"
@@ -45,11 +49,13 @@ def refuse_adapter(folder: Path) -> None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files that are read. Weights in PyTorch's form are where there are none of safetensors."""
+    """The files to read. Weights in PyTorch's format are read only if there are none in safetensors."""
     try:
         for parent, _, names in os.walk(folder, onerror=_raise):
             has_safetensors = any(name.endswith(".safetensors") for name in names)
-            kinds = (".json", ".txt", ".model", ".safetensors") if has_safetensors else (".json", ".txt", ".model", ".bin")
+            kinds = (
+                (".json", ".txt", ".model", ".safetensors") if has_safetensors else (".json", ".txt", ".model", ".bin")
+            )
             yield from (Path(parent) / name for name in names if name.endswith(kinds))
     except PermissionError as error:
         raise _unreadable(Path(error.filename), folder) from error
@@ -64,7 +70,7 @@ def _raise(error: OSError) -> None:
 
 
 def _own_classes(content: Mapping[str, Any]) -> list[str]:
-    """Classes of code of the model's own that transformers does not have."""
+    """The model's own classes that transformers does not have."""
     named = content.get("auto_map") or {}
     classes = [str(name).rpartition(".")[2] for kind, name in named.items() if kind.startswith("AutoModel")]
     return [name for name in classes if not hasattr(transformers, name)]
@@ -72,48 +78,70 @@ def _own_classes(content: Mapping[str, Any]) -> list[str]:
 
 def _quantization(content: Mapping[str, Any]) -> str:
     settings = content.get("quantization_config") or {}
-    is_bitsandbytes = any(key.startswith(("load_in_", "_load_in_", "bnb_")) and value for key, value in settings.items())
-    return str(settings.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else "a method that is not named")) if settings else ""
+    is_bitsandbytes = any(
+        key.startswith(("load_in_", "_load_in_", "bnb_")) and value for key, value in settings.items()
+    )
+    return (
+        str(settings.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else "a method that is not named"))
+        if settings
+        else ""
+    )
 
 
 def _encoder_of_a_pair(content: Mapping[str, Any]) -> str:
     return next((name for name in content.get("architectures") or () if str(name).endswith("EncoderModel")), "")
 
 
-# What finds it in config.json → the sentence.
+# A test of config.json → the error message.
 _CONFIGURATIONS: tuple[tuple[Callable[[Mapping[str, Any]], object], str], ...] = (
-    (_quantization, "its weights are quantized by {}; compile the original in its place, with --dtype int8 to have it quantized here"),
-    (_encoder_of_a_pair, "{} is the encoder of a model with a decoder, which is not supported; take a model of an encoder only, as BERT"),
+    (
+        _quantization,
+        "its weights are quantized by {}; compile the original in its place, with --dtype int8 to have it "
+        "quantized here",
+    ),
+    (
+        _encoder_of_a_pair,
+        "{} is the encoder of a model with a decoder, which is not supported; take a model of an encoder only, as BERT",
+    ),
     (
         lambda content: ", ".join(_own_classes(content)),
-        "config.json names code of its own (auto_map: {}), which is not run, and what transformers has for its model type may compute "
+        "config.json names code of its own (auto_map: {}), which is not run, and what transformers has for its model "
+        "type may compute "
         "something else; take auto_map out of config.json to compile that",
     ),
 )
 
 
 def check_configuration(folder: Path, content: Mapping[str, Any]) -> None:
-    """Raises SetupError for a config.json of a model that is not supported, or would be computed wrong."""
+    """Raises SetupError for a config.json of a model that is not supported, or that would give wrong results."""
     for find, sentence in _CONFIGURATIONS:
         if found := find(content):
             raise SetupError(f"{folder}: {sentence.format(found)}")
 
 
 def check_kind(folder: Path, config: Any, architecture: str, task: str) -> None:
-    """Raises SetupError where a model of images is to have a task of texts, or the other way round."""
-    kind, takes_images = config.model_type, config.model_type in modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+    """Raises SetupError for a task of texts with an image model, and the other way round."""
+    kind, takes_images = (
+        config.model_type,
+        config.model_type in modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    )
     takes_texts = kind in modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     if takes_images != takes_texts and takes_images != (task == "image_classification"):
         inputs, others = ("images", "--task image-classification") if takes_images else ("texts", "a task of texts")
         name = architecture or kind
-        raise SetupError(f"{folder}: {name} takes {inputs}, so it cannot have the task {task}; leave out --task, or choose {others}")
+        raise SetupError(
+            f"{folder}: {name} takes {inputs}, so it cannot have the task {task}; leave out --task, or choose {others}"
+        )
 
 
 def check_labels(folder: Path, config: Any) -> None:
-    """Raises SetupError for labels that are no texts, or not numbered from 0 on."""
-    if bad := [f"{index}: {config.id2label.get(index)!r}" for index in range(config.num_labels) if not _is_label(config, index)]:
+    """Raises SetupError for labels that are not texts, or not numbered from 0."""
+    if bad := [
+        f"{index}: {config.id2label.get(index)!r}" for index in range(config.num_labels) if not _is_label(config, index)
+    ]:
         raise SetupError(
-            f"{folder}: config.json has no name for each label (id2label has {', '.join(bad[:_SHOWN])}); write there, and in label2id, a "
+            f"{folder}: config.json has no name for each label (id2label has {', '.join(bad[:_SHOWN])}); write there, "
+            "and in label2id, a "
             f"text for each number from 0 to {config.num_labels - 1}"
         )
 
@@ -123,30 +151,36 @@ def _is_label(config: Any, index: int) -> bool:
 
 
 def check_tokens(folder: Path, module: SourceModule) -> None:
-    """Raises SetupError where the tokenizer has tokens for which the model has no embeddings."""
+    """Raises SetupError for tokens of the tokenizer for which the model has no embeddings."""
     if module.takes_images:
         return
     rows = int(module.config.vocab_size)
-    if beyond := [token for token, number in module.tokenizer.transformers_tokenizer.get_vocab().items() if number >= rows]:
+    if beyond := [
+        token for token, number in module.tokenizer.transformers_tokenizer.get_vocab().items() if number >= rows
+    ]:
         raise SetupError(
-            f"{folder}: its tokenizer has tokens beyond the model's {rows} embeddings ({', '.join(sorted(beyond)[:_SHOWN])}); train the "
+            f"{folder}: its tokenizer has tokens beyond the model's {rows} embeddings "
+            f"({', '.join(sorted(beyond)[:_SHOWN])}); train the "
             "model after resize_token_embeddings, or take them out of the tokenizer"
         )
 
 
 def why_not_loaded(folder: Path, error: Exception) -> str:
-    """What keeps a model's weights from being loaded: the file that is damaged, or else what transformers says."""
+    """The reason why a model's weights cannot be loaded: a damaged file, or else the error of transformers."""
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safetensors.safe_open(path, "pt"):
                 pass
-        except Exception as damage:  # a header that is none, or a file that ends early
+        except Exception as damage:  # an invalid header, or a file that ends early
             return f"{path.name} is damaged or cut off ({damage}); get the file again"
     for path in sorted(folder.glob("pytorch_model*.bin")):
         try:
             torch.load(path, map_location="meta", weights_only=True)
         except Exception as damage:
             if isinstance(damage, pickle.UnpicklingError) and "GLOBAL" in str(damage):
-                return f"{path.name} holds more than numbers, and to read it might run its code; get the weights as safetensors"
+                return (
+                    f"{path.name} holds more than numbers, and to read it might run its code; get the weights "
+                    "as safetensors"
+                )
             return f"{path.name} is damaged or cut off; get the file again"
     return str(error)

@@ -1,4 +1,4 @@
-"""A model's tokenizer as tokenizer.json, also for models that ship the files of a slow tokenizer only."""
+"""Reads a model's tokenizer as tokenizer.json, also for models with the files of a slow tokenizer only."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,13 @@ import transformers
 from neuronpipe.bundles.compiler.sentence_transformers import transformer_folder
 from neuronpipe.core.errors import SetupError
 
-# transformers writes 1e30 where a tokenizer has no limit of its own.
+# transformers writes 1e30 if a tokenizer has no limit.
 _NO_LIMIT = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTokenizer:
-    """The tokenizer as transformers has it, and as tokenizer.json. `max_tokens` is None where it sets no limit."""
+    """The tokenizer as transformers has it, and as tokenizer.json. `max_tokens` is None if it sets no limit."""
 
     transformers_tokenizer: Any
     json: str
@@ -27,26 +27,30 @@ class SourceTokenizer:
     cls_token_id: int | None
 
 
-# Of a model that takes no texts.
+# The tokenizer of a model without texts.
 NO_TOKENIZER = SourceTokenizer(None, "", (), None, 0, None)
 
 
 def load_tokenizer(folder: Path) -> SourceTokenizer:
-    """Reads the tokenizer, converting it where needed. Raises SetupError for one that has no form as tokenizer.json."""
+    """Reads the tokenizer and converts it if necessary. Raises SetupError if it cannot become a tokenizer.json."""
     folder = transformer_folder(folder)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, use_fast=True)
-    except Exception as error:  # whatever a converter of somebody else's format raises
-        raise SetupError(f"{folder}: transformers {transformers.__version__} cannot load its tokenizer: {error}") from error
+    except Exception as error:  # converters of other formats may raise anything
+        raise SetupError(
+            f"{folder}: transformers {transformers.__version__} cannot load its tokenizer: {error}"
+        ) from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise SetupError(f"{folder}: {type(tokenizer).__name__} is written in Python only and has no form as tokenizer.json")
-    # transformers 5 makes a tokenizer of special tokens only of a folder that has no files of a tokenizer.
+        raise SetupError(
+            f"{folder}: {type(tokenizer).__name__} is written in Python only and has no form as tokenizer.json"
+        )
+    # From a folder without tokenizer files, transformers 5 makes a tokenizer with special tokens only.
     learned = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     if not any(character.isalnum() for token in learned for character in token):
         raise SetupError(f"{folder}: its tokenizer has no vocabulary: the files of the tokenizer are missing")
     content: dict[str, Any] = json.loads(backend.to_str())
-    # Whoever saved the file may have left a length in it; limits are ours to set.
+    # The file may contain a maximum length. Only the tokenizer stage sets limits.
     content["truncation"] = content["padding"] = None
     limit = tokenizer.model_max_length
     return SourceTokenizer(
@@ -60,11 +64,12 @@ def load_tokenizer(folder: Path) -> SourceTokenizer:
 
 
 def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
-    """tokenizer.json as it is served: one for which a special token in a text is text, but for the mask of a model for fill-mask.
+    """The tokenizer.json to serve: special tokens in texts are text, except the mask of a fill-mask model.
 
-    The tokenizer stage leaves special tokens in texts alone; the mask is found by being none. SentencePiece's Unigram model has them among
-    its pieces as well, as the likeliest of all, and would find "</s>" in a text: its pieces get a NUL before them, which no text holds.
-    (Google's SentencePiece never finds its control symbols in texts; transformers does so even with split_special_tokens.)
+    The tokenizer stage leaves special tokens in texts alone. The mask is found because it is not special in this file.
+    SentencePiece's Unigram model has the special tokens among its pieces, too, with the best score of all, and would
+    find "</s>" in a text. So these pieces get a prefix with NUL, which no text contains. (Google's SentencePiece never
+    finds its control symbols in texts; transformers does, even with split_special_tokens.)
     """
     content = json.loads(tokenizer.json)
     allowed = {mask_token} if mask_token else set()
@@ -73,7 +78,7 @@ def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
         pieces = content["model"]["vocab"]
         hidden = special & {piece for piece, _ in pieces}
         content["model"]["vocab"] = [["\0" + piece if piece in hidden else piece, score] for piece, score in pieces]
-        # A token that the model lacks would get a number of its own, behind all others.
+        # A token that the model lacks would get a new number, after all others.
         content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in hidden]
     for token in content["added_tokens"]:
         token["special"] = token["special"] and token["content"] not in allowed
@@ -81,7 +86,7 @@ def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
 
 
 def token_texts(tokenizer: SourceTokenizer, count: int) -> list[str]:
-    """The first `count` tokens of the vocabulary as text, each by itself, as transformers decodes them."""
+    """The first `count` tokens of the vocabulary as text, each alone, as transformers decodes them."""
     texts: list[str] = tokenizer.transformers_tokenizer.batch_decode([[token_id] for token_id in range(count)])
     return texts
 
@@ -89,7 +94,10 @@ def token_texts(tokenizer: SourceTokenizer, count: int) -> list[str]:
 def encode_batch(
     tokenizer: SourceTokenizer, texts: Sequence[str], max_tokens: int, questions: Sequence[str] | None = None
 ) -> Mapping[str, Any]:
-    """The texts, or questions with the texts as contexts, as one padded batch of int64 arrays [batch, tokens], made by transformers."""
+    """The texts, or questions with the texts as contexts, as one padded batch of transformers.
+
+    The arrays are int64 [batch, tokens].
+    """
     pairs = (list(texts),) if questions is None else (list(questions), list(texts))
     encoded: Mapping[str, Any] = tokenizer.transformers_tokenizer(
         *pairs, padding="longest", truncation=True, max_length=max_tokens, return_tensors="np", padding_side="right"

@@ -1,4 +1,7 @@
-"""PyTorch to an exported program: the model's graph and weights in one file, which runs without transformers and without the Hub."""
+"""Converts PyTorch to an exported program: graph and weights in one file.
+
+It runs without transformers and without the Hub.
+"""
 
 import copy
 import warnings
@@ -21,12 +24,15 @@ _MODEL_FILE = "artifacts/torch/model.pt2"
 
 
 def _to_float(module: torch.nn.Module, args: Any, outputs: Any) -> dict[str, torch.Tensor]:
-    """A forward hook: outputs in float32, whatever the model computes in."""
+    """A forward hook: converts outputs to float32, whatever the data type of the model."""
     return {name: tensor.float() for name, tensor in outputs.items()}
 
 
 def convert(conversion: Conversion) -> Artifact:
-    """See ArtifactCompiler. Batch and length stay free; attention is scaled_dot_product_attention, of which each device has its own."""
+    """See ArtifactCompiler.
+
+    Batch and length stay dynamic. Attention is scaled_dot_product_attention, which each device implements differently.
+    """
     module = conversion.module
     converted = copy.deepcopy(module.module).to(_TORCH_DTYPES[conversion.dtype]).eval()
     converted.register_forward_hook(_to_float)
@@ -35,8 +41,10 @@ def convert(conversion: Conversion) -> Artifact:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            program = torch.export.export(converted, (), kwargs=example, dynamic_shapes=dict.fromkeys(example, free), strict=False)
-        except Exception as error:  # whatever an operation raises whose shape depends on values
+            program = torch.export.export(
+                converted, (), kwargs=example, dynamic_shapes=dict.fromkeys(example, free), strict=False
+            )
+        except Exception as error:  # operations whose shape depends on values may raise anything
             raise SetupError(f"torch {torch.__version__} cannot export {module.architecture}") from error
         path = conversion.folder / _MODEL_FILE
         path.parent.mkdir(parents=True)

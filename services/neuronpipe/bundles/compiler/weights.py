@@ -1,4 +1,4 @@
-"""A model's weights: loaded in float32, and proved to be all that the task's graph reads."""
+"""Loads a model's weights in float32, and proves that they are all that the task's graph reads."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,36 +15,48 @@ from neuronpipe.bundles.compiler.source_checks import why_not_loaded
 from neuronpipe.core.errors import SetupError
 
 _SHOWN_KEYS = 4
-# Heads whose parameters have the same names in some architectures (ModernBERT, a BERT of sequences for tokens), so that none is missing.
+# Heads whose parameters have the same names in some architectures (ModernBERT, a BERT of sequences for tokens), so that
+# none is missing.
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 
 
 def load_weights(auto_class: Any, folder: Path) -> Any:
-    """A model in float32 and evaluation mode. Parameters that its files lack are 0 and the only ones that require gradients.
+    """A model in float32 and evaluation mode.
 
-    Raises SetupError for one that cannot be loaded, and for weights of another shape or with NaN or infinity.
+    Parameters that its files lack are 0. Only these require gradients. Raises SetupError for a model that cannot be
+    loaded, and for weights of another shape or with NaN or infinity.
     """
     folder = transformer_folder(folder)
     try:
         model, info = auto_class.from_pretrained(
             folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False
         )
-    except Exception as error:  # a file that is missing or broken: each raises something else
-        raise SetupError(f"{folder}: transformers {transformers.__version__} cannot load it: {why_not_loaded(folder, error)}") from error
-    # transformers 5 says the shapes, too.
+    except Exception as error:  # missing and broken files raise different exceptions
+        raise SetupError(
+            f"{folder}: transformers {transformers.__version__} cannot load it: {why_not_loaded(folder, error)}"
+        ) from error
+    # transformers 5 also logs the shapes.
     resized = sorted(key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"])
     if resized:
         raise SetupError(
-            f"{folder}: its weights {_shown(resized)} have another shape than config.json says, which has {model.config.num_labels} "
+            f"{folder}: its weights {_shown(resized)} have another shape than config.json says, which has "
+            f"{model.config.num_labels} "
             "labels; give the name of each label there (id2label and label2id)"
         )
     missing, parameters = sorted(info["missing_keys"]), dict(model.named_parameters(remove_duplicate=False))
-    _refuse_missing(folder, model, [name for name in missing if name not in parameters])  # buffers, which have no gradients
-    damaged = [name for name, tensor in model.state_dict().items() if name not in missing and not tensor.isfinite().all()]
+    _refuse_missing(
+        folder, model, [name for name in missing if name not in parameters]
+    )  # buffers, which have no gradients
+    damaged = [
+        name for name, tensor in model.state_dict().items() if name not in missing and not tensor.isfinite().all()
+    ]
     if damaged:
-        raise SetupError(f"{folder}: its weights {_shown(damaged)} hold NaN or infinity; train the model again, or get its files again")
+        raise SetupError(
+            f"{folder}: its weights {_shown(damaged)} hold NaN or infinity; train the model again, or get "
+            "its files again"
+        )
     model.requires_grad_(False)
-    with torch.no_grad():  # two names may be of one parameter
+    with torch.no_grad():  # one parameter may have two names
         for name in missing:
             parameters[name].zero_().requires_grad_(True)
     try:
@@ -55,7 +67,7 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
 
 
 def check_missing(folder: Path, module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> None:
-    """Raises SetupError where the graph reads a parameter that the files lack, or takes the head of another task for its own."""
+    """Raises SetupError if the graph reads a parameter that the files lack, or uses the head of another task."""
     model = pretrained_model(module.module)
     missing = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if missing:
@@ -71,7 +83,10 @@ def check_missing(folder: Path, module: SourceModule, sample: Mapping[str, NDArr
 
 
 def find_read(module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> list[str]:
-    """Of the parameters that require gradients the names of those that the graph reads: an output for `sample` has a gradient by them."""
+    """The names of the parameters that require gradients and that the graph reads.
+
+    An output for `sample` has a gradient with respect to these.
+    """
     candidates = {name: one for name, one in pretrained_model(module.module).named_parameters() if one.requires_grad}
     outputs = module.module(**{name: torch.from_numpy(sample[name]) for name in module.inputs})
     differentiable = [output.sum() for output in outputs.values() if output.requires_grad]
@@ -96,7 +111,10 @@ def _trained(model: Any) -> str:
 
 
 def _other_task(trained: str, loaded: str) -> str:
-    return f"the model was not trained for this task; it is a {trained}, not a {loaded}: leave out --task, or train it for the task first"
+    return (
+        f"the model was not trained for this task; it is a {trained}, not a {loaded}: leave out --task, or train "
+        "it for the task first"
+    )
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -4,34 +4,80 @@ from collections.abc import Mapping, Sequence
 
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.assembly import Gateway
+from neuronpipe.gateway.doors.choice import ModelChoice
+from neuronpipe.gateway.doors.http.inference import Inference
 from neuronpipe.gateway.doors.native import INFERENCE_SERVICE, NativeDoor, native_rpcs
+from neuronpipe.gateway.doors.oip.grpc_door import OIP_SERVICE, OipDoor, oip_rpcs
+from neuronpipe.gateway.doors.oip.service import TensorService
+from neuronpipe.gateway.doors.tei import SERVICES, TeiDoor, tei_rpcs
 from neuronpipe.gateway.settings import HttpSettings, PipelineSettings
-from neuronpipe.process.door import Door, Handler
+from neuronpipe.process.door import Door, Guard, Handler
+from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.settings import ServerSettings
 from neuronpipe.rpc.door import GrpcDoor
-from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs
+from neuronpipe.rpc.trace_service import GET_TRACE, trace_handlers, trace_rpcs
+from neuronpipe.tls.files import WatchedTls
+from neuronpipe.tls.server import ServerTls
+
+# The gRPC services that make sense only while all stages can be reached.
+INFERENCE_SERVICES = [service.full_name for service in (INFERENCE_SERVICE, OIP_SERVICE, *SERVICES.values())]
 
 
-def gateway_doors(server: ServerSettings, http: HttpSettings, telemetry: Telemetry) -> list[Door]:
-    """gRPC, and HTTP where it has an address; what is not asked for is not even imported."""
-    doors: list[Door] = [GrpcDoor(server, [*native_rpcs(), *trace_rpcs(telemetry.traces)])]
+def gateway_doors(
+    server: ServerSettings,
+    http: HttpSettings,
+    telemetry: Telemetry,
+    tls: ServerTls | None = None,
+    guard: Guard | None = None,
+    *,
+    shares_port: bool = False,
+) -> list[Door]:
+    """gRPC, and HTTP where it has an address; what is not asked for is not even imported. `shares_port`: other
+    processes listen on the same ports.
+    """
+    rpcs = [*native_rpcs(), *oip_rpcs(), *tei_rpcs(), *trace_rpcs(telemetry.traces)]
+    doors: list[Door] = [GrpcDoor(server, rpcs, tls, guard, shares_port=shares_port)]
     if http.http_listen:
+        from neuronpipe.gateway.doors.http.console.pages import CONSOLE_ROUTES
         from neuronpipe.gateway.doors.http.door import HttpDoor
         from neuronpipe.gateway.doors.http.handlers import ROUTES
 
+        routes = (*ROUTES, *CONSOLE_ROUTES) if http.has_console else ROUTES
         health, limit, age_s = INFERENCE_SERVICE.full_name, server.max_message_bytes, server.max_connection_age_s
-        doors.append(HttpDoor(http.http_listen, ROUTES, health, limit, age_s))
+        doors.append(HttpDoor(http.http_listen, routes, health, limit, age_s, tls, guard, shares_port=shares_port))
     return doors
 
 
 def gateway_handlers(
-    gateway: Gateway, pipeline: PipelineSettings, http: HttpSettings, telemetry: Telemetry, targets: Sequence[str] = ()
+    gateway: Gateway,
+    pipeline: PipelineSettings,
+    http: HttpSettings,
+    telemetry: Telemetry,
+    doors: Sequence[Door],
+    health: HealthBoard,
+    targets: Sequence[str] = (),
+    stage_tls: WatchedTls | None = None,
 ) -> Mapping[str, Handler]:
-    """The handlers of all of its doors. `targets`: stages in other processes, which keep traces, too."""
-    native = NativeDoor(gateway.pipeline, gateway.catalog, pipeline)
-    handlers: dict[str, Handler] = native.handlers() | trace_handlers(telemetry.traces, targets)
+    """The handlers of all of its doors, which listen. `targets`: stages in other processes, which keep traces, too.
+
+    Raises SetupError for a default model that is not served.
+    """
+    inference, models = Inference(gateway.pipeline, pipeline), ModelChoice(gateway.catalog, http.default_models)
+    tensors = TensorService(
+        gateway, pipeline, telemetry.meters, lambda: bool(health.is_serving(INFERENCE_SERVICE.full_name))
+    )
+    handlers: dict[str, Handler] = {
+        **NativeDoor(gateway.pipeline, gateway.catalog, pipeline).handlers(),
+        **OipDoor(tensors, pipeline.max_stream_in_flight).handlers(),
+        **TeiDoor(inference, models, gateway.catalog, pipeline).handlers(),
+        **trace_handlers(telemetry.traces, targets, stage_tls),
+    }
     if http.http_listen:
         from neuronpipe.gateway.doors.http.handlers import http_handlers
 
-        handlers |= http_handlers(gateway, pipeline, http)
+        handlers |= http_handlers(inference, models, tensors, gateway, pipeline, telemetry)
+        if http.has_console:
+            from neuronpipe.gateway.doors.http.console.pages import console_handlers
+
+            handlers |= console_handlers(gateway.catalog, telemetry.meters, doors[0].port, handlers.get(GET_TRACE))
     return handlers

@@ -31,7 +31,7 @@ def native_rpcs() -> list[Rpc]:
 
 
 class NativeDoor:
-    """Converts messages to calls of the pipeline and back. `call`: what came with the rpc."""
+    """Converts messages to calls of the pipeline and back. `call`: the context of the rpc."""
 
     def __init__(self, pipeline: Pipeline, catalog: Catalog, settings: PipelineSettings) -> None:
         self._pipeline = pipeline
@@ -45,7 +45,12 @@ class NativeDoor:
             return lambda message, context: answer(message, call_of(context))
 
         return {
-            **by_path(INFERENCE_SERVICE, Infer=on(self.infer), InferBatch=on(self.infer_batch), InferStream=on(self.infer_stream)),
+            **by_path(
+                INFERENCE_SERVICE,
+                Infer=on(self.infer),
+                InferBatch=on(self.infer_batch),
+                InferStream=on(self.infer_stream),
+            ),
             **by_path(MODEL_SERVICE, ListModels=on(self.list_models), GetModel=on(self.get_model)),
         }
 
@@ -60,10 +65,14 @@ class NativeDoor:
         count, limit = len(message.requests), self._settings.max_batch_items
         if not 1 <= count <= limit:
             raise InvalidInput("requests", f"{count} requests, a batch takes 1 to {limit}")
-        outcomes = await infer_batch(self._pipeline, call, lambda shared: [_read_request(one, shared) for one in message.requests])
+        outcomes = await infer_batch(
+            self._pipeline, call, lambda shared: [_read_request(one, shared) for one in message.requests]
+        )
         return _batch_response(outcomes, self._settings.max_batch_response_bytes)
 
-    async def infer_stream(self, messages: AsyncIterable[wire.InferStreamRequest], call: Call) -> AsyncIterator[wire.InferStreamResponse]:
+    async def infer_stream(
+        self, messages: AsyncIterable[wire.InferStreamRequest], call: Call
+    ) -> AsyncIterator[wire.InferStreamResponse]:
         """InferStream."""
         requests = (_read_request(message.request, call, is_id_required=True) async for message in messages)
         async for request_id, outcome in infer_stream(self._pipeline, requests, self._settings.max_stream_in_flight):
@@ -81,7 +90,7 @@ class NativeDoor:
 
 
 def _read_request(message: wire.InferRequest, call: Call, *, is_id_required: bool = False) -> InferenceRequest:
-    # Ids must be unique, not secret, so the quick source of random numbers will do.
+    # Ids must be unique, not secret, so a fast source of random numbers is sufficient.
     request_id = message.request_id or ("" if is_id_required else f"{random.getrandbits(128):032x}")
     return InferenceRequest(
         call.for_request(request_id, message.priority),
@@ -93,31 +102,18 @@ def _read_request(message: wire.InferRequest, call: Call, *, is_id_required: boo
 
 
 def _write_result(result: InferenceResult, response: wire.InferResponse) -> None:
-    """In place: a message that is handed to another's constructor would be serialized and parsed once more."""
+    """Writes in place: a message that is passed to another's constructor would be serialized and parsed again."""
     response.model, response.version = result.model.name, str(result.model.version)
     response.request_id = result.request_id
     response.result = result.result.data
-    _write_usage(result.usage, response.usage)
-    _write_timings(result.timings, response.timings)
+    _write_fields(result.usage, response.usage)
+    _write_fields(result.timings, response.timings)
 
 
-def _write_usage(value: Usage, message: inference_pb2.Usage) -> None:
-    message.tokens = value.tokens
-    message.truncated_tokens = value.truncated_tokens
-    message.batch_size = value.batch_size
-    message.bucket_tokens = value.bucket_tokens
-    message.token_cache = value.token_cache
-    message.padded_tokens = value.padded_tokens
-    message.result_cache = value.result_cache
-
-
-def _write_timings(value: StageTimings, message: inference_pb2.StageTimings) -> None:
-    message.total_ns = value.total_ns
-    message.preprocess_ns = value.preprocess_ns
-    message.predict_ns = value.predict_ns
-    message.postprocess_ns = value.postprocess_ns
-    message.predict_queue_ns = value.predict_queue_ns
-    message.predict_compute_ns = value.predict_compute_ns
+def _write_fields(value: Usage | StageTimings, message: object) -> None:
+    """The message has the names of the value."""
+    for name in value.__slots__:
+        setattr(message, name, getattr(value, name))
 
 
 def _write_outcome(outcome: InferenceOutcome, message: wire.InferOutcome) -> None:
@@ -128,7 +124,7 @@ def _write_outcome(outcome: InferenceOutcome, message: wire.InferOutcome) -> Non
 
 
 def _batch_response(outcomes: Iterable[InferenceOutcome], limit: int) -> wire.InferBatchResponse:
-    """The outcomes, with an error in the place of each that would make a response of more than `limit` bytes."""
+    """The outcomes; those that would make the response larger than `limit` bytes become errors."""
     response, size_bytes = wire.InferBatchResponse(), 0
     for outcome in outcomes:
         message = response.outcomes.add()
@@ -137,6 +133,9 @@ def _batch_response(outcomes: Iterable[InferenceOutcome], limit: int) -> wire.In
         if size_bytes + outcome_bytes <= limit:
             size_bytes += outcome_bytes
         else:
-            problem = f"the results are too large for one response, the limit is {limit} bytes; send fewer at once, or over a stream"
+            problem = (
+                f"the results are too large for one response, the limit is {limit} bytes; send fewer at once, "
+                "or over a stream"
+            )
             _write_outcome(InvalidInput("requests", problem), message)
     return response

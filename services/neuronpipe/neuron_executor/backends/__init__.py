@@ -1,4 +1,4 @@
-"""The back ends by name. Each is imported only where a bundle needs it, as each has a runtime of its own."""
+"""The back ends by name. Each is imported only if a bundle needs it, because each has its own runtime."""
 
 import importlib
 from typing import cast
@@ -12,7 +12,7 @@ BACKENDS = {
     "neuronx": "neuronpipe.neuron_executor.backends.neuronx:NeuronxBackend",
     "torch": "neuronpipe.neuron_executor.backends.torch:TorchBackend",
 }
-# Those whose cores are handed one batch at a time: there is no device to be made ready for meanwhile.
+# Back ends whose cores take one batch at a time: they have no device for which a second batch could be prepared.
 ONE_IN_FLIGHT = ("openvino",)
 _INSTALL = "install it with: pip install 'neuronpipe[executor-{name}]'"
 _INSTALL_SDK = "it is of AWS's Neuron SDK, which docs/neuron.md says how to install"
@@ -25,11 +25,14 @@ def load_backend(name: str, request: BackendRequest) -> Backend:
         raise SetupError(f"back end {name!r} is not known; there are: {', '.join(BACKENDS)}")
     if request.cores_per_replica != 1:
         raise SetupError(
-            f"cores_per_replica: {request.cores_per_replica}, the back end {name!r} computes a replica on one core; torch-neuronx traces "
+            f"cores_per_replica: {request.cores_per_replica}, the back end {name!r} computes a replica on one core; "
+            "torch-neuronx traces "
             "no model that needs several (docs/neuron.md, Core groups)"
         )
     if name in ONE_IN_FLIGHT and request.in_flight != 1:
-        raise SetupError(f"in_flight: {request.in_flight}, the back end {name!r} takes one batch at a time on a core; leave it out")
+        raise SetupError(
+            f"in_flight: {request.in_flight}, the back end {name!r} takes one batch at a time on a core; leave it out"
+        )
     module_name, _, class_name = BACKENDS[name].partition(":")
     try:
         return cast("Backend", getattr(importlib.import_module(module_name), class_name)(request))
@@ -37,5 +40,5 @@ def load_backend(name: str, request: BackendRequest) -> Backend:
         package = str(error.name).partition(".")[0]
         advice = _INSTALL_SDK if package in _SDK_MODULES else _INSTALL.format(name=name)
         raise SetupError(f"back end {name!r} needs {package}; {advice}") from error
-    except ImportError as error:  # the package is there, and something that it needs of the system is not
+    except ImportError as error:  # the package is installed, but a system library that it needs is missing
         raise SetupError(f"back end {name!r}: {error.name or 'its library'} cannot be loaded: {error}") from error

@@ -10,19 +10,20 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
 
 ResultT = TypeVar("ResultT")
-# What is called around the computing of a batch, in its thread: see Backend.run.
+# Called before and after the computation of a batch, in its thread: see Backend.run.
 Prepare: TypeAlias = Callable[[], Arrays]
 Finish: TypeAlias = Callable[[Arrays], ResultT]
 
 
 class BackendError(Exception):
-    """A batch could not be computed. The scheduler runs its sequences one by one then, so that only the guilty one fails."""
+    """A batch could not be computed. The scheduler then runs its sequences one by one, so only a bad sequence fails."""
 
 
 class CoreLost(BackendError):
-    """The core computes no more until the process is started again. What it was to compute has not been, and another core may.
+    """The core does not compute again until the process is restarted. Another core may run its batch.
 
-    `has_begun`: whether the core was lost while it computed this batch, which may be the reason; else the batch only came too late.
+    `has_begun`: whether the core was lost while it computed this batch, which may be the reason. Otherwise the batch
+    was only queued on the core.
     """
 
     def __init__(self, message: str, *, has_begun: bool = True) -> None:
@@ -32,10 +33,10 @@ class CoreLost(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class BackendRequest:
-    """What a back end is made from: the model, the artefact's verified files and properties, and the resources it may use.
+    """The parameters of a back end: the model, the artefact's verified files and properties, and the resources to use.
 
-    `cores` batches run at once (0: as many as is best) and share `threads` CPU threads (0: one for each available CPU) where the back
-    end computes on CPUs.
+    `cores` batches run at once (0: the back end's choice). On CPUs, they share `threads` CPU threads (0: one for each
+    available CPU).
     """
 
     spec: ModelSpec
@@ -50,41 +51,41 @@ class BackendRequest:
 
 
 class Backend(Protocol):
-    """A loaded model. The class itself is called with a BackendRequest, and raises SetupError for an artefact that it cannot take."""
+    """A loaded model. The class is called with a BackendRequest. Raises SetupError for an unsuitable artefact."""
 
     @property
     def cores(self) -> int:
-        """How many cores there are, each of which computes one batch at a time."""
+        """The number of cores. Each computes one batch at a time."""
 
     @property
     def in_flight(self) -> int:
-        """How many batches to hand to a core at once: the one that it computes and those made ready meanwhile."""
+        """The number of batches to give to a core at once: the one that it computes, and those prepared meanwhile."""
 
     @property
     def buckets(self) -> BucketPlan | None:
-        """The only shapes that it computes, or None for any. Smaller batches are filled up and cut again by the back end."""
+        """The only shapes that it computes, or None for any. The back end pads smaller batches and cuts the outputs."""
 
     def round_tokens(self, tokens: int) -> int:
-        """The padded length to use for sequences of up to `tokens` tokens; the same few lengths let kernels be reused."""
+        """The padded length for sequences of up to `tokens` tokens; a few lengths let kernels be reused."""
 
     async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
-        """Computes one batch without holding up the event loop; called at most `in_flight` times at once for the same core.
+        """Computes one batch without blocking the event loop. At most `in_flight` calls run at once for the same core.
 
-        `prepare` and `finish`, which take their time, are called where the batch is computed, in its thread, before and after. `is_alone`:
-        no other core has anything to do, so this one may use what belongs to all of them.
+        `prepare` and `finish` may take long. They are called in the thread of the batch, before and after the
+        computation. `is_alone`: no other core has work, so this one may use the resources of all.
 
-        `prepare` makes the model's inputs by name, int64 [batch, tokens], padded; attention_mask is 1 on tokens and 0 on padding. Of a
-        model of images uint8 [batch, 3, height, width].
-        `finish` gets the model's outputs by name, [batch, *axes], float32, which are the back end's again when it returns; its result is
-        returned. Raises BackendError, CoreLost for a core that is gone, and what the two raise.
+        `prepare` returns the model's inputs by name, int64 [batch, tokens], padded; attention_mask is 1 on tokens and 0
+        on padding. For an image model they are uint8 [batch, 3, height, width]. `finish` gets the model's outputs by
+        name, [batch, *axes], float32. The back end may reuse them after `finish` returns. The result of `finish` is
+        returned. Raises BackendError, CoreLost for a lost core, and what the two raise.
         """
 
     def close(self) -> None:
-        """Waits for batches that run though nobody waits for them any more, and frees the device. Called in a thread."""
+        """Waits for running batches, and frees the device. Called in a thread."""
 
 
 async def compute(backend: Backend, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
-    """Runs a batch that is made already, and keeps its outputs."""
+    """Runs a batch that is already prepared, and returns its outputs."""
     return await backend.run(
         core, lambda: inputs, lambda outputs: {name: array.copy() for name, array in outputs.items()}, is_alone=is_alone
     )

@@ -1,7 +1,8 @@
-"""A back end without a model, for tests and for measuring everything but the model. Deterministic and hostile.
+"""A back end without a model, for tests and for measuring everything but the model. It is deterministic and hostile.
 
-Each row's outputs depend on its own tokens only, so that rows mixed up or cut wrongly show. Everything that belongs to padding is NaN,
-so that padding which is not cut off shows. Inputs that break the contract of Backend raise, and so do tokens that a test chose.
+Each row's outputs depend on its own tokens only, so rows that are mixed up or cut wrongly are detected. All outputs on
+padding are NaN, so padding that is not cut off is detected. Inputs that break the contract of Backend raise, and so do
+tokens that a test chose.
 """
 
 import asyncio
@@ -19,8 +20,9 @@ from neuronpipe.neuron_executor.backends.base import BackendError, BackendReques
 class FakeBackend:
     """See Backend.
 
-    Properties: `device_time_s` a batch takes, or `device_times_ms` the batches of each bucket do, as in 1x128:1.0,8x128:6.0, which a core
-    computes one after the other; a batch with a `failing_token_id` raises; a row with a `nan_token_id` is NaN.
+    Properties: `device_time_s` is the time of a batch. `device_times_ms` are the times of batches in each bucket, as in
+    1x128:1.0,8x128:6.0; a core computes them one after the other. A batch with a `failing_token_id` raises. A row with
+    a `nan_token_id` is NaN.
     """
 
     def __init__(self, request: BackendRequest) -> None:
@@ -33,18 +35,18 @@ class FakeBackend:
         self._nan_token_id = int(request.properties.get("nan_token_id", "-1"))
         table = (entry.split(":") for entry in request.properties.get("device_times_ms", "").split(",") if entry)
         self._device_times_s = {bucket: float(time_ms) / 1000 for bucket, time_ms in table}
-        # A thread for each core, as loops count in milliseconds only and a device keeps to microseconds.
+        # A thread for each core: event loops have timers in milliseconds, and a device is precise to microseconds.
         self._devices = [ThreadPoolExecutor(max_workers=1) for _ in range(self.cores if self._device_times_s else 0)]
         self._kind = input_kind(request.spec)
 
     def round_tokens(self, tokens: int) -> int:
-        """See Backend. One more than asked for, so that there is always padding to cut."""
+        """See Backend. The length is one more than requested, so that there is always padding to cut."""
         if self.buckets:
             return self.buckets.round_tokens(tokens)
         return min(tokens + 1, self._spec.max_tokens)
 
     async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
-        """See Backend. Without a thread, as its batches are small."""
+        """See Backend. It needs no thread, because its batches are small."""
         return finish(await self.compute(core, prepare(), is_alone=is_alone))
 
     async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
@@ -58,7 +60,10 @@ class FakeBackend:
             await asyncio.get_running_loop().run_in_executor(self._devices[core], time.sleep, seconds)
         if self._failing_token_id >= 0 and (token_ids == self._failing_token_id).any():
             raise BackendError("a token that the test chose")
-        outputs = {output.name: self._output(index, output.axes, token_ids, mask) for index, output in enumerate(self._spec.outputs)}
+        outputs = {
+            output.name: self._output(index, output.axes, token_ids, mask)
+            for index, output in enumerate(self._spec.outputs)
+        }
         if self._nan_token_id >= 0:
             poisoned = (token_ids == self._nan_token_id).any(axis=1)
             for output in outputs.values():
@@ -70,7 +75,7 @@ class FakeBackend:
             device.shutdown(wait=True, cancel_futures=True)
 
     def _numbers(self, inputs: Arrays) -> tuple[Array, Array]:
-        """The token ids and the mask; or an image's levels, of which each counts."""
+        """The token ids and the mask; for an image its levels, all of which count."""
         if "input_ids" in inputs:
             return inputs["input_ids"], inputs["attention_mask"].astype(bool)
         (pixels,) = inputs.values()
@@ -90,13 +95,23 @@ class FakeBackend:
 
     def _problems_of_pixels(self, inputs: Arrays) -> list[str]:
         (expected,), (array,) = self._kind.shortest().values(), inputs.values()
-        return [] if (array.dtype, array.shape[1:]) == (expected.dtype, expected.shape) else [f"{array.dtype}{array.shape}"]
+        return (
+            []
+            if (array.dtype, array.shape[1:]) == (expected.dtype, expected.shape)
+            else [f"{array.dtype}{array.shape}"]
+        )
 
     def _problems_of_tokens(self, inputs: Arrays) -> list[str]:
         problems = []
         shape, mask = inputs["input_ids"].shape, inputs["attention_mask"]
-        if any(array.dtype != np.int64 or array.shape != shape for array in inputs.values()) or shape[1] > self._spec.max_tokens:
-            problems.append(f"shapes {[array.shape for array in inputs.values()]}, dtypes {[array.dtype for array in inputs.values()]}")
+        if (
+            any(array.dtype != np.int64 or array.shape != shape for array in inputs.values())
+            or shape[1] > self._spec.max_tokens
+        ):
+            problems.append(
+                f"shapes {[array.shape for array in inputs.values()]}, dtypes "
+                f"{[array.dtype for array in inputs.values()]}"
+            )
         elif self.buckets and (self.buckets.find(*shape) is None or self.round_tokens(shape[1]) != shape[1]):
             problems.append(f"shape {shape}, the buckets are {', '.join(map(str, self.buckets.buckets))}")
         elif not mask[:, 0].all():

@@ -1,4 +1,4 @@
-"""The Neuron runtime of this process: it owns the cores, however many models are loaded on them."""
+"""The Neuron runtime of this process. It owns the cores for all models that are loaded on them."""
 
 import functools
 import re
@@ -16,32 +16,38 @@ _FATAL = re.compile(r"status=(?:101|6|120\d)\b|UNRECOVERABLE|NRT_HW_ERROR")
 
 
 class NeuronRuntime:
-    """Loads traces onto cores, and knows which of them are lost. Cores are counted from 0 within those of this process."""
+    """Loads traces onto cores, and records which cores are lost.
+
+    Cores are counted from 0 within those of this process.
+    """
 
     def __init__(self) -> None:
         self._sdk = import_module("torch_neuronx")
         self.version = str(self._sdk.__version__)
-        # The context that places a model is the process's, not a thread's.
+        # The context that places a model on a core belongs to the process, not to a thread.
         self._load_lock = threading.Lock()
         self._lost_lock = threading.Lock()
         self._lost: dict[int, str] = {}
 
     def load(self, read: Callable[[], Any], core: int) -> Any:
-        """What is read, a trace, on one core. Raises what the SDK does."""
+        """Loads a trace onto one core with `read`, and returns it. Raises what the SDK raises."""
         with self._load_lock, self._placement("neuron_cores_context")(start_nc=core, nc_count=1):
             return read()
 
     def _placement(self, name: str) -> Any:
-        """A placement function, where this release of the SDK has it: in `experimental` before 2.25."""
+        """A placement function, if this release of the SDK has it; before 2.25 it is in `experimental`."""
         return getattr(self._sdk, name, None) or getattr(self._sdk.experimental, name)
 
     def check(self, core: int) -> None:
-        """To be called before an execution of any model. Raises CoreLost."""
+        """Must be called before each execution of any model. Raises CoreLost."""
         if core in self._lost:
             raise self._lost_before(core)
 
     def lose(self, core: int, error: BaseException) -> CoreLost:
-        """Gives up a core for all models; the error to raise. A batch that finds it lost already was only made ready for it."""
+        """Marks a core as lost for all models, and returns the error to raise.
+
+        If the core was lost already, the batch was only prepared for it.
+        """
         with self._lost_lock:
             if core in self._lost:
                 return self._lost_before(core)
@@ -52,11 +58,14 @@ class NeuronRuntime:
         return CoreLost(f"core {core} was lost: {self._lost[core]}", has_begun=False)
 
     def is_fatal(self, error: BaseException) -> bool:
-        """Whether the core is gone for good, going by the text."""
+        """Whether the text of an error means that the core is lost."""
         return bool(_FATAL.search(str(error)))
 
 
 @functools.cache
 def neuron_runtime() -> NeuronRuntime:
-    """The one of this process: the SDK's runtime starts once, reads its environment then, and ends with the process."""
+    """The runtime of this process.
+
+    The SDK's runtime starts once, reads its environment then, and ends with the process.
+    """
     return NeuronRuntime()

@@ -14,13 +14,23 @@ from neuronpipe.core.logs import log_warning
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends.base import BackendError, BackendRequest, Finish, Prepare, ResultT
 from neuronpipe.neuron_executor.backends.neuron_runtime import neuron_runtime
-from neuronpipe.runtimes.neuron import DOUBLE_SUFFIX, DOUBLES_VARIABLE, allows_doubles, core_count, sdk_release, sdk_words
+from neuronpipe.runtimes.neuron import (
+    DOUBLE_SUFFIX,
+    DOUBLES_VARIABLE,
+    allows_doubles,
+    core_count,
+    sdk_release,
+    sdk_words,
+)
 
 _SDK_VERSION = "torch-neuronx"
 
 
 class NeuronxBackend:
-    """See Backend. One execution at a time on a core; with two in flight the next one waits in the runtime, its inputs made ready."""
+    """See Backend. A core has one execution at a time.
+
+    With two batches in flight, the next one waits in the runtime with its inputs prepared.
+    """
 
     def __init__(self, request: BackendRequest) -> None:
         self._name = request.spec.name
@@ -39,37 +49,51 @@ class NeuronxBackend:
             self._check_inputs(bucket, files)
         # A model for each bucket and core.
         self._replicas = [
-            {bucket: self._load(files[f"{bucket}.pt"], core) for bucket in self.buckets.buckets} for core in range(self.cores)
+            {bucket: self._load(files[f"{bucket}.pt"], core) for bucket in self.buckets.buckets}
+            for core in range(self.cores)
         ]
-        self._threads = ThreadPoolExecutor(max_workers=self.cores * self.in_flight, thread_name_prefix=f"core-{self._name}")
+        self._threads = ThreadPoolExecutor(
+            max_workers=self.cores * self.in_flight, thread_name_prefix=f"core-{self._name}"
+        )
 
     def _check_versions(self, request: BackendRequest) -> None:
         compiled, here = request.versions.get(_SDK_VERSION, ""), self._runtime.version
         if compiled.endswith(DOUBLE_SUFFIX) and not here.endswith(DOUBLE_SUFFIX):
             raise SetupError(
-                f"model {self._name!r}: made with the contract double of the tests, which no Neuron device can run; compile it with the SDK"
+                f"model {self._name!r}: made with the contract double of the tests, which no Neuron device can run; "
+                "compile it with the SDK"
             )
         if compiled != here:
             raise SetupError(
-                f"model {self._name!r}: compiled with torch-neuronx {compiled or 'unknown'} (SDK {sdk_release(compiled)}), here is {here} "
+                f"model {self._name!r}: compiled with torch-neuronx {compiled or 'unknown'} (SDK "
+                f"{sdk_release(compiled)}), here is {here} "
                 f"(SDK {sdk_release(here)}); compile it again with this one, or install that one"
             )
         if here.endswith(DOUBLE_SUFFIX):
             if not allows_doubles():
                 raise SetupError(
-                    f"model {self._name!r}: {here} is the contract double of the tests, which is no Neuron device; only tests set "
+                    f"model {self._name!r}: {here} is the contract double of the tests, which is no Neuron device; "
+                    "only tests set "
                     f"{DOUBLES_VARIABLE}=1 to run on it"
                 )
-            log_warning("this is the contract double of the tests: PyTorch computes, and its times say nothing of Neuron", model=self._name)
+            log_warning(
+                "this is the contract double of the tests: PyTorch computes, and its times say nothing of Neuron",
+                model=self._name,
+            )
 
     def _check_inputs(self, bucket: Bucket, files: dict[str, Path]) -> None:
         try:
             stamp = json.loads(files[f"{bucket}.json"].read_text())
             described = [(one["name"], one["shape"]) for one in stamp["inputs"]]
         except (KeyError, TypeError, ValueError) as error:
-            raise SetupError(f"model {self._name!r}: its neuronx artefact lacks the bucket {bucket}; compile it again") from error
+            raise SetupError(
+                f"model {self._name!r}: its neuronx artefact lacks the bucket {bucket}; compile it again"
+            ) from error
         if f"{bucket}.pt" not in files or described != [(name, [bucket.batch, bucket.tokens]) for name in self._inputs]:
-            raise SetupError(f"model {self._name!r}: the bucket {bucket} was compiled for other inputs than the model's; compile it again")
+            raise SetupError(
+                f"model {self._name!r}: the bucket {bucket} was compiled for other inputs than the model's; "
+                "compile it again"
+            )
 
     def _load(self, path: Path, core: int) -> Any:
         try:
@@ -81,7 +105,9 @@ class NeuronxBackend:
         return self.buckets.round_tokens(tokens)
 
     async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: finish(self._compute(core, prepare())))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: finish(self._compute(core, prepare()))
+        )
 
     def _compute(self, core: int, inputs: Arrays) -> dict[str, Array]:
         rows, tokens = inputs["input_ids"].shape
@@ -89,13 +115,20 @@ class NeuronxBackend:
             raise BackendError(f"inputs of different shapes: {[array.shape for array in inputs.values()]}")
         bucket = self.buckets.find(rows, tokens)
         if bucket is None:
-            raise BackendError(f"no bucket holds {rows} x {tokens} tokens; there are: {', '.join(map(str, self.buckets.buckets))}")
+            raise BackendError(
+                f"no bucket holds {rows} x {tokens} tokens; there are: {', '.join(map(str, self.buckets.buckets))}"
+            )
         filled = fill_bucket(inputs, bucket, self._pad_token_id)
-        tensors = tuple(torch.from_numpy(filled[name]) for name in self._inputs)  # by name: a trace knows positions only
+        tensors = tuple(
+            torch.from_numpy(filled[name]) for name in self._inputs
+        )  # by name: a trace knows positions only
         self._runtime.check(core)
         outputs = self._execute(core, bucket, tensors)
         arrays = {name: output.float().numpy() for name, output in zip(self._outputs, outputs, strict=True)}
-        return {name: array[:, :tokens] if name in self._per_token else array for name, array in cut_bucket(arrays, rows).items()}
+        return {
+            name: array[:, :tokens] if name in self._per_token else array
+            for name, array in cut_bucket(arrays, rows).items()
+        }
 
     def _execute(self, core: int, bucket: Bucket, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         try:
@@ -107,10 +140,15 @@ class NeuronxBackend:
             raise BackendError(f"core {core} could not compute a batch of the bucket {bucket}") from error
 
     def _is_well(self, core: int) -> bool:
-        """Whether a core still computes a batch that it has computed before: what it failed with may be the batch's fault or its own."""
+        """Whether a core still computes a batch that it has computed before.
+
+        This tells a bad batch from a bad core after a failure.
+        """
         bucket = self.buckets.buckets[0]
         values = {"input_ids": self._pad_token_id, "attention_mask": 1}
-        probe = tuple(torch.full((bucket.batch, bucket.tokens), values.get(name, 0), dtype=torch.int64) for name in self._inputs)
+        probe = tuple(
+            torch.full((bucket.batch, bucket.tokens), values.get(name, 0), dtype=torch.int64) for name in self._inputs
+        )
         try:
             self._replicas[core][bucket](*probe)
         except (RuntimeError, ValueError):
@@ -118,7 +156,10 @@ class NeuronxBackend:
         return True
 
     def error_texts(self) -> dict[str, str]:
-        """What the SDK says of inputs that break its contract, for the acceptance report: its documents do not have all of these texts."""
+        """The SDK's error texts for inputs that break its contract, for the acceptance report.
+
+        The SDK's documents do not have all of these texts.
+        """
         bucket = self.buckets.buckets[0]
         good = tuple(torch.ones((bucket.batch, bucket.tokens), dtype=torch.int64) for _ in self._inputs)
         tried = {
@@ -132,22 +173,28 @@ class NeuronxBackend:
             try:
                 self._replicas[0][bucket](*tensors)
                 texts[name] = "NOT REFUSED"
-            except Exception as error:  # which one is what the report is to tell
+            except Exception as error:  # the report has to say which error it is
                 texts[name] = f"{type(error).__name__}: {error}"
         return texts
 
     def close(self) -> None:
-        """See Backend. The device keeps the models until the process ends: so does the SDK."""
+        """See Backend. The device keeps the models until the process ends, because the SDK does."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._replicas.clear()
 
 
-# What the SDK's texts mean for whoever started the process; (part of the text, what to do).
+# Advice for errors of the SDK: (part of the SDK's text, what to do).
 _ADVICE = (
-    ("num_devices > 0", "this machine shows no Neuron device; see `neuron-ls`, and --device=/dev/neuron0 for a container"),
+    (
+        "num_devices > 0",
+        "this machine shows no Neuron device; see `neuron-ls`, and --device=/dev/neuron0 for a container",
+    ),
     ("not available", "its cores belong to another process; end that one, or give each its own with --cores 0-1"),
     ("status=2", "it was compiled with a newer SDK; compile it again with this one"),
-    ("status=10", "it was compiled with a newer SDK; compile it again with this one, or update the driver and the runtime"),
+    (
+        "status=10",
+        "it was compiled with a newer SDK; compile it again with this one, or update the driver and the runtime",
+    ),
     ("status=4", "the core's memory is full; compile fewer buckets, or serve fewer models"),
     ("nc_count", "there are fewer cores for this process; see --cores"),
     ("start_nc", "there are fewer cores for this process; see --cores"),

@@ -1,4 +1,7 @@
-"""OpenVINO on CPUs: one compiled model with as many streams as it has cores, and one with a single stream for a batch that is alone."""
+"""OpenVINO on CPUs: a compiled model with a stream for each core, and one with a single stream.
+
+The latter runs a batch while no other batch waits.
+"""
 
 import asyncio
 
@@ -8,7 +11,8 @@ from neuronpipe.neuron_executor.backends.base import BackendError, BackendReques
 from neuronpipe.runtimes.cpus import compute_pool, cpu_threads
 from neuronpipe.runtimes.openvino import engine, has_bfloat16, openvino
 
-# Lengths in steps: every new shape costs OpenVINO 1.5 ms once (measured 2026-11-21), and padding by up to 3 tokens costs little.
+# Lengths in steps: every new shape costs OpenVINO 1.5 ms once (measured 2026-11-21), and padding by up to 3 tokens
+# costs little.
 _TOKEN_STEP = 4
 
 _PRECISION = "INFERENCE_PRECISION_HINT"
@@ -28,13 +32,16 @@ class OpenVinoBackend:
         self._config = dict(request.properties) | {"INFERENCE_NUM_THREADS": str(threads)}
         self._threads = compute_pool(self.cores, f"core-{request.spec.name}")
         try:
-            # Read once, the weights are held once, however often the model is compiled.
+            # The model is read once, so its weights are in memory once, however often the model is compiled.
             self._model = engine().read_model(model_file)
-            self._threads.submit(self._compile).result()  # OpenVINO's own threads get the priority of the one that they are made by
+            self._threads.submit(
+                self._compile
+            ).result()  # OpenVINO's own threads inherit the priority of the thread that creates them
         except RuntimeError as error:
             self._threads.shutdown()
             raise SetupError(
-                f"{model_file}: OpenVINO {openvino.__version__} cannot load it; compile the model again with this version"
+                f"{model_file}: OpenVINO {openvino.__version__} cannot load it; compile the model again with "
+                "this version"
             ) from error
         self._max_tokens = request.spec.max_tokens
         self._outputs = [output.name for output in request.spec.outputs]
@@ -43,8 +50,13 @@ class OpenVinoBackend:
     def _compile(self) -> None:
         streams = engine().compile_model(self._model, "CPU", self._config | {"NUM_STREAMS": str(self.cores)})
         self._requests = [streams.create_infer_request() for _ in range(self.cores)]
-        # Streams of one thread compute the most; alone, a batch is done sooner with all threads (1.9 times on two CPUs).
-        wide = engine().compile_model(self._model, "CPU", self._config | {"NUM_STREAMS": "1"}) if self.cores > 1 else streams
+        # Streams of one thread have the highest throughput. A batch alone is faster with all threads (1.9 times on two
+        # CPUs).
+        wide = (
+            engine().compile_model(self._model, "CPU", self._config | {"NUM_STREAMS": "1"})
+            if self.cores > 1
+            else streams
+        )
         self._wide_request = wide.create_infer_request()
 
     def round_tokens(self, tokens: int) -> int:
@@ -52,8 +64,8 @@ class OpenVinoBackend:
 
     async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
         request = self._wide_request if is_alone else self._requests[core]
-        # Not start_async with a callback: on OpenVINO 2026.4 a batch that fails does not call back. Nor is it faster: a synchronous batch
-        # is computed by the thread that asks for it, with those of its stream.
+        # Not start_async with a callback: on OpenVINO 2026.4 a batch that fails does not call back. Nor is it faster: a
+        # synchronous batch is computed by the thread that asks for it, with those of its stream.
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._compute, request, prepare, finish)
 
     def _compute(self, request: openvino.InferRequest, prepare: Prepare, finish: Finish[ResultT]) -> ResultT:
@@ -61,7 +73,8 @@ class OpenVinoBackend:
         try:
             request.infer(inputs, share_inputs=True)
         except RuntimeError as error:
-            # On OpenVINO 2026.4 a stream on which a batch failed may fail for good with other batches. Compiling took 0.2 s with MiniLM.
+            # On OpenVINO 2026.4 a stream on which a batch failed may fail for good with other batches. Compiling took
+            # 0.2 s with MiniLM.
             self._compile()
             raise BackendError("OpenVINO could not compute a batch") from error
         return finish({name: request.get_tensor(name).data for name in self._outputs})

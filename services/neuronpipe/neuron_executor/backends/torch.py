@@ -1,4 +1,4 @@
-"""PyTorch: on GPUs, one core each, or on the CPU, as the reference. Runs an exported program, without transformers."""
+"""PyTorch on GPUs, one core for each, or on the CPU as the reference. Runs exported programs without transformers."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,10 @@ _TOKEN_STEP = {"cuda": 8, "cpu": 4}
 
 
 class TorchBackend:
-    """See Backend. A GPU computes the batches in flight on streams of their own: copies of one overlap with the other's computation."""
+    """See Backend. A GPU computes the batches in flight on separate streams.
+
+    So copies of one batch overlap with the computation of another.
+    """
 
     buckets = None
 
@@ -48,7 +51,9 @@ class TorchBackend:
         return min(-(-tokens // self._step) * self._step, self._max_tokens)
 
     async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: finish(self._compute(core, prepare())))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: finish(self._compute(core, prepare()))
+        )
 
     def _compute(self, core: int, inputs: Arrays) -> dict[str, Array]:
         device, program = self._cores[core]
@@ -62,8 +67,12 @@ class TorchBackend:
                     stream.synchronize()
                 return {name: tensor.numpy() for name, tensor in on_host.items()}
         except (RuntimeError, IndexError, AssertionError) as error:
-            # A fault on the device leaves the process's context unusable; too little memory does not.
-            if device.type == "cuda" and not isinstance(error, torch.cuda.OutOfMemoryError) and "CUDA error" in str(error):
+            # After a fault on the device, the context of the process is unusable. After a lack of memory, it is not.
+            if (
+                device.type == "cuda"
+                and not isinstance(error, torch.cuda.OutOfMemoryError)
+                and "CUDA error" in str(error)
+            ):
                 raise CoreLost(f"{device} was lost") from error
             raise BackendError(f"PyTorch could not compute a batch on {device}") from error
 
@@ -73,7 +82,10 @@ class TorchBackend:
 
 
 def _cores(kind: str, request: BackendRequest) -> int:
-    """Sets the CPU's threads too, which all models of the process share. Raises SetupError for more than there are."""
+    """The number of cores. On the CPU it also sets the number of threads, which all models of the process share.
+
+    Raises SetupError for more than there are.
+    """
     if kind == "cuda":
         devices = torch.cuda.device_count()
         if request.cores > devices:
@@ -92,19 +104,24 @@ def _load(path: Path, device: torch.device) -> Any:
 
             program = move_to_device_pass(program, device)
         return program.module()
-    except Exception as error:  # whatever another version of PyTorch finds wrong with the file
-        raise SetupError(f"{path}: PyTorch {torch.__version__} cannot load it; compile the model again with this version") from error
+    except Exception as error:  # another version of PyTorch may raise anything for the file
+        raise SetupError(
+            f"{path}: PyTorch {torch.__version__} cannot load it; compile the model again with this version"
+        ) from error
 
 
 class _Streams(threading.local):
-    """A stream for each thread and GPU, kept as long as the thread lives: to make one for each batch costs calls of the driver."""
+    """A stream for each thread and GPU, kept as long as the thread lives.
+
+    A new stream for each batch would cost calls of the driver.
+    """
 
     def __init__(self) -> None:
         self._by_device: dict[torch.device, Any] = {}
 
     @contextlib.contextmanager
     def use(self, device: torch.device) -> Iterator[Any]:
-        """This thread's stream as the current one; None on the CPU."""
+        """Makes this thread's stream the current one; None on the CPU."""
         if device.type != "cuda":
             yield None
             return

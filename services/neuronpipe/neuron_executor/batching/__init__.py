@@ -1,1 +1,1 @@
-"""How batches come about: what waits (queue), which of it runs together (policies), and how long that takes (forecast)."""
+"""Forms batches: the queue, the policies that choose what runs together, and the forecast of batch times."""

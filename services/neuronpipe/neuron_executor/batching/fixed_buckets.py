@@ -1,4 +1,7 @@
-"""The batch policy where a back end computes the shapes of its buckets only: the bucket that does most work a second is filled."""
+"""The batch policy for back ends that compute the shapes of buckets only.
+
+It fills the bucket that does the most work a second.
+"""
 
 import math
 import time
@@ -24,8 +27,10 @@ class FixedBuckets:
         tokens, is_bulk = oldest.padded_tokens, oldest.is_bulk
         share = -(-(1 + self._queue.count(tokens, is_bulk=is_bulk)) // idle_cores)
         waiting = [(tokens, share)]
-        if idle_cores == 1:  # else an idle core computes those of other lengths sooner
-            others = sorted((length for length in self._queue.lengths(is_bulk=is_bulk) if length != tokens), reverse=True)
+        if idle_cores == 1:  # otherwise an idle core computes sequences of other lengths sooner
+            others = sorted(
+                (length for length in self._queue.lengths(is_bulk=is_bulk) if length != tokens), reverse=True
+            )
             waiting += [(length, self._queue.count(length, is_bulk=is_bulk)) for length in others]
         begin_s = time.monotonic() + wait_s
         bucket = best_bucket(self._plan.buckets, waiting, self._forecast.batch_s, oldest.deadline_s - begin_s)
@@ -33,7 +38,9 @@ class FixedBuckets:
         members = [oldest]
         for length, _ in waiting:
             most = min(bucket.batch, share) if length == tokens else bucket.batch
-            while length <= bucket.tokens and len(members) < most and (one := self._queue.first(length, is_bulk=is_bulk)):
+            while (
+                length <= bucket.tokens and len(members) < most and (one := self._queue.first(length, is_bulk=is_bulk))
+            ):
                 if not self.can_wait(one, wait_s):
                     self._queue.forget(one)
                 elif one.lost_cores or finish_s >= one.deadline_s:
@@ -44,7 +51,7 @@ class FixedBuckets:
         return self.batch_of(members)
 
     def batch_of(self, members: list[QueuedSequence]) -> Batch:
-        """See BatchPolicy. In the smallest bucket that holds them."""
+        """See BatchPolicy. The bucket is the smallest one that holds the sequences."""
         bucket = self._smallest(len(members), max(one.padded_tokens for one in members))
         return Batch(members, bucket.tokens, bucket.padded_tokens)
 
@@ -59,18 +66,22 @@ class FixedBuckets:
     def _full_tokens(self, one: QueuedSequence) -> int:
         waiting_tokens = one.padded_tokens + self._queue.tokens_before(is_bulk=one.is_bulk)
         rows = -(-waiting_tokens // one.padded_tokens)
-        return best_bucket(self._plan.buckets, [(one.padded_tokens, rows)], self._forecast.batch_s, math.inf).padded_tokens
+        return best_bucket(
+            self._plan.buckets, [(one.padded_tokens, rows)], self._forecast.batch_s, math.inf
+        ).padded_tokens
 
 
-def best_bucket(buckets: Sequence[Bucket], waiting: Sequence[tuple[int, int]], seconds: Callable[[int], float], room_s: float) -> Bucket:
-    """The bucket that does most work a second with what waits; of equals the one that computes the fewest tokens.
+def best_bucket(
+    buckets: Sequence[Bucket], waiting: Sequence[tuple[int, int]], seconds: Callable[[int], float], room_s: float
+) -> Bucket:
+    """The bucket that does the most work a second with the waiting sequences; of equals, the one with fewest tokens.
 
-    `waiting`: padded lengths and how many sequences there are of each, in the order in which they would be taken; the bucket must hold the
-    first. `seconds`: how long so many tokens take; 0 where nothing is known, and then most rows are filled. Buckets that would take longer
-    than `room_s` do not count, but for the smallest.
+    `waiting`: padded lengths and the number of sequences of each, in the order in which they would be taken; the bucket
+    must hold the first. `seconds`: the time to compute a number of tokens; 0 if not known, and then the bucket with the
+    most filled rows wins. Buckets that would take longer than `room_s` are left out, except the smallest.
 
-    A bucket takes its time however many of its rows are used. A sequence is worth what it would cost in the bucket that is best for those
-    of its length alone: so rows filled with short sequences do not make a long bucket worth its time.
+    A bucket takes the same time however many of its rows are used. The work of a sequence is its cost in the bucket
+    that is best for sequences of its length alone. So a long bucket is not chosen for rows of short sequences.
     """
     timed = [(bucket, seconds(bucket.padded_tokens)) for bucket in buckets]
     fitting = [one for one in timed if one[0].tokens >= waiting[0][0]]

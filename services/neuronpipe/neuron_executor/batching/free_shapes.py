@@ -1,4 +1,7 @@
-"""The batch policy where a back end computes any shape: lengths share a batch while their padding costs less than batches of their own."""
+"""The batch policy for back ends that compute any shape.
+
+Sequences of different lengths share a batch while their padding costs less than a separate batch.
+"""
 
 import time
 
@@ -6,11 +9,12 @@ from neuronpipe.neuron_executor.batching.forecast import Forecast
 from neuronpipe.neuron_executor.batching.policy import Batch, DeadlineCheck, Limits
 from neuronpipe.neuron_executor.batching.queue import QueuedSequence, SequenceQueue
 
-# A batch is large enough once its overhead is this share of its time; beyond, more sequences only make each other wait.
+# A batch is large enough once its overhead is this share of its time. More sequences would only delay each other.
 _ENOUGH_OVERHEAD = 0.04
-# Running lengths apart costs a batch's overhead more, running them together costs the padding, up to this share of the overhead: what is
-# left behind may find nearer company. (Throughput with 32 callers hardly depends on it: between 1/20 and 1/3 it stayed within 1.5 %,
-# while padding grew from 4.5 to 11 % of the tokens; twice as much cost 5 %.)
+# Different lengths in separate batches cost the overhead of one more batch; together, they cost padding. Padding is
+# accepted up to this share of the overhead, because a sequence that is left out may find a batch of a nearer length.
+# (Throughput with 32 callers hardly depends on it: between 1/20 and 1/3 it stayed within 1.5 %, while padding grew from
+# 4.5 to 11 % of the tokens; twice as much cost 5 %.)
 _WORTHWHILE_PADDING = 1 / 6
 
 
@@ -44,27 +48,31 @@ class FreeShapes:
 
     @property
     def _enough_tokens(self) -> float:
-        """A batch of so many padded tokens need not grow any more."""
+        """The number of padded tokens from which a batch need not grow."""
         return min(self._forecast.overhead_tokens / _ENOUGH_OVERHEAD, self._limits.max_batch_tokens)
 
     def _add(self, members: list[QueuedSequence], length: int, wait_s: float, idle_cores: int) -> bool:
-        """Adds waiting sequences of a padded length while that pays. Returns whether the batch can still grow."""
+        """Adds waiting sequences of a padded length while that saves time. Returns whether the batch can still grow."""
         overhead_tokens = self._forecast.overhead_tokens
-        # A share for every idle core, or one would work and the others watch.
+        # Each idle core gets a share. Otherwise one would work while the others are idle.
         own_tokens = sum(one.padded_tokens for one in members)
         share = (self._queue.tokens_before(is_bulk=True) + own_tokens) / idle_cores
         padded = max(one.padded_tokens for one in members)
         earliest_s = min(one.deadline_s for one in members)
         padding = 0
         while one := self._queue.first(length, is_bulk=members[0].is_bulk):
-            if not self.can_wait(one, wait_s):  # or it would keep those behind it out of the batch
+            if not self.can_wait(one, wait_s):  # otherwise it would keep those behind it out of the batch
                 self._queue.forget(one)
                 continue
             if one.lost_cores:
                 return True
             new_padded = max(padded, length)
             tokens = new_padded * (len(members) + 1)
-            if len(members) == self._limits.max_batch_size or own_tokens >= share or padded * len(members) >= self._enough_tokens:
+            if (
+                len(members) == self._limits.max_batch_size
+                or own_tokens >= share
+                or padded * len(members) >= self._enough_tokens
+            ):
                 return False
             padding += tokens - padded * len(members) - length
             finish_s = time.monotonic() + wait_s + self._forecast.batch_s(tokens)

@@ -1,4 +1,4 @@
-"""A batch's outputs back to sequences."""
+"""Cuts a batch's outputs into those of its sequences."""
 
 from collections.abc import Sequence
 

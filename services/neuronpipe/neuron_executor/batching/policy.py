@@ -8,15 +8,15 @@ from typing import Protocol
 from neuronpipe.neuron_executor.batching.forecast import Forecast
 from neuronpipe.neuron_executor.batching.queue import QueuedSequence
 
-# For so long after a sequence came too late to be computed, those that could not wait for a full batch are dropped as well. The oldest
-# are the most urgent, and each would have a batch of nearly its own: at twice the load that can be borne, a device with an overhead of
-# 20 ms did 125 sequences a second instead of 700 (simulated 2026-11-21).
+# For this time after a sequence was too late to be computed, sequences that cannot wait for a full batch are dropped,
+# too. The oldest are the most urgent, and each would run in a nearly empty batch: at twice the load that a device with
+# an overhead of 20 ms can take, it did 125 sequences a second instead of 700 (simulated 2026-11-21).
 _LATE_FOR_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`max_batch_tokens` counts padded tokens; one sequence alone may exceed it. Buckets limit their batches themselves."""
+    """`max_batch_tokens` counts padded tokens; one sequence alone may exceed it. Buckets limit their own batches."""
 
     max_batch_size: int
     max_batch_tokens: int
@@ -25,7 +25,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sequences that run together, each padded to `padded_tokens`. `computed_tokens`: of all rows, those that stay empty included."""
+    """Sequences that run together, each padded to `padded_tokens`.
+
+    `computed_tokens`: of all rows, including those that stay empty.
+    """
 
     members: list[QueuedSequence]
     padded_tokens: int
@@ -33,40 +36,42 @@ class Batch:
 
 
 class BatchPolicy(Protocol):
-    """Forms the batches of one model out of its queue."""
+    """Forms batches from the queue of one model."""
 
     def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int) -> Batch:
-        """A batch of a sequence that was taken out of the queue already and of others, which this takes out.
+        """Makes a batch of a sequence that was already taken out of the queue, and of others, which this takes out.
 
-        It begins in `wait_s`. `idle_cores` (from 1 on) can share what waits, the one that the batch is for included. What would be too
-        late is dropped on the way.
+        The batch begins in `wait_s`. `idle_cores` is the number of cores that can share the queue, at least 1,
+        including the one for this batch. Sequences that would be too late are dropped.
         """
 
     def batch_of(self, members: list[QueuedSequence]) -> Batch:
-        """Just these sequences as a batch."""
+        """Makes a batch of exactly these sequences."""
 
     def lone_tokens(self, padded_tokens: int) -> int:
-        """What the device computes for a sequence of that padded length in a batch of its own."""
+        """The number of tokens that the device computes for a sequence of that padded length in a batch of its own."""
 
     def can_wait(self, one: QueuedSequence, wait_s: float) -> bool:
-        """Whether someone waits for a sequence, and still will when it has been computed by a core that is free in `wait_s`.
+        """Whether a caller waits for a sequence, and still will when a core that is free in `wait_s` has computed it.
 
-        Tells its caller where not.
+        If not, the caller gets DeadlineExceeded.
         """
 
 
 class DeadlineCheck:
-    """Gives up sequences of one model that would be too late.
+    """Drops sequences of one model that would be too late.
 
-    `lone_tokens`: see BatchPolicy. `full_tokens`: what the device computes for a batch with this sequence that is as large as is worth
-    it, as far as what waits fills it.
+    `lone_tokens`: see BatchPolicy. `full_tokens`: the number of tokens that the device computes for a batch with this
+    sequence that need not grow, or that holds all waiting sequences.
     """
 
-    def __init__(self, forecast: Forecast, lone_tokens: Callable[[int], int], full_tokens: Callable[[QueuedSequence], int]) -> None:
+    def __init__(
+        self, forecast: Forecast, lone_tokens: Callable[[int], int], full_tokens: Callable[[QueuedSequence], int]
+    ) -> None:
         self._forecast = forecast
         self._lone_tokens = lone_tokens
         self._full_tokens = full_tokens
-        # Of interactive and of bulk sequences.
+        # For interactive and for bulk sequences.
         self._late_until_s = [0.0, 0.0]
 
     def can_wait(self, one: QueuedSequence, wait_s: float) -> bool:

@@ -10,13 +10,13 @@ from neuronpipe.core.errors import DeadlineExceeded
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.core.tracing import SpanContext
 
-# So many entries of callers who left may stay behind in a heap, or as many as still wait.
+# The number of entries of callers who left that may stay in a heap, or as many as there are waiting ones.
 _MAX_LEFT_BEHIND = 16
 
 
 @dataclass(slots=True)
 class ComputedSequence:
-    """One sequence's outputs and the batch that it ran in; times on time.monotonic_ns()."""
+    """One sequence's outputs and the batch in which it ran; times are on time.monotonic_ns()."""
 
     outputs: Arrays
     started_ns: int
@@ -27,10 +27,11 @@ class ComputedSequence:
 
 @dataclass(order=True, slots=True)
 class QueuedSequence:
-    """A sequence until its result is there. Older ones come first, and of the same age those with the earliest deadline.
+    """A sequence until its result is there.
 
-    `padded_tokens` is what the back end makes of its length alone; `deadline_s` is on time.monotonic(), infinite for none. `trace`: of its
-    item, where that is sampled. `lost_cores` counts those that were lost while they computed it.
+    Older ones come first, and of the same age those with the earliest deadline. `padded_tokens` is the length to which
+    the back end pads it in a batch of its own. `deadline_s` is on time.monotonic(), infinite for none. `trace`: of its
+    item, if that is sampled. `lost_cores` counts the cores that were lost while they computed it.
     """
 
     arrived_s: float
@@ -46,7 +47,10 @@ class QueuedSequence:
     is_waiting: bool = field(default=False, compare=False)
 
     def is_wanted(self, duration_s: float) -> bool:
-        """Whether someone waits for it, and still will after `duration_s`; tells a caller whose deadline cannot be met so."""
+        """Whether a caller waits for it, and still will after `duration_s`.
+
+        A caller whose deadline cannot be met gets DeadlineExceeded.
+        """
         if self.future.done():
             return False
         if time.monotonic() + duration_s >= self.deadline_s:
@@ -56,13 +60,13 @@ class QueuedSequence:
 
 
 class SequenceQueue:
-    """Waiting sequences. Takes any number; how many there may be is the model's business."""
+    """Waiting sequences. Their number is not limited here; the model limits it."""
 
     def __init__(self) -> None:
-        # Of interactive and of bulk sequences: by padded length. None is empty, and the first of each still waits.
+        # For interactive and bulk sequences: heaps by padded length. None is empty, and the first of each still waits.
         self._heaps: tuple[dict[int, _Heap], dict[int, _Heap]] = ({}, {})
         self._count = 0
-        # Padded tokens, of interactive and of bulk sequences.
+        # Padded tokens of interactive and of bulk sequences.
         self._tokens = [0, 0]
 
     def __len__(self) -> int:
@@ -72,7 +76,7 @@ class SequenceQueue:
         return (one for heaps in self._heaps for heap in heaps.values() for one in heap.entries if one.is_waiting)
 
     def tokens_before(self, *, is_bulk: bool) -> int:
-        """Padded tokens of what goes before a new sequence."""
+        """The padded tokens of the sequences that go before a new one."""
         return self._tokens[0] + self._tokens[1] if is_bulk else self._tokens[0]
 
     def push(self, one: QueuedSequence) -> None:
@@ -88,7 +92,7 @@ class SequenceQueue:
         self._tokens[one.is_bulk] += one.padded_tokens
 
     def oldest(self) -> QueuedSequence | None:
-        """The sequence that goes first: the oldest interactive one, or the oldest of all where none is."""
+        """The sequence that goes first: the oldest interactive one, or the oldest bulk one if there is none."""
         for heaps in self._heaps:
             if heaps:
                 return min(heap.entries[0] for heap in heaps.values())
@@ -103,7 +107,7 @@ class SequenceQueue:
         return sorted(self.lengths(is_bulk=is_bulk), key=lambda length: (abs(length - tokens), length))
 
     def count(self, padded_tokens: int, *, is_bulk: bool) -> int:
-        """How many sequences of a padded length wait."""
+        """The number of waiting sequences of a padded length."""
         heap = self._heaps[is_bulk].get(padded_tokens)
         return heap.waiting if heap else 0
 
@@ -113,7 +117,7 @@ class SequenceQueue:
         return heap.entries[0] if heap else None
 
     def remove(self, one: QueuedSequence) -> None:
-        """Takes out a sequence that waits, wherever it stands; quick, as its entry may stay behind."""
+        """Removes a waiting sequence at any position. It is fast, because its entry may stay in the heap."""
         heaps = self._heaps[one.is_bulk]
         heap = heaps[one.padded_tokens]
         one.is_waiting = False
@@ -126,20 +130,20 @@ class SequenceQueue:
             del heaps[one.padded_tokens]
 
     def forget(self, one: QueuedSequence) -> None:
-        """Takes out what nobody waits for any more, its arrays with it. Nothing happens where it does not wait here."""
+        """Removes a sequence that nobody waits for, with its arrays. It does nothing if the sequence is not queued."""
         if one.is_waiting:
             self.remove(one)
             one.arrays = {}
 
     def forget_unwanted(self) -> None:
-        """Forgets what would be too late."""
+        """Removes the sequences that would be too late."""
         for one in list(self):
             if not one.is_wanted(0):
                 self.forget(one)
 
 
 class _Heap:
-    """The sequences of one padded length, and how many of its entries still wait."""
+    """The sequences of one padded length, and the number of entries that still wait."""
 
     __slots__ = ("entries", "waiting")
 
@@ -148,7 +152,7 @@ class _Heap:
         self.waiting = 0
 
     def tidy(self) -> None:
-        """Drops entries that do not wait any more: all at the front, and all of them where they are many."""
+        """Removes entries that no longer wait: those at the front, and all of them if there are many."""
         while not self.entries[0].is_waiting:
             heapq.heappop(self.entries)
         if len(self.entries) - self.waiting > max(self.waiting, _MAX_LEFT_BEHIND):

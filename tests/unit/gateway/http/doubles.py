@@ -10,16 +10,19 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.items import ModelKey
-from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.metrics import Meters, Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.names import Name
 from neuronpipe.core.packed import pack_result
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.doors.choice import ModelChoice
 from neuronpipe.gateway.doors.http.app import App
 from neuronpipe.gateway.doors.http.handlers import ROUTES, http_handlers
+from neuronpipe.gateway.doors.http.inference import Inference
+from neuronpipe.gateway.doors.oip.service import TensorService
 from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, StageTimings, Usage
-from neuronpipe.gateway.settings import HttpSettings, PipelineSettings
+from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.process.in_flight import InFlight
 from tests.door import models_of
 
@@ -41,7 +44,9 @@ class WrittenPipeline:
             raise outcome
         timings = StageTimings(9_000_000, 1_000_000, 5_000_000, 1_000_000, 2_000_000, 3_000_000)
         usage = Usage(tokens=5, truncated_tokens=2)
-        return InferenceResult(request.call.request_id, ModelKey(request.model, 1), pack_result(outcome), usage, timings)
+        return InferenceResult(
+            request.call.request_id, ModelKey(request.model, 1), pack_result(outcome), usage, timings
+        )
 
     @contextmanager
     def observe_together(self, call: Call, span: Name) -> Iterator[Call]:
@@ -62,8 +67,12 @@ class Browser:
         self.pipeline = WrittenPipeline(answer)
         self.in_flight = InFlight("all", max_body_bytes, 4 * max_body_bytes)
         self.app = App(ROUTES, self.in_flight, max_body_bytes)
-        gateway = Gateway(self.pipeline, Catalog(models_of(specs, Telemetry())))  # type: ignore[arg-type]
-        self.app.handlers = http_handlers(gateway, PipelineSettings(**limits), HttpSettings(http_default_models=default_models))
+        settings, catalog = PipelineSettings(**limits), Catalog(models_of(specs, Telemetry()))
+        gateway = Gateway(self.pipeline, catalog)  # type: ignore[arg-type]
+        inference = Inference(self.pipeline, settings)  # type: ignore[arg-type]
+        tensors = TensorService(gateway, settings, Meters(), lambda: True)
+        models = ModelChoice(catalog, default_models)
+        self.app.handlers = http_handlers(inference, models, tensors, gateway, settings, Telemetry())
         self.headers: dict[str, str] = {}
 
     @property
@@ -74,7 +83,9 @@ class Browser:
     async def post(self, path: str, body: Any, media_type: str = "application/json", **headers: str) -> tuple[int, Any]:
         """The status and the body, parsed where it is JSON."""
         data = body if isinstance(body, bytes) else orjson.dumps(body)
-        return await self.send("POST", path, data, **{"content-type": media_type, "content-length": str(len(data))}, **headers)
+        return await self.send(
+            "POST", path, data, **{"content-type": media_type, "content-length": str(len(data))}, **headers
+        )
 
     async def get(self, path: str, **headers: str) -> tuple[int, Any]:
         """As post."""

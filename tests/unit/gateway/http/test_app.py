@@ -2,7 +2,10 @@
 
 import asyncio
 import gzip
+import re
 import time
+import zlib
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import orjson
@@ -11,7 +14,7 @@ import pytest
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, SentenceSimilarityResult, TaskInput, TaskResult
 from neuronpipe.core.errors import NeuronpipeError, Overloaded
 from neuronpipe.gateway.doors.http.app import App
-from neuronpipe.gateway.doors.http.exchange import HttpRequest, HttpResponse
+from neuronpipe.gateway.doors.http.exchange import HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.doors.http.handlers import ROUTES
 from neuronpipe.process.in_flight import InFlight
 from tests.unit.every_error import EVERY_ERROR
@@ -39,7 +42,9 @@ async def test_an_unknown_path_is_a_problem_of_rfc_9457(browser: Browser) -> Non
     assert body["detail"] == "no such path; /openapi.json lists all of them"
 
 
-@pytest.mark.parametrize(("method", "path", "allow"), [("GET", "/v1/embeddings", "POST"), ("POST", "/v1/models/x", "GET, HEAD")])
+@pytest.mark.parametrize(
+    ("method", "path", "allow"), [("GET", "/v1/embeddings", "POST"), ("POST", "/v1/models/x", "GET, HEAD")]
+)
 async def test_another_method_is_told_the_right_ones(browser: Browser, method: str, path: str, allow: str) -> None:
     status, _ = await browser.send(method, path, b"{}")
     assert (status, browser.headers["allow"]) == (405, allow)
@@ -56,6 +61,35 @@ async def test_only_json_is_taken(browser: Browser) -> None:
     assert body["error"]["message"] == "content-type: must be application/json"
 
 
+_BODIES = [
+    b"{",
+    b"",
+    b"null",
+    b"[]",
+    b"7",
+    b'{"inputs": NaN}',
+    b'{"inputs": 1e400}',
+    b'{"inputs": "\xff"}',
+    b'{"inputs": "\\ud800"}',
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+]
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.takes], ids=lambda route: route.path)
+async def test_what_no_protocol_takes_is_refused_in_the_form_of_each(browser: Browser, route: Route) -> None:
+    names = {"name": "small", "task": "feature-extraction", "model": "small", "/form": "", "version": "1"}
+    path = re.sub(r"{([\w/]+)}", lambda name: names[name[1]], route.path)
+    keys = set(route.error_form.schema["properties"]) - {"field"}
+    for data in _BODIES:
+        status, body = await browser.post(path, data)
+        assert (status, set(body) - {"field"}) == (400, keys), data
+        assert browser.headers["content-type"] == route.error_form.media_type
+    status, body = await browser.post(path, b"{}", "application/xml")
+    assert (status, set(body)) == (415, keys)
+    assert browser.inputs == []
+
+
 async def test_json_may_say_its_charset_or_nothing(browser: Browser) -> None:
     assert (await browser.post("/v1/embeddings", _BODY, "Application/JSON; charset=utf-8"))[0] == 200
     assert (await browser.send("POST", "/v1/embeddings", orjson.dumps(_BODY)))[0] == 200
@@ -70,9 +104,32 @@ async def test_a_request_for_which_there_is_no_room_is_refused_before_its_body_i
     assert (status, body["error"]["message"], browser.headers["retry-after"]) == (429, "True", "2")
 
 
-async def test_a_compressed_body_is_refused(browser: Browser) -> None:
-    status, _ = await browser.post("/v1/embeddings", gzip.compress(orjson.dumps(_BODY)), **{"content-encoding": "gzip"})
-    assert status == 415
+@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+async def test_a_compressed_body_is_read(browser: Browser, encoding: str, compress: Any) -> None:
+    status, _ = await browser.post("/v1/embeddings", compress(orjson.dumps(_BODY)), **{"content-encoding": encoding})
+    assert status == 200
+
+
+async def test_a_body_is_compressed_by_nothing_else(browser: Browser) -> None:
+    assert (await browser.post("/v1/embeddings", _BODY, **{"content-encoding": "br"}))[0] == 415
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"{}", gzip.compress(b"{}")[:-3], gzip.compress(b"{}") + b"more", b""],
+    ids=["not compressed", "cut off", "more behind it", "empty"],
+)
+async def test_a_body_that_is_not_compressed_as_it_says_is_an_error(browser: Browser, data: bytes) -> None:
+    status, body = await browser.post("/v1/embeddings", data, **{"content-encoding": "gzip"})
+    assert (status, body["error"]["param"]) == (400, "body")
+
+
+async def test_a_compressed_body_must_not_become_larger_than_the_limit() -> None:
+    browser = Browser(_SPECS, _answer, max_body_bytes=1000)
+    status, _ = await browser.post(
+        "/v1/embeddings", gzip.compress(b" " * 1_000_000)[:900], **{"content-encoding": "gzip"}
+    )
+    assert status == 413
 
 
 async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
@@ -111,6 +168,50 @@ async def test_a_deadline_that_is_no_number_is_refused(browser: Browser, timeout
     status, body = await browser.post("/v1/embeddings", _BODY, x_request_timeout_ms=timeout)
     assert status == 400
     assert body["error"]["param"] == "x-request-timeout-ms"
+
+
+@pytest.mark.parametrize(
+    ("headers", "model", "version", "is_bulk"),
+    [
+        ({}, "small", "", False),
+        ({"neuronpipe_version": "1"}, "small", "1", False),
+        ({"neuronpipe_priority": "bulk"}, "small", "", True),
+        ({"neuronpipe_priority": "interactive", "neuronpipe_model": "other"}, "small", "", False),
+    ],
+)
+async def test_version_and_priority_are_headers(
+    browser: Browser, headers: dict[str, str], model: str, version: str, is_bulk: bool
+) -> None:
+    assert (await browser.post("/v1/embeddings", _BODY, **headers))[0] == 200
+    (asked,) = browser.pipeline.asked
+    assert (asked.model, asked.version, asked.call.is_bulk) == (model, version, is_bulk)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/embed", {"inputs": "a"}),
+        ("/models/small", {"inputs": "a"}),
+        ("/pipeline/feature-extraction/small", {"inputs": "a"}),
+        ("/", {"inputs": "a"}),
+        ("/invocations", {"inputs": "a"}),
+    ],
+)
+async def test_a_version_counts_on_every_path(browser: Browser, path: str, body: object) -> None:
+    assert (await browser.post(path, body, neuronpipe_version="1"))[0] == 200
+    assert [(one.model, one.version) for one in browser.pipeline.asked] == [("small", "1")]
+
+
+async def test_a_model_may_be_named_by_a_header() -> None:
+    browser = Browser([*_SPECS, model_spec("sentence_embedding", name="other")], _answer)
+    for path, headers in (("/embed", {"neuronpipe_model": "other"}), ("/embed?model=other", {"neuronpipe_model": "x"})):
+        assert (await browser.post(path, {"inputs": "a"}, **headers))[0] == 200
+    assert [one.model for one in browser.pipeline.asked] == ["other", "other"]
+
+
+async def test_a_priority_that_is_none_is_refused(browser: Browser) -> None:
+    status, body = await browser.post("/v1/embeddings", _BODY, neuronpipe_priority="high")
+    assert (status, body["error"]["message"]) == (400, "neuronpipe-priority: must be interactive or bulk")
 
 
 async def test_a_trace_goes_on(browser: Browser) -> None:
@@ -172,7 +273,9 @@ async def test_what_is_large_is_compressed_for_those_who_take_it() -> None:
         sent.append(message)
 
     fields = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await browser.app({"method": "POST", "path": "/similarity", "query_string": b"", "headers": fields, "client": None}, receive, send)
+    await browser.app(
+        {"method": "POST", "path": "/similarity", "query_string": b"", "headers": fields, "client": None}, receive, send
+    )
     assert (b"content-encoding", b"gzip") in sent[0]["headers"]
     assert orjson.loads(gzip.decompress(sent[1]["body"])) == plain == scores
 
@@ -267,11 +370,96 @@ async def test_a_body_that_does_not_arrive_is_refused_where_the_memory_is_claime
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    scope: dict[str, Any] = {"method": "POST", "path": "/v1/embeddings", "query_string": b"", "headers": [], "client": None}
+    scope: dict[str, Any] = {
+        "method": "POST",
+        "path": "/v1/embeddings",
+        "query_string": b"",
+        "headers": [],
+        "client": None,
+    }
     await browser.app(scope, receive, send)
     assert sent[0]["status"] == 429
     other.cancel()
     assert (await browser.post("/v1/embeddings", _BODY))[0] == 200
+
+
+class _Listener:
+    """The caller of a stream, who stays until `left` is set; the stream ends with `ended`."""
+
+    def __init__(self, app: App, method: str = "GET") -> None:
+        self.left, self.ended, self.got = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.sent: list[dict[str, Any]] = []
+        app.handlers = {"GET /stream": self._stream}
+        scope: dict[str, Any] = {
+            "method": method,
+            "path": "/stream",
+            "query_string": b"",
+            "headers": [],
+            "client": None,
+        }
+        self.answering = asyncio.create_task(app(scope, self._receive, self._send))
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.sent[1:])
+
+    async def _stream(self, request: HttpRequest) -> HttpResponse:
+        async def parts() -> AsyncGenerator[bytes, None]:
+            try:
+                yield b"one "
+                yield b"two "
+                await asyncio.Event().wait()
+            finally:
+                self.ended.set()
+
+        return HttpResponse(b"", "text/event-stream", stream=parts())
+
+    async def _receive(self) -> dict[str, Any]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+        if message.get("body") == b"two ":
+            self.got.set()
+
+
+@pytest.fixture
+def streaming() -> App:
+    return App((Route("GET", "/stream", "parts", is_counted=False),), InFlight("all", 1 << 20, 1 << 20), 1 << 20)
+
+
+async def test_a_stream_is_sent_as_it_comes_and_ends_properly_when_the_process_drains(streaming: App) -> None:
+    listener = _Listener(streaming)
+    await listener.got.wait()
+    assert listener.body == b"one two "
+    assert b"content-length" not in dict(listener.sent[0]["headers"])
+    streaming.drain()
+    await listener.answering
+    assert listener.ended.is_set()
+    assert listener.sent[-1] == {"type": "http.response.body", "body": b""}
+
+
+async def test_a_stream_ends_with_its_caller(streaming: App) -> None:
+    listener = _Listener(streaming)
+    await listener.got.wait()
+    listener.left.set()
+    await listener.answering
+    assert listener.ended.is_set()
+    assert listener.sent[-1]["more_body"] is True  # nothing is sent to nobody
+
+
+async def test_a_stream_that_is_asked_for_while_the_process_drains_is_empty(streaming: App) -> None:
+    streaming.drain()
+    listener = _Listener(streaming)
+    await listener.answering
+    assert listener.body == b""
+
+
+async def test_the_head_of_a_stream_has_no_end_to_wait_for(streaming: App) -> None:
+    listener = _Listener(streaming, "HEAD")
+    await listener.answering
+    assert listener.body == b""
 
 
 async def _empty(request: HttpRequest) -> HttpResponse:

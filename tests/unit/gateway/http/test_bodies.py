@@ -101,7 +101,9 @@ def test_arrays_are_written_as_lists_of_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [route.takes for route in ROUTES if route.takes is not None], ids=[route.key for route in ROUTES if route.takes is not None]
+    "kind",
+    [route.takes for route in ROUTES if route.takes is not None],
+    ids=[route.key for route in ROUTES if route.takes is not None],
 )
 @pytest.mark.parametrize("item", [1.5, {}, [1.5]], ids=str)
 def test_a_list_of_wrong_items_has_few_errors(kind: Any, item: Any) -> None:

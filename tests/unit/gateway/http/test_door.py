@@ -18,7 +18,9 @@ _SERVICE = "a.Service"
 
 
 @asynccontextmanager
-async def _running(handlers: dict[str, HttpHandler], max_age_s: float = 0) -> AsyncIterator[tuple[HttpDoor, HealthBoard, int]]:
+async def _running(
+    handlers: dict[str, HttpHandler], max_age_s: float = 0
+) -> AsyncIterator[tuple[HttpDoor, HealthBoard, int]]:
     """A door that is open, the health that it shows, and its port."""
     door = HttpDoor("127.0.0.1:0", (*HEALTH_ROUTES, _WAIT), _SERVICE, 1 << 20, max_age_s)
     health = HealthBoard(door.services)
@@ -41,8 +43,9 @@ async def _ask(port: int, request: bytes) -> bytes:
         writer.close()
 
 
-async def test_health_is_the_process_and_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+@pytest.mark.parametrize("path", [b"/health", b"/ping", b"/v2/health/ready"])
+async def test_health_is_the_process_and_the_service(path: bytes) -> None:
+    request = b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n" % path
     async with _running({}) as (_, health, port):
         assert await _ask(port, request) == b"HTTP/1.1 200 OK\r\n"
         health.set(_SERVICE, False)
@@ -50,6 +53,7 @@ async def test_health_is_the_process_and_the_service(monkeypatch: pytest.MonkeyP
         health.set(_SERVICE, True)
         health.drain()
         assert await _ask(port, request) == b"HTTP/1.1 503 Service Unavailable\r\n"
+        assert await _ask(port, b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
 
 
 @pytest.mark.parametrize("part", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: x\r\n"])

@@ -53,10 +53,14 @@ _RESULTS = {
     "image_classification": TaskResult(image_classification=ImageClassificationResult(labels=_LABELS)),
     "zero_shot_classification": TaskResult(zero_shot_classification=ZeroShotClassificationResult(labels=_LABELS)),
     "token_classification": TaskResult(
-        token_classification=TokenClassificationResult(entities=[Entity(label="PER", score=0.5, text="Ann", start=1, end=4)])
+        token_classification=TokenClassificationResult(
+            entities=[Entity(label="PER", score=0.5, text="Ann", start=1, end=4)]
+        )
     ),
     "fill_mask": TaskResult(fill_mask=FillMaskResult(masks=[_MASK])),
-    "question_answering": TaskResult(question_answering=QuestionAnsweringResult(answers=[Answer(text="a cat", score=0.5, start=1, end=6)])),
+    "question_answering": TaskResult(
+        question_answering=QuestionAnsweringResult(answers=[Answer(text="a cat", score=0.5, start=1, end=6)])
+    ),
     "sentence_embedding": TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, 2])),
     "feature_extraction": TaskResult(
         feature_extraction=FeatureExtractionResult(data=bytes.fromhex("0000803f00000040"), shape=[2, 1])  # 1.0 and 2.0
@@ -72,7 +76,9 @@ def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
 
 _SPECS = [
     model_spec(name="labels"),
-    model_spec("zero_shot_classification", name="entailer", labels=("x", "y", "z"), also_answers=("text_classification",)),
+    model_spec(
+        "zero_shot_classification", name="entailer", labels=("x", "y", "z"), also_answers=("text_classification",)
+    ),
     model_spec("token_classification", name="tagger"),
     model_spec("fill_mask", name="filler"),
     model_spec("question_answering", name="answerer"),
@@ -106,7 +112,11 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     (
         "labels",
         {"inputs": {"text": "t", "text_pair": "p"}, "parameters": {"truncation": True}},
-        TaskInput(text_classification=TextClassificationInput(text="t", text_pair="p", top_k=3, truncation=Truncation.TRUNCATION_RIGHT)),
+        TaskInput(
+            text_classification=TextClassificationInput(
+                text="t", text_pair="p", top_k=3, truncation=Truncation.TRUNCATION_RIGHT
+            )
+        ),
         [_WRITTEN_LABELS],
     ),
     (
@@ -135,7 +145,11 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     (
         "tagger",
         {"inputs": "t", "parameters": {"aggregation_strategy": "none", "ignore_labels": []}},
-        TaskInput(token_classification=TokenClassificationInput(text="t", aggregation=Aggregation.AGGREGATION_NONE, keep_all_labels=True)),
+        TaskInput(
+            token_classification=TokenClassificationInput(
+                text="t", aggregation=Aggregation.AGGREGATION_NONE, keep_all_labels=True
+            )
+        ),
         [{"entity": "PER", "score": 0.5, "word": "Ann", "start": 1, "end": 4}],
     ),
     (
@@ -172,7 +186,9 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
         "embedder",
         {"inputs": "t", "normalize": False, "dimensions": 2, "truncate": True, "truncation_direction": "Left"},
         TaskInput(
-            sentence_embedding=SentenceEmbeddingInput(text="t", skip_normalize=True, dimensions=2, truncation=Truncation.TRUNCATION_LEFT)
+            sentence_embedding=SentenceEmbeddingInput(
+                text="t", skip_normalize=True, dimensions=2, truncation=Truncation.TRUNCATION_LEFT
+            )
         ),
         [1.0, 2.0],
     ),
@@ -244,7 +260,9 @@ async def test_an_image_for_a_model_of_texts_is_refused(browser: Browser) -> Non
     assert (status, body["error"]) == (400, "content-type: must be application/json; model 'labels' takes no images")
 
 
-@pytest.mark.parametrize("path", ["/models/embedder/pipeline/feature-extraction", "/pipeline/feature-extraction/embedder"])
+@pytest.mark.parametrize(
+    "path", ["/models/embedder/pipeline/feature-extraction", "/pipeline/feature-extraction/embedder"]
+)
 async def test_the_path_may_name_the_task(browser: Browser, path: str) -> None:
     assert await browser.post(path, {"inputs": "t"}) == (200, [1.0, 2.0])
 
@@ -307,6 +325,8 @@ async def test_what_is_wrong_is_named(browser: Browser, model: str, body: Any, e
         ("filler", {"inputs": "t"}, InvalidInput("targets[1]", "is none"), "parameters.targets[1]: is none"),
     ],
 )
-async def test_an_error_of_the_pipeline_names_the_bodys_field(model: str, body: Any, error: NeuronpipeError, told: str) -> None:
+async def test_an_error_of_the_pipeline_names_the_bodys_field(
+    model: str, body: Any, error: NeuronpipeError, told: str
+) -> None:
     browser = Browser(_SPECS, lambda given: error)
     assert await browser.post(f"/models/{model}", body) == (400, {"error": told, "error_type": "Validation"})

@@ -15,7 +15,7 @@ _SPECS = [model_spec("sentence_embedding", also_answers=("sentence_similarity",)
 
 def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
     """The text's length and its negative; a text of nothing is the pipeline's to refuse."""
-    text = input.sentence_embedding.text
+    text = input.sentence_embedding.text or list(input.sentence_embedding.token_ids)
     if not text:
         return InvalidInput("text", "is empty")
     return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[len(text), -len(text)]))
@@ -39,7 +39,9 @@ async def test_a_text_becomes_a_list_of_one_vector(browser: Browser) -> None:
 
 
 async def test_texts_become_vectors_in_their_order_and_their_tokens_are_summed(browser: Browser) -> None:
-    _, body = await browser.post("/v1/embeddings", {"model": "small", "input": ["a", "ccc"], "dimensions": 7, "user": "u", "extra": [1]})
+    _, body = await browser.post(
+        "/v1/embeddings", {"model": "small", "input": ["a", "ccc"], "dimensions": 7, "user": "u", "extra": [1]}
+    )
     assert [(one["index"], one["embedding"]) for one in body["data"]] == [(0, [1.0, -1.0]), (1, [3.0, -3.0])]
     assert body["usage"] == {"prompt_tokens": 10, "total_tokens": 10}
     assert [input.sentence_embedding.dimensions for input in browser.inputs] == [7, 7]
@@ -63,12 +65,27 @@ async def test_an_error_of_one_text_names_its_place(browser: Browser) -> None:
     assert body["error"]["param"] == "input"
 
 
-@pytest.mark.parametrize("ids", [[1, 2], [[1, 2], [3]]])
-async def test_token_ids_are_refused_by_name(browser: Browser, ids: list[object]) -> None:
+@pytest.mark.parametrize(("ids", "several"), [([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])])
+async def test_token_ids_stand_in_place_of_a_text(browser: Browser, ids: object, several: list[list[int]]) -> None:
+    status, body = await browser.post("/v1/embeddings", {"model": "small", "input": ids, "dimensions": 2})
+    assert (status, [one["index"] for one in body["data"]]) == (200, [*range(len(several))])
+    assert [list(input.sentence_embedding.token_ids) for input in browser.inputs] == several
+    assert {(one.sentence_embedding.text, one.sentence_embedding.dimensions) for one in browser.inputs} == {("", 2)}
+
+
+@pytest.mark.parametrize(
+    ("ids", "field"),
+    [
+        ([1, -1], "input[1]"),
+        ([[1], [1 << 32]], "input[1][0]"),
+        ([1, 2.5], "input[1]"),
+        ([1, "a"], "input[1]"),
+        ([1] * 65_537, "input"),
+    ],
+)
+async def test_what_is_no_token_id_is_named_by_its_place(browser: Browser, ids: object, field: str) -> None:
     status, body = await browser.post("/v1/embeddings", {"model": "small", "input": ids})
-    assert status == 400
-    assert body["error"]["message"].startswith("input: token ids are not taken; send the text")
-    assert browser.inputs == []
+    assert (status, body["error"]["param"]) == (400, field)
 
 
 @pytest.mark.parametrize("count", [0, 4])
@@ -101,4 +118,6 @@ async def test_results_that_are_too_large_together_are_refused() -> None:
     browser = Browser(_SPECS, _answer, max_batch_response_bytes=1 << 10)
     status, body = await browser.post("/v1/embeddings", {"model": "small", "input": ["a"] * 200})
     assert status == 400
-    assert body["error"]["message"].startswith("input: the results are too large for one response, the limit is 1024 bytes")
+    assert body["error"]["message"].startswith(
+        "input: the results are too large for one response, the limit is 1024 bytes"
+    )

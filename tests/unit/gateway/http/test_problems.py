@@ -6,6 +6,7 @@ from neuronpipe.core.errors import NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.gateway.doors.http.problems import (
     CODES,
     COHERE_ERROR,
+    OIP_ERROR,
     OPENAI_ERROR,
     PROBLEM_DETAILS,
     TEI_ERROR,
@@ -25,7 +26,7 @@ def test_every_error_has_a_status_and_no_two_kinds_of_advice_share_one() -> None
 
 
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("form", [PROBLEM_DETAILS, OPENAI_ERROR, TEI_ERROR, COHERE_ERROR])
+@pytest.mark.parametrize("form", [PROBLEM_DETAILS, OPENAI_ERROR, TEI_ERROR, COHERE_ERROR, OIP_ERROR])
 def test_every_form_has_the_message(error: NeuronpipeError, form: ErrorForm) -> None:
     body = form.write(problem_of(error))
     assert error.message in str(body)

@@ -43,7 +43,9 @@ async def test_documents_come_back_as_cohere_and_jina_have_them(browser: Browser
         "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
     }
     truncation = Truncation.TRUNCATION_RIGHT
-    assert browser.inputs == [TaskInput(rerank=RerankInput(query="q", texts=["a", "b", "c"], top_n=2, truncation=truncation))]
+    assert browser.inputs == [
+        TaskInput(rerank=RerankInput(query="q", texts=["a", "b", "c"], top_n=2, truncation=truncation))
+    ]
 
 
 async def test_documents_are_returned_where_they_are_asked_for(browser: Browser) -> None:

@@ -93,6 +93,12 @@ async def test_the_target_model_of_an_endpoint_of_many_is_in_a_header() -> None:
     assert browser.pipeline.asked[0].model == "other"
 
 
+async def test_clients_of_sagemaker_name_the_model_as_the_endpoint() -> None:
+    browser = Browser([model_spec(), model_spec(name="other")], _answer)
+    assert await browser.post("/endpoints/other/invocations", {"inputs": "a"}) == (200, [_labels("a")])
+    assert browser.pipeline.asked[0].model == "other"
+
+
 @pytest.mark.parametrize(
     ("body", "media_type"),
     [(b"inputs\n" + b"a\n" * 9, "text/csv"), (b'{"inputs": "a"}\n' * 9, "application/jsonlines")],

@@ -52,7 +52,9 @@ async def test_a_text_and_several_become_a_list_of_vectors(browser: Browser) -> 
 
 async def test_the_options_of_embed(browser: Browser) -> None:
     await browser.post("/embed", {"inputs": "a"})
-    await browser.post("/embed", {"inputs": "a", "normalize": False, "dimensions": 3, "truncate": True, "truncation_direction": "left"})
+    await browser.post(
+        "/embed", {"inputs": "a", "normalize": False, "dimensions": 3, "truncate": True, "truncation_direction": "left"}
+    )
     default, other = (input.sentence_embedding for input in browser.inputs)
     assert (default.skip_normalize, default.dimensions, default.truncation) == (False, 0, Truncation.TRUNCATION_ERROR)
     assert (other.skip_normalize, other.dimensions, other.truncation) == (True, 3, Truncation.TRUNCATION_LEFT)
@@ -122,15 +124,22 @@ async def test_a_prompt_by_name_is_refused(browser: Browser) -> None:
 
 async def test_info_tells_the_kind_of_model_and_the_limits(browser: Browser) -> None:
     _, info = await browser.get("/info?model=labels")
-    assert info["model_type"] == {"classifier": {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}}
+    assert info["model_type"] == {
+        "classifier": {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
+    }
     assert (info["model_id"], info["max_input_length"], info["max_client_batch_size"]) == ("labels", 16, 256)
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", "/embed_sparse"), ("POST", "/tokenize"), ("POST", "/decode"), ("GET", "/metrics")])
-async def test_what_tei_has_and_we_have_not_says_so(browser: Browser, method: str, path: str) -> None:
-    status, body = await browser.send(method, path, b"{}")
-    assert status == 501
-    assert body["error"].startswith("not served: ")
+async def test_sparse_vectors_are_said_to_be_missing(browser: Browser) -> None:
+    status, body = await browser.post("/embed_sparse", {"inputs": "a"})
+    assert (status, body["error"]) == (501, "not served: no task makes sparse vectors")
+
+
+@pytest.mark.parametrize(("inputs", "several"), [([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])])
+async def test_token_ids_stand_in_place_of_a_text(browser: Browser, inputs: object, several: list[list[int]]) -> None:
+    status, body = await browser.post("/embed", {"inputs": inputs})
+    assert (status, len(body)) == (200, len(several))
+    assert [list(input.sentence_embedding.token_ids) for input in browser.inputs] == several
 
 
 async def test_a_request_that_names_no_model_needs_one_that_is_the_only_one() -> None:
@@ -144,14 +153,16 @@ async def test_a_request_that_names_no_model_needs_one_that_is_the_only_one() ->
 
 
 async def test_the_first_default_that_has_the_task_answers() -> None:
-    browser = Browser([*_SPECS, model_spec("sentence_embedding", name="second")], _answer, default_models="labels, second,first")
+    browser = Browser(
+        [*_SPECS, model_spec("sentence_embedding", name="second")], _answer, default_models="labels, second,first"
+    )
     await browser.post("/embed", {"inputs": "a"})
     await browser.post("/embed?model=first", {"inputs": "a"})
     assert [request.model for request in browser.pipeline.asked] == ["second", "first"]
 
 
 def test_a_default_that_is_not_served_is_named_at_the_start() -> None:
-    with pytest.raises(SetupError, match="http_default_models: third is not served; served are: first, labels, tokens"):
+    with pytest.raises(SetupError, match="default_models: third is not served; served are: first, labels, tokens"):
         Browser(_SPECS, _answer, default_models="labels,third")
 
 

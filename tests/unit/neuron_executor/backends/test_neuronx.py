@@ -94,7 +94,9 @@ async def test_a_replica_of_every_bucket_is_on_every_core(backend: Backend, sdk:
     assert [core.loaded_bytes for core in sdk._runtime.runtime().cores] == [2 * 1000 * 4, 2 * 1000 * 4, 0, 0]
 
 
-async def test_a_core_with_a_hardware_fault_is_lost_for_good_and_another_goes_on(backend: Backend, tmp_path: Path) -> None:
+async def test_a_core_with_a_hardware_fault_is_lost_for_good_and_another_goes_on(
+    backend: Backend, tmp_path: Path
+) -> None:
     fault = _fault(tmp_path, 1, "101")
     with pytest.raises(CoreLost, match=r"core 1 was lost: .*status=101"):
         await compute(backend, 1, _batch([1]))
@@ -104,7 +106,9 @@ async def test_a_core_with_a_hardware_fault_is_lost_for_good_and_another_goes_on
     assert (await compute(backend, 0, _batch([7])))["start_logits"].tolist() == [[7]]
 
 
-async def test_a_lost_core_is_lost_for_every_model_on_it(backend: Backend, request_: BackendRequest, tmp_path: Path) -> None:
+async def test_a_lost_core_is_lost_for_every_model_on_it(
+    backend: Backend, request_: BackendRequest, tmp_path: Path
+) -> None:
     other = _load(request_)
     _fault(tmp_path, 0, "1201")
     with pytest.raises(CoreLost):
@@ -115,10 +119,14 @@ async def test_a_lost_core_is_lost_for_every_model_on_it(backend: Backend, reque
     other.close()
 
 
-async def test_of_batches_handed_to_a_core_at_once_it_is_lost_through_one(request_: BackendRequest, tmp_path: Path) -> None:
+async def test_of_batches_handed_to_a_core_at_once_it_is_lost_through_one(
+    request_: BackendRequest, tmp_path: Path
+) -> None:
     backend = _load(replace(request_, in_flight=2))
     _fault(tmp_path, 0, "101")
-    lost = await asyncio.gather(compute(backend, 0, _batch([1])), compute(backend, 0, _batch([2])), return_exceptions=True)
+    lost = await asyncio.gather(
+        compute(backend, 0, _batch([1])), compute(backend, 0, _batch([2])), return_exceptions=True
+    )
     assert sorted(one.has_begun for one in lost if isinstance(one, CoreLost)) == [False, True]
     backend.close()
 
@@ -141,7 +149,9 @@ async def test_a_batch_that_no_bucket_holds_is_refused_with_those_that_there_are
         await compute(backend, 0, _batch(*[[1, 2, 3]] * 5))
 
 
-async def test_no_row_reaches_the_device_without_a_token(backend: Backend, monkeypatch: pytest.MonkeyPatch, sdk: Any) -> None:
+async def test_no_row_reaches_the_device_without_a_token(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, sdk: Any
+) -> None:
     masks: list[torch.Tensor] = []
     execute = sdk._runtime.Core.execute
 

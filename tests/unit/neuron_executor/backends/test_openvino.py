@@ -24,7 +24,9 @@ def _request(**resources: Any) -> BackendRequest:
 
 
 @pytest.mark.parametrize("asked", TAKEN)
-def test_there_is_a_stream_for_each_thread_and_a_thread_for_each_cpu_unless_asked_otherwise(asked: tuple[int, int]) -> None:
+def test_there_is_a_stream_for_each_thread_and_a_thread_for_each_cpu_unless_asked_otherwise(
+    asked: tuple[int, int],
+) -> None:
     threads, cores = asked
     assert openvino._resources(_request(threads=threads, cores=cores)) == TAKEN[asked]
 

@@ -40,7 +40,8 @@ def test_noise_is_averaged() -> None:
     batch_time = BatchTime()
     for tokens in generator.integers(8, 256, 500):
         batch_time.observe(int(tokens), (3 + 0.5 * tokens) * generator.uniform(0.9, 1.1))
-    # Some fifty batches count, each off by up to a tenth (standard deviation 6 % of 69 s): the slope's own is 4 s / (71 x sqrt(50)).
+    # Some fifty batches count, each off by up to a tenth (standard deviation 6 % of 69 s): the slope's own is 4 s / (71
+    # x sqrt(50)).
     assert batch_time.token_s == pytest.approx(0.5, abs=4 * 0.008), f"seed {_SEED}"
 
 
@@ -64,7 +65,9 @@ def test_batches_of_one_length_leave_the_warm_ups_token_time_as_it_is(batch_time
 
 def test_batches_of_one_length_that_take_longer_move_the_estimate_for_that_length(batch_time: BatchTime) -> None:
     for _ in range(1000):
-        batch_time.observe(34, 40)  # 20 s by the warm-up, whose lengths have this one for their mean: the slope cannot change
+        batch_time.observe(
+            34, 40
+        )  # 20 s by the warm-up, whose lengths have this one for their mean: the slope cannot change
     assert batch_time.token_s == pytest.approx(0.5)
     # The last fifty batches, which have the weight 50, against the warm-up's, which has faded to 0.02: all but 40.
     assert batch_time.overhead_tokens * 0.5 + 34 * 0.5 == pytest.approx(40, abs=0.02)
@@ -114,7 +117,8 @@ def test_a_machine_that_becomes_twice_as_slow_is_followed_within_a_hundred_batch
     for _ in range(50):
         batch_time.observe(4, 10)
         batch_time.observe(64, 70)
-    # After a hundred batches the older ones have 0.98^100 = 13 % of the weight. Twice the time for the rest makes 1.87 times the estimate.
+    # After a hundred batches the older ones have 0.98^100 = 13 % of the weight. Twice the time for the rest makes 1.87
+    # times the estimate.
     assert batch_time.token_s == pytest.approx(1.87 * 0.5, rel=0.02)
     assert batch_time.overhead_tokens == pytest.approx(6, rel=0.05)
 
@@ -136,8 +140,8 @@ def test_one_batch_that_took_for_ever_is_soon_forgotten(batch_time: BatchTime) -
     for _ in range(2000):
         batch_time.observe(16, 11)
     batch_time.observe(16, 1e6)
-    # It counts as 33 s, three times what was expected, and weighs one in 50: 11 x (49 + 3) / 50. The error, 200 %, counts as 100 %,
-    # which adds a fiftieth to the usual one, here no more than a few percent.
+    # It counts as 33 s, three times what was expected, and weighs one in 50: 11 x (49 + 3) / 50. The error, 200 %,
+    # counts as 100 %, which adds a fiftieth to the usual one, here no more than a few percent.
     assert batch_time.seconds(16) < 11 * 52 / 50 * (1 + 2 * 0.08)
 
 

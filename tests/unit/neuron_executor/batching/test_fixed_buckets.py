@@ -11,7 +11,9 @@ from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES
 from neuronpipe.neuron_executor.batching.fixed_buckets import best_bucket
 
 
-def _best(plan: Sequence[str], waiting: Sequence[tuple[int, int]], times: dict[int, float], room_s: float = math.inf) -> str:
+def _best(
+    plan: Sequence[str], waiting: Sequence[tuple[int, int]], times: dict[int, float], room_s: float = math.inf
+) -> str:
     """`times`: by the tokens computed."""
     return str(best_bucket([parse_bucket(one) for one in plan], waiting, times.__getitem__, room_s))
 
@@ -69,9 +71,14 @@ def test_a_bucket_that_is_too_short_is_never_taken() -> None:
     seed = 20261121
     generator = random.Random(seed)
     for _ in range(500):
-        plan = BucketPlan(parse_bucket(f"{generator.choice((1, 4, 16))}x{generator.choice((16, 32, 64, 128))}") for _ in range(5))
+        plan = BucketPlan(
+            parse_bucket(f"{generator.choice((1, 4, 16))}x{generator.choice((16, 32, 64, 128))}") for _ in range(5)
+        )
         lengths = sorted({bucket.tokens for bucket in plan.buckets})
-        waiting = [(length, generator.randint(1, 40)) for length in generator.sample(lengths, k=generator.randint(1, len(lengths)))]
+        waiting = [
+            (length, generator.randint(1, 40))
+            for length in generator.sample(lengths, k=generator.randint(1, len(lengths)))
+        ]
         room_s = generator.choice((0.0, 100.0, math.inf))
         best = best_bucket(plan.buckets, waiting, lambda tokens: 10.0 + tokens, room_s)
         assert best.tokens >= waiting[0][0], f"seed {seed}"

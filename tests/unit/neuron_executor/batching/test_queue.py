@@ -23,7 +23,9 @@ def queue() -> SequenceQueue:
 async def push(queue: SequenceQueue) -> _Push:
     """Adds a sequence, of three tokens padded to four; numbers count up as they do in the scheduler."""
 
-    def push(arrived_s: float = 0, *, padded_tokens: int = 4, deadline_s: float = math.inf, is_bulk: bool = False) -> QueuedSequence:
+    def push(
+        arrived_s: float = 0, *, padded_tokens: int = 4, deadline_s: float = math.inf, is_bulk: bool = False
+    ) -> QueuedSequence:
         future: asyncio.Future[ComputedSequence] = asyncio.get_running_loop().create_future()
         arrays = {"input_ids": np.ones(3, np.int32)}
         one = QueuedSequence(arrived_s, deadline_s, len(queue), is_bulk, arrays, 3, padded_tokens, future)
@@ -75,7 +77,9 @@ async def test_a_length_of_which_none_waits_has_no_first(queue: SequenceQueue, p
     assert queue.first(4, is_bulk=False) is None
 
 
-async def test_near_lengths_come_nearest_first_and_of_the_same_distance_the_shorter(queue: SequenceQueue, push: _Push) -> None:
+async def test_near_lengths_come_nearest_first_and_of_the_same_distance_the_shorter(
+    queue: SequenceQueue, push: _Push
+) -> None:
     for tokens in (16, 2, 12, 8, 9, 4):
         push(padded_tokens=tokens)
     assert queue.near(8, is_bulk=False) == [8, 9, 4, 12, 2, 16]
@@ -89,7 +93,9 @@ async def test_near_lengths_are_those_of_one_priority_that_still_wait(queue: Seq
     assert queue.near(4, is_bulk=False) == [6]
 
 
-async def test_what_goes_before_bulk_is_all_and_before_interactive_work_only_its_own_kind(queue: SequenceQueue, push: _Push) -> None:
+async def test_what_goes_before_bulk_is_all_and_before_interactive_work_only_its_own_kind(
+    queue: SequenceQueue, push: _Push
+) -> None:
     push(padded_tokens=4)
     push(padded_tokens=16, is_bulk=True)
     assert [queue.tokens_before(is_bulk=is_bulk) for is_bulk in (False, True)] == [4, 20]
@@ -157,12 +163,16 @@ async def test_however_many_come_and_leave_a_bounded_number_of_entries_stays(que
     assert _drain(queue)[1:] == staying
 
 
-async def test_a_random_order_of_coming_and_leaving_keeps_the_order_and_the_counts(queue: SequenceQueue, push: _Push) -> None:
+async def test_a_random_order_of_coming_and_leaving_keeps_the_order_and_the_counts(
+    queue: SequenceQueue, push: _Push
+) -> None:
     seed = 20261122
     generator, waiting = random.Random(seed), list[QueuedSequence]()
     for _ in range(3000):
         if not waiting or generator.random() < 0.55:
-            waiting.append(push(generator.random(), padded_tokens=generator.choice((4, 8)), is_bulk=generator.random() < 0.3))
+            waiting.append(
+                push(generator.random(), padded_tokens=generator.choice((4, 8)), is_bulk=generator.random() < 0.3)
+            )
         else:
             queue.forget(waiting.pop(generator.randrange(len(waiting))))
         assert len(queue) == len(waiting)

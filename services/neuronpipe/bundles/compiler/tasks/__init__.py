@@ -1,4 +1,4 @@
-"""One file a task: what the compiler needs to know of it."""
+"""One file for each task, with what the compiler needs to know about it."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ SOURCE_TASKS: dict[str, SourceTask] = {
 
 
 def load_module(folder: Path, task: str, tokenizer: SourceTokenizer, attention: str = "") -> SourceModule:
-    """Loads the model for a task; `attention` is transformers' attn_implementation, its own choice where empty.
+    """Loads the model for a task. `attention` is transformers' attn_implementation; empty means its own choice.
 
     Raises SetupError for a model that cannot have the task.
     """

@@ -1,4 +1,4 @@
-"""What the compiler needs to know of a task: how its model is loaded, what sample inputs are, and what agreement means."""
+"""The contract of a task in the compiler: how its model is loaded, its sample inputs, and its agreement."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,13 @@ Measured: TypeAlias = NDArray[Any]  # one number or truth value for each text
 class SourceTask:
     """A task. `load` makes the module of a model's folder, and raises SetupError for a model that cannot have the task.
 
-    encode(module, texts) → a batch of sample inputs made of the texts, int64 [batch, tokens] by input name.
-    measure(outputs, reference, batch) → how far each text's outputs are those of the original, 0 to 1, or None for a model to which that
-    does not apply; combine(measured) → one number of all texts; `meaning` is that number in words. Images take the texts' places where
-    the task is one of images.
+    - `encode(module, texts)` → a batch of sample inputs, int64 [batch, tokens] by input name.
+    - `measure(outputs, reference, batch)` → the agreement of each text's outputs with the original's, 0 to 1, or None
+      for a model without an agreement.
+    - `combine(measured)` → one number for all texts.
+    - `meaning`: the meaning of that number, for a user.
+
+    If the task is one of images, images take the place of texts.
     """
 
     load: Callable[[Path, SourceTokenizer], SourceModule]
@@ -35,6 +38,6 @@ class SourceTask:
 
 
 def encode_texts(module: SourceModule, texts: Sequence[str], before: Sequence[str] | None = None) -> Batch:
-    """The texts as the model takes them, each behind its text of `before` where there are any."""
+    """The texts as inputs of the model, each after its text of `before` if there are any."""
     encoded = encode_batch(module.tokenizer, [module.prompt + text for text in texts], module.max_tokens, before)
     return {name: np.asarray(encoded[name], np.int64) for name in module.tokenizer.input_names if name in encoded}

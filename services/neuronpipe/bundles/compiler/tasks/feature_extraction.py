@@ -1,4 +1,4 @@
-"""Feature extraction, compiled: the last hidden state of a model without a head."""
+"""Compiles for feature extraction: the last hidden state of a model without a head."""
 
 from pathlib import Path
 
@@ -17,7 +17,9 @@ _OUTPUT = "last_hidden_state"
 def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     model = load_weights(transformers.AutoModel, folder)
     facts = {"feature_extraction": FeatureFacts(embedding_dimensions=model.config.hidden_size)}
-    return source_module(Named(model, _OUTPUT), model, "feature_extraction", tokenizer, outputs=(_OUTPUT,), per_token=True, facts=facts)
+    return source_module(
+        Named(model, _OUTPUT), model, "feature_extraction", tokenizer, outputs=(_OUTPUT,), per_token=True, facts=facts
+    )
 
 
 def _smallest_cosine_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
@@ -25,7 +27,9 @@ def _smallest_cosine_similarity(outputs: Outputs, reference: Outputs, batch: Bat
     lengths = np.linalg.norm(one, axis=2) * np.linalg.norm(other, axis=2)
     cosines = (one * other).sum(axis=2) / np.maximum(lengths, np.finfo(np.float64).tiny)
     smallest: Measured = np.where(batch["attention_mask"] == 1, cosines, 1).min(axis=1)
-    return np.clip(smallest, 0, 1)  # rounding may exceed 1, and less than unrelated is no less wrong
+    return np.clip(smallest, 0, 1)  # rounding may exceed 1, and below 0 is as wrong as 0
 
 
-TASK = SourceTask(_load, encode_texts, _smallest_cosine_similarity, np.min, "smallest cosine similarity of a token's vectors")
+TASK = SourceTask(
+    _load, encode_texts, _smallest_cosine_similarity, np.min, "smallest cosine similarity of a token's vectors"
+)

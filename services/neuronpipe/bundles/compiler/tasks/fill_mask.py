@@ -1,4 +1,4 @@
-"""Fill-mask, compiled: the logits of all tokens of the vocabulary at one place of each sequence."""
+"""Compiles for fill-mask: the logits of the whole vocabulary at one position of each sequence."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -20,11 +20,12 @@ _POSITION = "mask_position"
 
 
 class _AtPosition(torch.nn.Module):
-    """A masked language model whose head sees one token of each row: the one where `mask_position`, int64 [batch, tokens], is 1.
+    """A masked language model whose head sees one token of each row.
 
-    A head works on each token by itself, so what it gives for one is the same, and costs less by the number of tokens. The choice is a
-    select and a sum, which every compiler of static shapes has, not an index; and no product, for what ModernBERT computes for padding
-    may be no number.
+    It is the token at which `mask_position`, int64 [batch, tokens], is 1. A head works on each token by itself, so its
+    result for one token is the same, at a fraction of the cost. The token is chosen by a select and a sum, which every
+    compiler of static shapes supports, not by an index. A product would not work: ModernBERT can compute NaN for
+    padding.
     """
 
     def __init__(self, model: Any) -> None:
@@ -48,17 +49,19 @@ class _AtPosition(torch.nn.Module):
 
 @contextlib.contextmanager
 def _choosing(encoder: torch.nn.Module, position: torch.Tensor | None) -> Iterator[None]:
-    """Lets an encoder give one token vector a row, [batch, 1, width], in place of those of all tokens."""
+    """Makes an encoder return one token vector for each row, [batch, 1, width], in place of those of all tokens."""
     assert position is not None  # noqa: S101 (the input that the module is made for)
 
     is_chosen = position.bool().unsqueeze(-1)
 
     def choose(module: torch.nn.Module, args: Any, output: Any) -> Any:
         vectors = output.last_hidden_state
-        output["last_hidden_state"] = torch.where(is_chosen, vectors, torch.zeros_like(vectors)).sum(dim=1, keepdim=True)
+        output["last_hidden_state"] = torch.where(is_chosen, vectors, torch.zeros_like(vectors)).sum(
+            dim=1, keepdim=True
+        )
         return output
 
-    # Between the encoder and the head there is no other place that all architectures share.
+    # This is the only place between encoder and head that all architectures share.
     handle = encoder.register_forward_hook(choose)
     try:
         yield
@@ -72,11 +75,13 @@ def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
         raise SetupError(f"{folder}: its tokenizer has no mask token, so there is nothing to fill")
     model = load_weights(transformers.AutoModelForMaskedLM, folder)
     facts = {"fill_mask": FillMaskFacts(mask_token=str(own.mask_token), mask_token_id=int(own.mask_token_id))}
-    return source_module(_AtPosition(model), model, "fill_mask", tokenizer, outputs=("logits",), facts=facts, further_inputs=(_POSITION,))
+    return source_module(
+        _AtPosition(model), model, "fill_mask", tokenizer, outputs=("logits",), facts=facts, further_inputs=(_POSITION,)
+    )
 
 
 def _encode(module: SourceModule, texts: Sequence[str]) -> Batch:
-    """The texts with a mask in place of a token in the middle."""
+    """The texts with a mask in place of one token in the middle."""
     batch = dict(encode_texts(module, texts))
     batch["input_ids"] = batch["input_ids"].copy()
     rows = np.arange(len(texts))
@@ -92,4 +97,6 @@ def _same_best_token(outputs: Outputs, reference: Outputs, batch: Batch) -> Meas
     return same
 
 
-TASK = SourceTask(_load, _encode, _same_best_token, np.mean, "share of texts with the same best token in place of a mask")
+TASK = SourceTask(
+    _load, _encode, _same_best_token, np.mean, "share of texts with the same best token in place of a mask"
+)

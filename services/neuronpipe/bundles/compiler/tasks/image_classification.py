@@ -1,4 +1,4 @@
-"""Image classification, compiled: the logits of a classifier, and before it what turns levels into the numbers that it was trained on."""
+"""Compiles for image classification: normalization of the levels, and the logits of a classifier."""
 
 import zlib
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _INPUT, _OUTPUT = "pixels", "logits"
 
 
 class _Classifier(torch.nn.Module):
-    """A model behind what normalizes its images."""
+    """A model after the normalization of its images."""
 
     def __init__(self, normalize: Normalize, model: torch.nn.Module) -> None:
         super().__init__()
@@ -42,9 +42,11 @@ def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     try:
         with torch.inference_mode():
             module(torch.zeros((1, 3, height, width), dtype=torch.uint8))
-    except Exception as error:  # of another size each model raises something else
+    except Exception as error:  # each model raises other exceptions for images of another size
         name = type(model).__name__
-        raise SetupError(f"{folder}: its image processor makes RGB images of {height} x {width}, which {name} does not take") from error
+        raise SetupError(
+            f"{folder}: its image processor makes RGB images of {height} x {width}, which {name} does not take"
+        ) from error
     return SourceModule(
         module=module,
         task="image_classification",
@@ -62,7 +64,7 @@ def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
 
 
 def _encode(module: SourceModule, texts: Sequence[str]) -> Batch:
-    """An image for each text, by its words."""
+    """An image for each text, made from its words."""
     assert module.image is not None  # noqa: S101 (as _load made it)
     return {_INPUT: np.stack([sample_pixels(module.image, zlib.crc32(text.encode())) for text in texts])}
 

@@ -1,4 +1,4 @@
-"""Question answering, compiled: the logits of where an answer starts and ends."""
+"""Compiles for question answering: the logits of an answer's start and end."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,16 +15,20 @@ from neuronpipe.tasks.question_answering import QuestionAnsweringFacts
 
 _OUTPUTS = ("start_logits", "end_logits")
 
-# A text's first words are its question: like a real one, it has words of its context, and is short.
+# The first words of a text are its question. Like a real question, it is short, and has words of its context.
 _QUESTION_WORDS = 8
 
 
 def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     if tokenizer.transformers_tokenizer.padding_side != "right":
-        raise SetupError(f"{folder}: pads on the left, so it reads the context before the question, which is not supported")
+        raise SetupError(
+            f"{folder}: pads on the left, so it reads the context before the question, which is not supported"
+        )
     model = load_weights(transformers.AutoModelForQuestionAnswering, folder)
     facts = {"question_answering": QuestionAnsweringFacts(cls_token_id=tokenizer.cls_token_id)}
-    return source_module(Named(model, *_OUTPUTS), model, "question_answering", tokenizer, outputs=_OUTPUTS, per_token=True, facts=facts)
+    return source_module(
+        Named(model, *_OUTPUTS), model, "question_answering", tokenizer, outputs=_OUTPUTS, per_token=True, facts=facts
+    )
 
 
 def _encode(module: SourceModule, texts: Sequence[str]) -> Batch:

@@ -1,4 +1,4 @@
-"""Sentence embedding, compiled: the model and the pooling behind it as one graph."""
+"""Compiles for sentence embedding: the model and its pooling as one graph."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ _OUTPUT = "sentence_embedding"
 
 
 class _Embedding(torch.nn.Module):
-    """A model and the modules behind it that make one vector of its token vectors."""
+    """A model and the modules after it, which make one vector of its token vectors."""
 
     def __init__(self, model: torch.nn.Module, head: torch.nn.Module) -> None:
         super().__init__()
@@ -35,7 +35,10 @@ _TASKS = ("sentence_embedding", "sentence_similarity")
 
 
 def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentence_embedding") -> SourceModule:
-    """An embedding model for one of the tasks that its graph serves, which says that it answers the other, too. Raises SetupError."""
+    """An embedding model for one of the tasks of its graph. The module also names the other task.
+
+    Raises SetupError.
+    """
     parts = read_sentence_transformer(folder)
     model = load_weights(transformers.AutoModel, parts.model_folder)
     module = _Embedding(model, parts.head)
@@ -43,14 +46,18 @@ def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentenc
         example = module(torch.zeros((1, 1), dtype=torch.int64), torch.ones((1, 1), dtype=torch.int64))
     facts = dict.fromkeys(_TASKS, EmbeddingFacts(embedding_dimensions=example[_OUTPUT].shape[1], prompt=parts.prompt))
     remarks = {"pooling": parts.head.describe()}
-    return source_module(module, model, task, tokenizer, outputs=(_OUTPUT,), max_tokens=parts.max_tokens, facts=facts, remarks=remarks)
+    return source_module(
+        module, model, task, tokenizer, outputs=(_OUTPUT,), max_tokens=parts.max_tokens, facts=facts, remarks=remarks
+    )
 
 
 def _cosine_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
     one, other = (vectors[_OUTPUT].astype(np.float64) for vectors in (outputs, reference))
     lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     cosines: Measured = (one * other).sum(axis=1) / np.maximum(lengths, np.finfo(np.float64).tiny)
-    return np.clip(cosines, 0, 1)  # rounding may exceed 1, and less than unrelated is no less wrong
+    return np.clip(cosines, 0, 1)  # rounding may exceed 1, and below 0 is as wrong as 0
 
 
-TASK = SourceTask(load_embedder, encode_texts, _cosine_similarity, np.min, "smallest cosine similarity of a text's embeddings")
+TASK = SourceTask(
+    load_embedder, encode_texts, _cosine_similarity, np.min, "smallest cosine similarity of a text's embeddings"
+)

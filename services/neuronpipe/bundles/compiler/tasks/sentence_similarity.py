@@ -1,4 +1,4 @@
-"""Sentence similarity, compiled: the graph of sentence embedding, which it shares."""
+"""Compiles for sentence similarity: the same graph as for sentence embedding."""
 
 from dataclasses import replace
 from functools import partial

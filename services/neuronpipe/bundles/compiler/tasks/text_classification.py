@@ -1,4 +1,7 @@
-"""Text classification, compiled: the logits of a classifier. Two more tasks are served by the same graph, where its labels allow it."""
+"""Compiles for text classification: the logits of a classifier.
+
+The same graph serves two more tasks if its labels allow it.
+"""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -19,7 +22,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import TaskFacts
 from neuronpipe.tasks.scores import ClassifierFacts, ScoreFunctionName
 
-# Task → its facts of a model; raises SetupError for a model that cannot have it.
+# Task → its facts about a model; raises SetupError for a model that cannot have the task.
 _FACTS: Mapping[str, Callable[[Path, Any], TaskFacts]] = {
     "text_classification": lambda folder, config: classifier_facts(config),
     "rerank": ranking,
@@ -28,8 +31,8 @@ _FACTS: Mapping[str, Callable[[Path, Any], TaskFacts]] = {
 
 
 def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_classification") -> SourceModule:
-    """A classifier for one of the tasks that its graph serves, which says which others it answers. Raises SetupError."""
-    config = transformers.AutoConfig.from_pretrained(folder)  # before the weights are read in vain
+    """A classifier for one of the tasks of its graph. The module also names the others. Raises SetupError."""
+    config = transformers.AutoConfig.from_pretrained(folder)  # before the weights are read
     check_labels(folder, config)
     _FACTS[task](folder, config)
     model = load_weights(transformers.AutoModelForSequenceClassification, folder)
@@ -40,7 +43,9 @@ def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_
     labels = labels_of(model.config)
     limit = read_limits(folder).get("max_seq_length")
     named = Named(model, "logits")
-    return source_module(named, model, task, tokenizer, outputs=("logits",), max_tokens=limit, labels=labels, facts=facts)
+    return source_module(
+        named, model, task, tokenizer, outputs=("logits",), max_tokens=limit, labels=labels, facts=facts
+    )
 
 
 def labels_of(config: Any) -> tuple[str, ...]:
@@ -49,12 +54,12 @@ def labels_of(config: Any) -> tuple[str, ...]:
 
 
 def classifier_facts(config: Any) -> ClassifierFacts:
-    """How a classifier's logits become scores."""
+    """The function that turns a classifier's logits into scores."""
     return ClassifierFacts(score_function=_score_function(config))
 
 
 def _score_function(config: Any) -> ScoreFunctionName:
-    # As the pipelines of text and image classification choose where its caller does not.
+    # The default of the pipelines of text and image classification.
     if config.problem_type == "regression":
         return "none"
     if config.problem_type == "multi_label_classification" or config.num_labels == 1:
@@ -63,7 +68,7 @@ def _score_function(config: Any) -> ScoreFunctionName:
 
 
 def same_best_label(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured | None:
-    """Whether each text's best label is the same; None where there is one label."""
+    """Whether each text's best label is the same; None for a model with one label."""
     if reference["logits"].shape[1] == 1:
         return None
     same: Measured = np.equal(outputs["logits"].argmax(axis=1), reference["logits"].argmax(axis=1))

@@ -1,4 +1,4 @@
-"""Token classification, compiled: the logits of every token's labels."""
+"""Compiles for token classification: the logits of the labels of every token."""
 
 from pathlib import Path
 
@@ -19,7 +19,9 @@ def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     check_labels(folder, model.config)
     labels, facts = labels_of(model.config), {"token_classification": TaskFacts()}
     named = Named(model, "logits")
-    return source_module(named, model, "token_classification", tokenizer, outputs=("logits",), per_token=True, labels=labels, facts=facts)
+    return source_module(
+        named, model, "token_classification", tokenizer, outputs=("logits",), per_token=True, labels=labels, facts=facts
+    )
 
 
 def _same_best_labels(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
@@ -29,4 +31,6 @@ def _same_best_labels(outputs: Outputs, reference: Outputs, batch: Batch) -> Mea
     return shares
 
 
-TASK = SourceTask(_load, encode_texts, _same_best_labels, np.mean, "mean share of a text's tokens with the same best label")
+TASK = SourceTask(
+    _load, encode_texts, _same_best_labels, np.mean, "mean share of a text's tokens with the same best label"
+)

@@ -1,4 +1,4 @@
-"""Zero-shot classification, compiled: the logits of a model of entailment."""
+"""Compiles for zero-shot classification: the logits of a model of natural language inference."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,8 +10,12 @@ from neuronpipe.bundles.compiler.tasks.base import Batch, encode_texts
 
 
 def _encode(module: SourceModule, texts: Sequence[str]) -> Batch:
-    # A hypothesis is the shorter of the two, and has a word of its text.
+    # The hypothesis is shorter than the text, and has a word of it.
     return encode_texts(module, [f"This example is {text.split()[0]}." for text in texts], texts)
 
 
-TASK = replace(text_classification.TASK, load=partial(text_classification.load_classifier, task="zero_shot_classification"), encode=_encode)
+TASK = replace(
+    text_classification.TASK,
+    load=partial(text_classification.load_classifier, task="zero_shot_classification"),
+    encode=_encode,
+)

@@ -6,19 +6,25 @@ import math
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from neuronpipe.core.callers import current_caller, enter_caller
 from neuronpipe.core.calls import Call, internal_error
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.names import TRACEPARENT, TRACESTATE
 from neuronpipe.core.tracing import SpanContext
+from neuronpipe.gateway.doors.choice import PRIORITY_FIELD, read_priority
 from neuronpipe.gateway.doors.http.bodies import read_body, write_body
 from neuronpipe.gateway.doors.http.caller import Caller, Receive, too_large
 from neuronpipe.gateway.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.doors.http.problems import PROBLEM_DETAILS, ErrorForm, Problem, Refused, problem_of
+from neuronpipe.process.door import Credentials, Guard
 from neuronpipe.process.in_flight import InFlight
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
@@ -26,10 +32,14 @@ REQUEST_ID_HEADER = b"x-request-id"
 # Smaller answers cost more to compress than to send.
 _GZIP_FROM_BYTES = 64 << 10
 _GZIP_LEVEL = 1
+_COMPRESSED = (b"gzip", b"deflate")
+# Of zlib's wbits: reads both, by what their first bytes say.
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 # Of the body of a request that is refused unread: as much arrives with the headers anyway. A larger one costs its
 # connection.
 _DISCARDED_BYTES = 64 << 10
 _TIMEOUT_DIGITS = 9
+_PRIORITY = PRIORITY_FIELD.encode()
 _TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
 
 Send = Callable[[dict[str, Any]], Any]
@@ -44,7 +54,8 @@ class Router:
         self._templates: dict[re.Pattern[str], dict[str, Route]] = {}
         for route in routes:
             if "{" in route.path:
-                pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.path))
+                optional = re.sub(r"\{/(\w+)\}", r"(?:/(?P<\1>[^/]+))?", route.path)
+                pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", optional))
                 self._templates.setdefault(pattern, {})[route.method] = route
             else:
                 self._fixed.setdefault(route.path, {})[route.method] = route
@@ -69,14 +80,18 @@ class Router:
 class App:
     """The application that a server of HTTP calls for every request."""
 
-    def __init__(self, routes: Sequence[Route], in_flight: InFlight, max_body_bytes: int) -> None:
+    def __init__(
+        self, routes: Sequence[Route], in_flight: InFlight, max_body_bytes: int, guard: Guard | None = None
+    ) -> None:
         self.handlers: Mapping[str, HttpHandler] = {}
         self.is_draining = False
+        self._streaming: set[asyncio.Task[Any]] = set()
         self._router = Router(routes)
         checked = [route for route in routes if route.takes and not route.is_raw]
         self._readers: dict[str, TypeAdapter[Any]] = {route.key: TypeAdapter(route.takes) for route in checked}
         self._in_flight = in_flight
         self._max_body_bytes = max_body_bytes
+        self._guard = guard
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """ASGI's entry."""
@@ -88,6 +103,8 @@ class App:
             route, names = self._router.find(scope["method"], scope["path"])
             error_form = route.error_form
             response = await self._answer(route, names, headers, request_id, scope, caller)
+            if scope["method"] == "HEAD":
+                response = replace(response, stream=None)
         except asyncio.CancelledError:
             if caller.has_left:
                 return
@@ -100,6 +117,12 @@ class App:
             caller.forget()
         await self._send(response, request_id, headers, caller, send)
 
+    def drain(self) -> None:
+        """Ends streams, and asks callers to connect elsewhere."""
+        self.is_draining = True
+        for task in self._streaming:
+            task.cancel()
+
     async def _answer(
         self,
         route: Route,
@@ -109,6 +132,9 @@ class App:
         scope: Mapping[str, Any],
         caller: Caller,
     ) -> HttpResponse:
+        if self._guard and route.service not in self._guard.open_services:
+            authorization = headers.get(b"authorization", b"").decode("latin-1")
+            enter_caller(self._guard.identify(Credentials(authorization)))
         handler = self.handlers.get(route.key)
         if handler is None:
             raise self._in_flight.starting()
@@ -127,11 +153,18 @@ class App:
             return await handler(HttpRequest(call, names, query, headers, media_type, body))
 
     async def _read(self, route: Route, headers: Headers, media_type: str, caller: Caller) -> bytes:
-        """The body. Raises Refused for what is not taken, and NeuronpipeError for what takes too long, or too much memory."""
+        """The body of a request.
+
+        Raises Refused for a body that is not accepted, and NeuronpipeError for one that takes too long, or too much
+        memory.
+        """
         if media_type not in (JSON, "", *route.takes_media):
-            raise Refused(415, "unsupported_media_type", f"content-type: must be {' or '.join((JSON, *route.takes_media))}")
-        if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise Refused(415, "unsupported_media_type", "content-encoding: compressed bodies are not taken")
+            raise Refused(
+                415, "unsupported_media_type", f"content-type: must be {' or '.join((JSON, *route.takes_media))}"
+            )
+        encoding = headers.get(b"content-encoding", b"identity").lower()
+        if encoding not in (b"identity", *_COMPRESSED):
+            raise Refused(415, "unsupported_media_type", "content-encoding: must be gzip or deflate")
         limit = self._max_body_bytes
         if int(headers.get(b"content-length", b"0")) > limit:
             raise too_large(limit)
@@ -142,13 +175,19 @@ class App:
             refusals.append(error)
             timer.reschedule(asyncio.get_running_loop().time())
 
+        async def read() -> bytes:
+            body = await caller.read(limit)
+            return await asyncio.to_thread(_decompress, body, limit) if encoding in _COMPRESSED else body
+
         try:
             async with timer:
-                return await self._in_flight.receive(caller.connection, lambda: caller.read(limit), refuse)
+                return await self._in_flight.receive(caller.connection, read, refuse)
         except TimeoutError:
             raise refusals[0] from None
 
-    async def _send(self, response: HttpResponse, request_id: str, headers: Headers, caller: Caller, send: Send) -> None:
+    async def _send(
+        self, response: HttpResponse, request_id: str, headers: Headers, caller: Caller, send: Send
+    ) -> None:
         body = response.body
         fields = [
             (b"content-type", response.media_type.encode()),
@@ -163,6 +202,10 @@ class App:
         is_interrupted = not caller.has_sent_all and _body_bytes(headers) > _DISCARDED_BYTES
         if self.is_draining or is_interrupted:
             fields.append((b"connection", b"close"))
+        if response.stream:
+            await send({"type": "http.response.start", "status": response.status, "headers": fields})
+            await self._send_parts(response.stream, caller, send)
+            return
         fields.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": response.status, "headers": fields})
         if is_interrupted:
@@ -170,6 +213,37 @@ class App:
             await caller.discard()
             body = b""
         await send({"type": "http.response.body", "body": body})
+
+    async def _send_parts(self, parts: AsyncGenerator[bytes, None], caller: Caller, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task  # noqa: S101
+        self._streaming.add(task)
+        caller.watch()
+        try:
+            async with aclosing(parts):
+                while not self.is_draining:
+                    await send({"type": "http.response.body", "body": await anext(parts), "more_body": True})
+        except (StopAsyncIteration, asyncio.CancelledError):
+            if caller.has_left:
+                return
+        finally:
+            self._streaming.discard(task)
+            caller.forget()
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _decompress(data: bytes, max_bytes: int) -> bytes:
+    """A body that came compressed. Raises InvalidInput, and Refused for one that is larger than it may be."""
+    reader = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        body = reader.decompress(data, max_bytes + 1)
+    except zlib.error:
+        raise InvalidInput("body", "is not compressed as content-encoding says") from None
+    if len(body) > max_bytes:
+        raise too_large(max_bytes)
+    if not reader.eof or reader.unused_data:
+        raise InvalidInput("body", "its compressed data ends too early or too late")
+    return body
 
 
 def _request_id(headers: Headers) -> str:
@@ -180,20 +254,23 @@ def _request_id(headers: Headers) -> str:
 
 
 def _call(headers: Headers, request_id: str) -> Call:
-    """The deadline and the trace context that came with a request. Raises InvalidInput."""
+    """The caller, the deadline, the priority and the trace context of a request. Raises InvalidInput."""
     deadline_s = None
     if timeout := headers.get(TIMEOUT_HEADER):
         if not timeout.isdigit() or len(timeout) > _TIMEOUT_DIGITS:
-            raise InvalidInput(TIMEOUT_HEADER.decode(), f"must be a whole number of milliseconds, of at most {_TIMEOUT_DIGITS} digits")
+            raise InvalidInput(
+                TIMEOUT_HEADER.decode(), f"must be a whole number of milliseconds, of at most {_TIMEOUT_DIGITS} digits"
+            )
         deadline_s = time.monotonic() + int(timeout) / 1000
     trace = None
     if traceparent := headers.get(_TRACEPARENT):
         trace = SpanContext.parse(traceparent.decode("latin-1"), headers.get(_TRACESTATE, b"").decode("latin-1"))
-    return Call(request_id, deadline_s, trace=trace)
+    priority = read_priority(headers.get(_PRIORITY, b"").decode("latin-1"))
+    return Call(request_id, deadline_s, priority, trace, current_caller())
 
 
 def _body_bytes(headers: Headers) -> float:
-    """How large the body is; without end where the headers do not say."""
+    """The size of the body; infinite if the headers do not give it."""
     return math.inf if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
 
 

@@ -36,6 +36,8 @@ ItemT = TypeVar("ItemT")
 # A list whose first wrong item is its only error: of 64 MiB of wrong items the errors would take gigabytes.
 Many = Annotated[list[ItemT], Field(fail_fast=True)]
 Count = Annotated[int, Field(ge=1, lt=1 << 32)]
+# Of one text: more than any model takes, and few enough to be converted on the event loop, in about 10 ms.
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(fail_fast=True, max_length=1 << 16)]
 Direction = Literal["Right", "Left", "right", "left"]
 
 
@@ -58,8 +60,15 @@ def check_body(kind: TypeAdapter[Any], value: Any) -> Any:
         return kind.validate_python(value)
     except ValidationError as error:
         # Of a value that may have several forms, each one's errors are listed: the one that came furthest is the one
-        # that was meant.
-        worst = max(error.errors(include_url=False, include_input=False, include_context=False), key=lambda one: len(one["loc"]))
+        # that was meant, or the one that is right but for its length.
+        worst = max(
+            error.errors(include_url=False, include_input=False, include_context=False),
+            key=lambda one: (
+                one["type"] == "too_long",
+                len(one["loc"]),
+                [step for step in one["loc"] if isinstance(step, int)],
+            ),
+        )
         raise InvalidInput(_path(value, worst["loc"], worst["type"] == "missing"), _problem(worst["msg"])) from None
 
 

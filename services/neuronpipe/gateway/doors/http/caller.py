@@ -1,4 +1,4 @@
-"""The other end of a connection while one request of its is answered."""
+"""The caller's end of a connection, while one request is answered."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -8,14 +8,17 @@ from neuronpipe.gateway.doors.http.problems import Refused
 
 Receive: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 
-# Most answers are there before; to watch the connection takes a task.
+# Most responses are ready before this time, and watching the connection takes a task.
 _WATCHED_AFTER_S = 0.01
-# A connection that ends while its caller still sends would take the answer along.
+# If the connection ended while the caller still sends, the caller would lose the response.
 _DISCARD_LIMIT_S = 2.0
 
 
 class Caller:
-    """Sends the body, and may leave. `connection`: its name; `has_sent_all`: whether the body was read to its end."""
+    """Sends the body, and may disconnect.
+
+    `connection` is its name. `has_sent_all`: whether the body was read to its end.
+    """
 
     def __init__(self, receive: Receive, connection: str) -> None:
         self.connection = connection
@@ -26,7 +29,7 @@ class Caller:
         self._watcher: asyncio.Task[None] | None = None
 
     async def read(self, max_bytes: int) -> bytes:
-        """The body. Raises Refused for a larger one, and CancelledError where the caller leaves."""
+        """The body. Raises Refused for a larger one, and CancelledError if the caller disconnects."""
         parts, size_bytes = [], 0
         while True:
             message = await self._next()
@@ -39,7 +42,7 @@ class Caller:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def watch(self) -> None:
-        """Cancels the running task when the caller leaves, from now on until `forget`."""
+        """Cancels the running task if the caller disconnects, from now on until `forget`."""
         task = asyncio.current_task()
         assert task  # noqa: S101
         self._timer = asyncio.get_running_loop().call_later(_WATCHED_AFTER_S, self._start_watching, task)
@@ -52,7 +55,7 @@ class Caller:
             self._watcher.cancel()
 
     async def discard(self) -> None:
-        """Reads what the caller still sends, for a while."""
+        """Reads what the caller still sends, for a limited time."""
         try:
             async with asyncio.timeout(_DISCARD_LIMIT_S):
                 while (await self._next())["more_body"]:
@@ -78,7 +81,7 @@ class Caller:
 
 
 def too_large(max_bytes: int) -> Refused:
-    """Why a body is not read, or not any further."""
+    """The error for a body that is too large to read."""
     return Refused(
         413,
         "content_too_large",

@@ -13,10 +13,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log
 from neuronpipe.gateway.doors.http.app import App
-from neuronpipe.gateway.doors.http.exchange import HEALTH_ROUTES, HttpRequest, HttpResponse, Route
-from neuronpipe.process.door import Handler
+from neuronpipe.gateway.doors.http.exchange import HEALTH_ROUTES, LIVE, HttpRequest, HttpResponse, Route
+from neuronpipe.process.door import Guard, Handler
 from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.in_flight import InFlight
+from neuronpipe.tls.server import ServerTls
 
 _KEEP_ALIVE_S = 75
 # Of a request's line and headers.
@@ -28,14 +29,28 @@ _BACKLOG = 2048
 class HttpDoor:
     """Takes HTTP/1.1 at an address; a Door (process/door.py).
 
-    `service`: whose health it shows. `port`: known once it listens. `max_connection_age_s`: after which callers are asked to
-    connect again; 0: never.
+    `service`: whose health it shows. `port`: known once it listens. `max_connection_age_s`: after which callers are
+    asked to connect again; 0: never. `tls`: for HTTPS.
     """
 
     port: int
 
-    def __init__(self, listen: str, routes: Sequence[Route], service: str, max_body_bytes: int, max_connection_age_s: float = 0) -> None:
+    def __init__(
+        self,
+        listen: str,
+        routes: Sequence[Route],
+        service: str,
+        max_body_bytes: int,
+        max_connection_age_s: float = 0,
+        tls: ServerTls | None = None,
+        guard: Guard | None = None,
+        *,
+        shares_port: bool = False,
+    ) -> None:
         self._listen = listen
+        self._tls = tls
+        self._guard = guard
+        self._shares_port = shares_port
         self._routes = routes
         self._service = service
         self._max_body_bytes = max_body_bytes
@@ -50,9 +65,9 @@ class HttpDoor:
     async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
         """Takes connections, and refuses requests until it is open. Raises SetupError."""
         self._health = health
-        self._app = App(self._routes, in_flight, self._max_body_bytes)
+        self._app = App(self._routes, in_flight, self._max_body_bytes, self._guard)
         self._app.handlers = self._health_handlers()
-        listener = _bind(self._listen)
+        listener = _bind(self._listen, self._shares_port)
         self.port = listener.getsockname()[1]
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what callers do wrong is told them
         config = uvicorn.Config(
@@ -68,6 +83,8 @@ class HttpDoor:
             timeout_keep_alive=_KEEP_ALIVE_S,
             backlog=_BACKLOG,
         )
+        config.load()
+        config.ssl = self._tls.context if self._tls else None
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve([listener]))
         log("listening for HTTP", address=f"{self._listen.rpartition(':')[0]}:{self.port}")
@@ -77,8 +94,8 @@ class HttpDoor:
         self._app.handlers = {**handlers, **self._health_handlers()}
 
     def drain(self) -> None:
-        """Asks callers to connect elsewhere."""
-        self._app.is_draining = True
+        """Ends streams, and asks callers to connect elsewhere."""
+        self._app.drain()
 
     async def stop(self, grace_s: float) -> None:
         """uvicorn's own: closes idle connections, waits for answers to leave, and then cancels what is left."""
@@ -92,7 +109,10 @@ class HttpDoor:
             is_serving = all(self._health.is_serving(service) for service in ("", self._service))
             return HttpResponse(b"", "text/plain", status=200 if is_serving else 503)
 
-        return {route.key: tell for route in HEALTH_ROUTES}
+        async def live(request: HttpRequest) -> HttpResponse:
+            return HttpResponse(b"", "text/plain")
+
+        return {route.key: live if route is LIVE else tell for route in HEALTH_ROUTES}
 
 
 class _Connection(HttpToolsProtocol):
@@ -153,12 +173,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _bind(listen: str) -> socket.socket:
+def _bind(listen: str, shares_port: bool) -> socket.socket:
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
+        listener = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG, reuse_port=shares_port)
     except OSError as error:
         raise SetupError(f"cannot listen on {listen} for HTTP: {os.strerror(error.errno or 0)}") from error
     listener.setblocking(False)

@@ -1,26 +1,49 @@
 """All protocols of the HTTP door."""
 
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.assembly import Gateway
-from neuronpipe.gateway.doors.http import huggingface, openai, rerank, sagemaker, tei
-from neuronpipe.gateway.doors.http.choice import ModelChoice
+from neuronpipe.gateway.doors.choice import ModelChoice
+from neuronpipe.gateway.doors.http import huggingface, metrics, native, oip, openai, rerank, sagemaker, tei, tei_tokens
 from neuronpipe.gateway.doors.http.exchange import HEALTH_ROUTES, HttpHandler, Route
 from neuronpipe.gateway.doors.http.inference import Inference
 from neuronpipe.gateway.doors.http.openapi import OPENAPI, openapi_handlers
-from neuronpipe.gateway.settings import HttpSettings, PipelineSettings
+from neuronpipe.gateway.doors.oip.service import TensorService
+from neuronpipe.gateway.settings import PipelineSettings
 
-_PROTOCOLS: tuple[Route, ...] = (*openai.ROUTES, *rerank.ROUTES, *tei.ROUTES, *huggingface.ROUTES, *sagemaker.ROUTES)
-ROUTES = (*HEALTH_ROUTES, *_PROTOCOLS, OPENAPI)
+_DESCRIBED: tuple[Route, ...] = (
+    *HEALTH_ROUTES,
+    *native.ROUTES,
+    *openai.ROUTES,
+    *rerank.ROUTES,
+    *tei.ROUTES,
+    *tei_tokens.ROUTES,
+    *huggingface.ROUTES,
+    *sagemaker.ROUTES,
+    *oip.ROUTES,
+    *metrics.ROUTES,
+)
+ROUTES = (*_DESCRIBED, OPENAPI)
 
 
-def http_handlers(gateway: Gateway, pipeline: PipelineSettings, http: HttpSettings) -> dict[str, HttpHandler]:
-    """The handlers of all routes, by their keys. Raises SetupError for a default model that is not served."""
-    inference = Inference(gateway.pipeline, pipeline)
-    models = ModelChoice(gateway.catalog, http.http_default_models)
+def http_handlers(
+    inference: Inference,
+    models: ModelChoice,
+    tensors: TensorService,
+    gateway: Gateway,
+    pipeline: PipelineSettings,
+    telemetry: Telemetry,
+) -> dict[str, HttpHandler]:
+    """The handlers of all routes, by their keys."""
+    catalog = gateway.catalog
     return {
-        **openai.openai_handlers(inference, gateway.catalog),
+        **native.native_handlers(gateway.pipeline),
+        **openai.openai_handlers(inference, catalog),
         **rerank.rerank_handlers(inference, models),
-        **tei.tei_handlers(inference, models, gateway.catalog, pipeline),
-        **huggingface.huggingface_handlers(inference, models, gateway.catalog),
-        **sagemaker.sagemaker_handlers(inference, models, gateway.catalog),
-        **openapi_handlers((*HEALTH_ROUTES, *_PROTOCOLS)),
+        **tei.tei_handlers(inference, models, catalog, pipeline),
+        **tei_tokens.tei_token_handlers(inference, models),
+        **huggingface.huggingface_handlers(inference, models, catalog),
+        **sagemaker.sagemaker_handlers(inference, models, catalog),
+        **oip.oip_handlers(tensors),
+        **metrics.metrics_handlers(telemetry.write_metrics),
+        **openapi_handlers(_DESCRIBED),
     }

@@ -6,8 +6,8 @@ from typing import Any
 from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.doors.choice import ModelChoice
 from neuronpipe.gateway.doors.http.bodies import check_body, read_json, write_body
-from neuronpipe.gateway.doors.http.choice import ModelChoice
 from neuronpipe.gateway.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.doors.http.huggingface_bodies import AnyBody
 from neuronpipe.gateway.doors.http.huggingface_tasks import CONVERTERS
@@ -50,17 +50,19 @@ def huggingface_handlers(inference: Inference, models: ModelChoice, catalog: Cat
     """The handlers, by route."""
 
     async def model(request: HttpRequest) -> HttpResponse:
-        spec = catalog.spec(request.names["name"])
+        spec = catalog.spec(*request.model(request.names["name"]))
         return HttpResponse(write_body(await answer_body(inference, request, spec, read_request(request))))
 
     async def task(request: HttpRequest) -> HttpResponse:
-        spec = catalog.spec(request.names["name"])
+        spec = catalog.spec(*request.model(request.names["name"]))
         return HttpResponse(
-            write_body(await answer_body(inference, request, spec, read_request(request), _task(spec, request.names["task"])))
+            write_body(
+                await answer_body(inference, request, spec, read_request(request), _task(spec, request.names["task"]))
+            )
         )
 
     async def root(request: HttpRequest) -> HttpResponse:
-        spec = catalog.spec(models.choose(request.parameter("model")))
+        spec = catalog.spec(*models.choose(request.model()))
         return HttpResponse(write_body(await answer_body(inference, request, spec, read_request(request))))
 
     return {MODEL.key: model, MODEL_TASK.key: task, TASK_MODEL.key: task, ROOT.key: root}
@@ -89,7 +91,13 @@ async def answer_body(inference: Inference, request: HttpRequest, model: ModelSp
     def fields(index: int) -> dict[str, str]:
         return {ours: theirs.replace("…", f"[{index}]" if is_list else "") for ours, theirs in converter.fields.items()}
 
-    results = await inference.each(request.call, model.name, [converter.read(input, body, model) for input in several], "inputs", fields)
+    results = await inference.each(
+        request.call,
+        request.model(model.name),
+        [converter.read(input, body, model) for input in several],
+        "inputs",
+        fields,
+    )
     answers = [converter.write(one.result.message, input, body) for one, input in zip(results, several, strict=True)]
     return answers if is_list or converter.is_nested else answers[0]
 

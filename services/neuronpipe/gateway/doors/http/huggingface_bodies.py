@@ -81,10 +81,12 @@ class QuestionAnswering(Body):
 
 
 class Features(Body):
-    """Its parameters stand beside the inputs, as InferenceClient has them."""
+    """Its parameters are beside the inputs, as in InferenceClient."""
 
     inputs: str | Many[str]
-    normalize: bool | None = Field(None, description="of models of sentence embeddings: whether vectors have length one; default: yes")
+    normalize: bool | None = Field(
+        None, description="of models of sentence embeddings: whether vectors have length one; default: yes"
+    )
     dimensions: Count | None = None
     truncate: bool | None = None
     truncation_direction: Direction | None = None
@@ -117,7 +119,7 @@ class TextRanking(Body):
     parameters: RankParameters = RankParameters()
 
 
-# Any of the bodies; what a model's is depends on its task.
+# Any of the bodies. The type for a model depends on its task.
 AnyBody = (
     TextClassification
     | ImageClassification

@@ -30,7 +30,6 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.gateway.doors.http.embeddings import token_vectors, vector
 from neuronpipe.gateway.doors.http.huggingface_bodies import (
     Features,
     FillMask,
@@ -47,6 +46,7 @@ from neuronpipe.gateway.doors.http.huggingface_bodies import (
     ZeroShotClassification,
 )
 from neuronpipe.gateway.doors.http.inference import truncation_of
+from neuronpipe.gateway.doors.vectors import token_vectors, vector
 
 _FUNCTIONS = {
     None: ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
@@ -65,10 +65,10 @@ _AGGREGATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """One task. `takes`: the type of a body. `read`: the input of one of its inputs. `write`: the JSON of one of its
-    results.
+    """The conversions of one task.
 
-    `fields`: the protocol's words for the fields of our input; "inputs…" is followed by the place where there are many.
+    `takes`: the type of a body. `read`: converts one of its inputs to a TaskInput. `write`: converts a result to JSON.
+    `fields`: the protocol's names for the fields of our input; "inputs…" is followed by the index if there are several.
     `is_nested`: a single input has its result in a list, too.
     """
 
@@ -176,7 +176,10 @@ def _read_question(input: Question, body: QuestionAnswering, model: ModelSpec) -
 
 
 def _write_answers(result: TaskResult, input: Question, body: QuestionAnswering) -> Any:
-    answers = [{"answer": one.text, "score": one.score, "start": one.start, "end": one.end} for one in result.question_answering.answers]
+    answers = [
+        {"answer": one.text, "score": one.score, "start": one.start, "end": one.end}
+        for one in result.question_answering.answers
+    ]
     return answers if (body.parameters.top_k or 1) > 1 else answers[0]
 
 

@@ -1,15 +1,17 @@
-"""How the protocols call the pipeline: one input, or many of which all must succeed."""
+"""Calls the pipeline for the protocols: with one input, or with many of which all must succeed."""
 
-import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.names import Spans
+from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.packed import pack_input
+from neuronpipe.gateway.doors.choice import ModelName
 from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
+from neuronpipe.gateway.many import infer_together
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
 
@@ -25,33 +27,36 @@ class Inference:
         self._pipeline = pipeline
         self._max_bytes = settings.max_batch_response_bytes
 
-    async def one(self, call: Call, model: str, input: TaskInput, fields: Fields) -> InferenceResult:
-        """One result. Raises NeuronpipeError, which names fields in the protocol's words."""
+    async def one(
+        self, call: Call, model: ModelName, input: TaskInput, fields: Fields, span: Name = Spans.HTTP_REQUEST
+    ) -> InferenceResult:
+        """One result, of a request with a span of this name. Raises NeuronpipeError, in the protocol's words."""
         try:
-            return await self._pipeline.infer(InferenceRequest(call, model, "", pack_input(input)), Spans.HTTP_REQUEST)
+            return await self._pipeline.infer(InferenceRequest(call, *model, pack_input(input)), span)
         except InvalidInput as error:
-            raise InvalidInput(re.sub(r"[a-z_]+", lambda word: fields.get(word[0], word[0]), error.field), error.problem) from error
+            raise InvalidInput(
+                re.sub(r"[a-z_]+", lambda word: fields.get(word[0], word[0]), error.field), error.problem
+            ) from error
 
     async def each(
-        self, call: Call, model: str, inputs: Sequence[TaskInput], name: str, fields: Callable[[int], Fields]
+        self, call: Call, model: ModelName, inputs: Sequence[TaskInput], name: str, fields: Callable[[int], Fields]
     ) -> list[InferenceResult]:
         """The results of many inputs, which are called `name` and have `fields` by their place.
 
         The first error ends all of them.
         """
         if not 1 <= len(inputs) <= self.max_inputs:
-            raise InvalidInput(name, f"{len(inputs)} inputs, must be from 1 to {self.max_inputs} (the gateway's max_batch_items)")
+            raise InvalidInput(
+                name, f"{len(inputs)} inputs, must be from 1 to {self.max_inputs} (the gateway's max_batch_items)"
+            )
         if len(inputs) == 1:
             return [await self.one(call, model, inputs[0], fields(0))]
-        with self._pipeline.observe_together(call, Spans.HTTP_BATCH) as shared:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    running = [group.create_task(self.one(shared, model, input, fields(i))) for i, input in enumerate(inputs)]
-            except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None
-        results = [task.result() for task in running]
+        runs = [partial(self.one, model=model, input=input, fields=fields(i)) for i, input in enumerate(inputs)]
+        results = await infer_together(self._pipeline, call, runs, Spans.HTTP_BATCH)
         if sum(one.result.size_bytes for one in results) > self._max_bytes:
-            problem = f"the results are too large for one response, the limit is {self._max_bytes} bytes; send fewer at once"
+            problem = (
+                f"the results are too large for one response, the limit is {self._max_bytes} bytes; send fewer at once"
+            )
             raise InvalidInput(name, problem)
         return results
 

@@ -6,21 +6,22 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model
-from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
-from neuronpipe.core.errors import InvalidInput
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.doors.http.bodies import Body, Count, Many, write_body
-from neuronpipe.gateway.doors.http.embeddings import float32_bytes, vector
+from neuronpipe.gateway.doors.http.bodies import Body, Count, Many, TokenIds, write_body
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.doors.http.inference import Inference
 from neuronpipe.gateway.doors.http.problems import OPENAI_ERROR
+from neuronpipe.gateway.doors.vectors import embedding_input, float32_bytes, listed, vector
 
 
 class EmbeddingsRequest(Body):
     """`user` and other fields of OpenAI's are ignored."""
 
     model: str
-    input: Annotated[str | Many[str] | Many[int] | Many[Many[int]], Field(description="text or texts; token ids are refused")]
+    input: Annotated[
+        str | Many[str] | TokenIds | Many[TokenIds],
+        Field(description="a text or texts; or in place of each the ids of the model's own tokenizer"),
+    ]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Count | None = Field(None, description="only the first this many numbers, scaled to length one")
 
@@ -55,7 +56,9 @@ class ModelList(Body):
     data: list[ModelEntry]
 
 
-EMBEDDINGS = Route("POST", "/v1/embeddings", "OpenAI: vectors of texts", EmbeddingsRequest, EmbeddingsResponse, OPENAI_ERROR)
+EMBEDDINGS = Route(
+    "POST", "/v1/embeddings", "OpenAI: vectors of texts", EmbeddingsRequest, EmbeddingsResponse, OPENAI_ERROR
+)
 MODELS = Route("GET", "/v1/models", "OpenAI: the models", gives=ModelList, error_form=OPENAI_ERROR)
 MODEL = Route("GET", "/v1/models/{name}", "OpenAI: one model", gives=ModelEntry, error_form=OPENAI_ERROR)
 ROUTES = (EMBEDDINGS, MODELS, MODEL)
@@ -66,13 +69,13 @@ def openai_handlers(inference: Inference, catalog: Catalog) -> dict[str, HttpHan
 
     async def embeddings(request: HttpRequest) -> HttpResponse:
         body: EmbeddingsRequest = request.body
-        is_list = not isinstance(body.input, str)
-        texts = body.input if is_list else [body.input]
-        if not all(isinstance(text, str) for text in texts):
-            raise InvalidInput("input", "token ids are not taken; send the text (LangChain: check_embedding_ctx_length=False)")
-        inputs = [_input(str(text), body.dimensions) for text in texts]
+        texts, is_list = listed(body.input)
         results = await inference.each(
-            request.call, body.model, inputs, "input", lambda index: {"text": f"input[{index}]" if is_list else "input"}
+            request.call,
+            request.model(body.model),
+            [embedding_input(text, dimensions=body.dimensions or 0) for text in texts],
+            "input",
+            lambda index: dict.fromkeys(("text", "token_ids"), f"input[{index}]" if is_list else "input"),
         )
         is_base64 = body.encoding_format == "base64"
         tokens = sum(result.usage.tokens for result in results)
@@ -97,13 +100,13 @@ def openai_handlers(inference: Inference, catalog: Catalog) -> dict[str, HttpHan
         return HttpResponse(write_body({"object": "list", "data": [_entry(model) for model in newest]}))
 
     async def model(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(write_body(_entry(catalog.get_model(GetModelRequest(name=request.names["name"])).model)))
+        return HttpResponse(
+            write_body(
+                _entry(catalog.get_model(GetModelRequest(**request.model(request.names["name"])._asdict())).model)
+            )
+        )
 
     return {EMBEDDINGS.key: embeddings, MODELS.key: models, MODEL.key: model}
-
-
-def _input(text: str, dimensions: int | None) -> TaskInput:
-    return TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, dimensions=dimensions or 0))
 
 
 def _entry(model: Model) -> dict[str, Any]:

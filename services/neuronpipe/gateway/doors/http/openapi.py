@@ -7,15 +7,21 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from neuronpipe import __version__
+from neuronpipe.gateway.doors.choice import MODEL_FIELD, PRIORITY_FIELD, VERSION_FIELD
 from neuronpipe.gateway.doors.http.bodies import write_body
 from neuronpipe.gateway.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
 
-OPENAPI = Route("GET", "/openapi.json", "this document", gives=dict[str, Any])
+OPENAPI = Route("GET", "/openapi.json", "this document", gives=dict[str, Any], service="reflection")
 
-_HEADERS = {
-    "x-request-timeout-ms": ("integer", "the deadline: milliseconds from now"),
-    "x-request-id": ("string", "an id for the server's log; one is made where it is missing"),
-    "traceparent": ("string", "W3C trace context"),
+_TEXT: dict[str, Any] = {"type": "string"}
+_MILLISECONDS = {"type": "integer", "minimum": 0, "maximum": 999_999_999}
+_HEADERS: dict[str, tuple[dict[str, Any], str]] = {
+    "x-request-timeout-ms": (_MILLISECONDS, "the deadline: milliseconds from now"),
+    "x-request-id": (_TEXT, "an id for the server's log; one is made where it is missing"),
+    "traceparent": (_TEXT, "W3C trace context"),
+    MODEL_FIELD: (_TEXT, "the model, where neither path, body nor query name one"),
+    VERSION_FIELD: (_TEXT, "the model's version; default: the newest"),
+    PRIORITY_FIELD: ({"enum": ["interactive", "bulk"]}, "bulk is for work that may wait; default: interactive"),
 }
 
 
@@ -39,7 +45,7 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for route in routes:
         takes, gives = (schemas.get(((route.key, side), "validation")) for side in ("takes", "gives"))
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, takes, gives)
+        paths.setdefault(route.shown_path, {})[route.method.lower()] = _operation(route, takes, gives)
     return {
         "openapi": "3.1.0",
         "info": {"title": "neuronpipe", "version": __version__},
@@ -49,10 +55,12 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def _operation(route: Route, takes: Any, gives: Any) -> dict[str, Any]:
-    parameters = [_parameter(name, "path", "string", "", is_required=True) for name in re.findall(r"\{(\w+)\}", route.path)]
-    parameters += [_parameter(name, "query", "string", text) for name, text in route.query.items()]
+    parameters = [
+        _parameter(name, "path", _TEXT, "", is_required=True) for name in re.findall(r"\{(\w+)\}", route.path)
+    ]
+    parameters += [_parameter(name, "query", _TEXT, text) for name, text in route.query.items()]
     if route.is_counted:
-        parameters += [_parameter(name, "header", kind, text) for name, (kind, text) in _HEADERS.items()]
+        parameters += [_parameter(name, "header", schema, text) for name, (schema, text) in _HEADERS.items()]
     operation: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", route.key.lower()).strip("_"),
         "summary": route.summary,
@@ -76,5 +84,7 @@ def _operation(route: Route, takes: Any, gives: Any) -> dict[str, Any]:
     return operation
 
 
-def _parameter(name: str, place: str, kind: str, text: str, *, is_required: bool = False) -> dict[str, Any]:
-    return {"name": name, "in": place, "required": is_required, "description": text, "schema": {"type": kind}}
+def _parameter(
+    name: str, place: str, schema: dict[str, Any], text: str, *, is_required: bool = False
+) -> dict[str, Any]:
+    return {"name": name, "in": place, "required": is_required, "description": text, "schema": schema}

@@ -12,6 +12,7 @@ from neuronpipe.core.errors import (
     ModelNotFound,
     NeuronpipeError,
     Overloaded,
+    Unauthenticated,
     Unavailable,
     WrongTask,
 )
@@ -31,6 +32,7 @@ class ErrorCodes:
 
 
 CODES: dict[type[NeuronpipeError], ErrorCodes] = {
+    Unauthenticated: ErrorCodes(401, "invalid_request_error", "invalid_api_key", "Unauthorized"),
     InvalidInput: ErrorCodes(400, "invalid_request_error", "invalid_input", "Validation"),
     ModelNotFound: ErrorCodes(404, "invalid_request_error", "model_not_found", "Validation"),
     WrongTask: ErrorCodes(400, "invalid_request_error", "wrong_task", "Validation"),
@@ -81,7 +83,7 @@ class ErrorForm:
 
 
 def problem_of(error: NeuronpipeError | Refused) -> Problem:
-    """What callers are told of an error."""
+    """The description of an error for callers."""
     if isinstance(error, Refused):
         codes = ErrorCodes(error.status, "invalid_request_error", error.title, "Validation")
         return Problem(codes, error.title.upper(), error.message, headers=error.headers)
@@ -89,7 +91,8 @@ def problem_of(error: NeuronpipeError | Refused) -> Problem:
     if isinstance(error, Unavailable):
         retry_after_s = _UNAVAILABLE_RETRY_S
     field = error.field if isinstance(error, InvalidInput) else ""
-    return Problem(CODES[type(error)], error.reason, error.message, field, retry_after_s)
+    headers = ((b"www-authenticate", b"Bearer"),) if isinstance(error, Unauthenticated) else ()  # RFC 9110, 11.6.1
+    return Problem(CODES[type(error)], error.reason, error.message, field, retry_after_s, headers)
 
 
 def _problem_details(problem: Problem) -> dict[str, Any]:
@@ -126,11 +129,17 @@ PROBLEM_DETAILS = ErrorForm(
     _object(type=_TEXT, title=_TEXT, status=_NUMBER, detail=_TEXT, reason=_TEXT, field=_TEXT),
     "application/problem+json",
 )
-OPENAI_ERROR = ErrorForm(_openai_error, _object(error=_object(message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code=_TEXT)))
+OPENAI_ERROR = ErrorForm(
+    _openai_error, _object(error=_object(message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code=_TEXT))
+)
 # Hugging Face's servers have `error`, too.
 TEI_ERROR = ErrorForm(
     lambda problem: {"error": problem.message, "error_type": problem.codes.tei_type},
     _object(error=_TEXT, error_type=_TEXT),
 )
 # Cohere has `message`, Jina `detail`.
-COHERE_ERROR = ErrorForm(lambda problem: {"message": problem.message, "detail": problem.message}, _object(message=_TEXT, detail=_TEXT))
+COHERE_ERROR = ErrorForm(
+    lambda problem: {"message": problem.message, "detail": problem.message}, _object(message=_TEXT, detail=_TEXT)
+)
+# The Open Inference Protocol's.
+OIP_ERROR = ErrorForm(lambda problem: {"error": problem.message}, _object(error=_TEXT))

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import RerankInput, RerankResult, ScoreFunction, TaskInput, Truncation
+from neuronpipe.gateway.doors.choice import ModelChoice
 from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Many, Unsupported, write_body
-from neuronpipe.gateway.doors.http.choice import ModelChoice
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.doors.http.inference import Inference, truncation_of
 from neuronpipe.gateway.doors.http.problems import COHERE_ERROR, TEI_ERROR
@@ -82,20 +82,22 @@ def rerank_handlers(inference: Inference, models: ModelChoice) -> dict[str, Http
 
     async def cohere(request: HttpRequest) -> HttpResponse:
         body: CohereRerank = request.body
-        model = models.choose(body.model, "rerank")
+        model = models.choose(request.model(body.model), "rerank")
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         # A client may ask for more than there are.
         top_n = min(body.top_n or 0, len(texts))
         input = RerankInput(query=body.query, texts=texts, top_n=top_n, truncation=Truncation.TRUNCATION_RIGHT)
         result = await inference.one(request.call, model, TaskInput(rerank=input), _DOCUMENTS)
-        results: list[dict[str, Any]] = [{"index": one.index, "relevance_score": one.score} for one in _ranked(result).texts]
+        results: list[dict[str, Any]] = [
+            {"index": one.index, "relevance_score": one.score} for one in _ranked(result).texts
+        ]
         if body.return_documents:
             for one in results:
                 one["document"] = {"text": texts[one["index"]]}
         usage = result.usage
         answer = {
             "id": request.call.request_id,
-            "model": model,
+            "model": model.name,
             "results": results,
             "usage": {
                 "prompt_tokens": usage.tokens,
@@ -116,10 +118,14 @@ def rerank_handlers(inference: Inference, models: ModelChoice) -> dict[str, Http
             function=ScoreFunction.SCORE_FUNCTION_NONE if body.raw_scores else ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
             truncation=truncation_of(body.truncate, body.truncation_direction),
         )
-        model = models.choose(body.model or request.parameter("model"), "rerank")
+        model = models.choose(request.model(body.model), "rerank")
         ranks = _ranked(await inference.one(request.call, model, TaskInput(rerank=input), {})).texts
         texts = [{"text": body.texts[one.index]} if body.return_text else {} for one in ranks]
-        return HttpResponse(write_body([{"index": one.index, "score": one.score, **text} for one, text in zip(ranks, texts, strict=True)]))
+        return HttpResponse(
+            write_body(
+                [{"index": one.index, "score": one.score, **text} for one, text in zip(ranks, texts, strict=True)]
+            )
+        )
 
     return {V1.key: cohere, V2.key: cohere, PLAIN.key: plain}
 

@@ -1,4 +1,4 @@
-"""SageMaker's invocations: Hugging Face's bodies in JSON, or texts as CSV or JSON Lines, as batch transforms have them."""
+"""SageMaker's invocations: Hugging Face's bodies in JSON, or texts as CSV or JSON Lines for batch transforms."""
 
 import csv
 import io
@@ -7,8 +7,8 @@ from typing import Any
 
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.doors.choice import ModelChoice
 from neuronpipe.gateway.doors.http.bodies import read_json, write_body
-from neuronpipe.gateway.doors.http.choice import ModelChoice
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse
 from neuronpipe.gateway.doors.http.huggingface import IMAGES, MODEL_PARAMETER, answer_body, post, read_request
 from neuronpipe.gateway.doors.http.inference import Inference
@@ -17,8 +17,11 @@ _CSV = "text/csv"
 _LINES = ("application/jsonlines", "application/x-ndjson")
 # Of endpoints of many models.
 _TARGET_HEADER = b"x-amzn-sagemaker-target-model"
-INVOCATIONS = post("/invocations", "SageMaker: a model's task", (*IMAGES, _CSV, *_LINES), query=MODEL_PARAMETER)
-ROUTES = (INVOCATIONS,)
+_MEDIA = (*IMAGES, _CSV, *_LINES)
+INVOCATIONS = post("/invocations", "SageMaker: a model's task", _MEDIA, query=MODEL_PARAMETER)
+# As clients of SageMaker call an endpoint; SageMaker itself calls the container's /invocations.
+ENDPOINT = post("/endpoints/{name}/invocations", "SageMaker's runtime: the task of the model called so", _MEDIA)
+ROUTES = (INVOCATIONS, ENDPOINT)
 
 
 def sagemaker_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> dict[str, HttpHandler]:
@@ -26,7 +29,7 @@ def sagemaker_handlers(inference: Inference, models: ModelChoice, catalog: Catal
 
     async def invocations(request: HttpRequest) -> HttpResponse:
         target = request.headers.get(_TARGET_HEADER, b"").decode("latin-1")
-        spec = catalog.spec(models.choose(target or request.parameter("model")))
+        spec = catalog.spec(*models.choose(request.model(target or request.names.get("name", ""))))
         if request.media_type == _CSV:
             answer = await answer_body(inference, request, spec, _read_csv(request.body, inference.max_inputs))
         elif request.media_type in _LINES:
@@ -38,7 +41,7 @@ def sagemaker_handlers(inference: Inference, models: ModelChoice, catalog: Catal
             return HttpResponse(b"".join(write_body(one) + b"\n" for one in answer), _LINES[0])
         return HttpResponse(write_body(answer))
 
-    return {INVOCATIONS.key: invocations}
+    return {INVOCATIONS.key: invocations, ENDPOINT.key: invocations}
 
 
 def _read_csv(data: bytes, max_inputs: int) -> Any:

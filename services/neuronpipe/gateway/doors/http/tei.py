@@ -12,19 +12,18 @@ from neuronpipe.api.v1.models_pb2 import GetModelRequest
 from neuronpipe.api.v1.tasks_pb2 import (
     FeatureExtractionInput,
     ScoreFunction,
-    SentenceEmbeddingInput,
     SentenceSimilarityInput,
     TaskInput,
     TextClassificationInput,
 )
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Many, Unsupported, write_body
-from neuronpipe.gateway.doors.http.choice import ModelChoice
-from neuronpipe.gateway.doors.http.embeddings import token_vectors, vector
+from neuronpipe.gateway.doors.choice import ModelChoice
+from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Many, TokenIds, Unsupported, write_body
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.doors.http.inference import Inference, truncation_of
 from neuronpipe.gateway.doors.http.problems import TEI_ERROR, Refused
+from neuronpipe.gateway.doors.vectors import embedding_input, listed, token_vectors, vector
 from neuronpipe.gateway.inference import InferenceResult
 from neuronpipe.gateway.settings import PipelineSettings
 
@@ -42,7 +41,10 @@ class _TeiBody(Body):
 
 
 class Embed(_TeiBody):
-    inputs: Texts
+    inputs: Annotated[
+        str | Many[str] | TokenIds | Many[TokenIds],
+        Field(description="a text, or several; or in place of each the ids of the model's own tokenizer"),
+    ]
     normalize: bool = True
     dimensions: Count | None = None
 
@@ -103,51 +105,47 @@ EMBED_ALL = _post("/embed_all", "a vector for each token of each text", EmbedAll
 PREDICT = _post("/predict", "labels with scores, best first", Predict, list[Prediction] | list[list[Prediction]])
 SIMILARITY = _post("/similarity", "cosines of a sentence and others", Similarity, list[float])
 INFO = Route("GET", "/info", "TEI: the model and the limits", gives=Info, error_form=TEI_ERROR, query=_MODEL_PARAMETER)
-# What TEI has besides, and why we have not.
-_MISSING = {
-    "POST /embed_sparse": "no task makes sparse vectors",
-    "POST /tokenize": "token ids stay inside the pipeline",
-    "POST /decode": "token ids stay inside the pipeline",
-    "GET /metrics": "metrics have an address of their own, --metrics-listen",
-}
-_MISSING_ROUTES = [
-    Route(method, path, "TEI: not served", error_form=TEI_ERROR, is_raw=True) for method, path in (key.split() for key in _MISSING)
-]
-ROUTES = (EMBED, EMBED_ALL, PREDICT, SIMILARITY, INFO, *_MISSING_ROUTES)
+# TEI has it, too.
+EMBED_SPARSE = Route(
+    "POST", "/embed_sparse", "TEI: not served, no task makes sparse vectors", error_form=TEI_ERROR, is_raw=True
+)
+ROUTES = (EMBED, EMBED_ALL, EMBED_SPARSE, PREDICT, SIMILARITY, INFO)
 
 
-def tei_handlers(inference: Inference, models: ModelChoice, catalog: Catalog, settings: PipelineSettings) -> dict[str, HttpHandler]:
+def tei_handlers(
+    inference: Inference, models: ModelChoice, catalog: Catalog, settings: PipelineSettings
+) -> dict[str, HttpHandler]:
     """The handlers, by route."""
 
     async def each(request: HttpRequest, task: str, inputs: list[TaskInput], is_list: bool) -> list[InferenceResult]:
-        model = models.choose(request.body.model or request.parameter("model"), task)
+        model = models.choose(request.model(request.body.model), task)
         return await inference.each(request.call, model, inputs, "inputs", lambda index: _fields(index, is_list))
 
     async def embed(request: HttpRequest) -> HttpResponse:
         body: Embed = request.body
-        truncation = truncation_of(body.truncate, body.truncation_direction)
-        inputs = [
-            SentenceEmbeddingInput(text=text, skip_normalize=not body.normalize, dimensions=body.dimensions or 0, truncation=truncation)
-            for text in _listed(body.inputs)
-        ]
-        results = await each(
-            request,
-            "sentence_embedding",
-            [TaskInput(sentence_embedding=one) for one in inputs],
-            isinstance(body.inputs, list),
-        )
+        texts, is_list = listed(body.inputs)
+        options = {
+            "skip_normalize": not body.normalize,
+            "dimensions": body.dimensions or 0,
+            "truncation": truncation_of(body.truncate, body.truncation_direction),
+        }
+        inputs = [embedding_input(text, **options) for text in texts]
+        results = await each(request, "sentence_embedding", inputs, is_list)
         return _answer([vector(one.result.message.sentence_embedding) for one in results], results)
 
     async def embed_all(request: HttpRequest) -> HttpResponse:
         body: EmbedAll = request.body
         truncation = truncation_of(body.truncate, body.truncation_direction)
-        inputs = [TaskInput(feature_extraction=FeatureExtractionInput(text=text, truncation=truncation)) for text in _listed(body.inputs)]
+        inputs = [
+            TaskInput(feature_extraction=FeatureExtractionInput(text=text, truncation=truncation))
+            for text in _listed(body.inputs)
+        ]
         results = await each(request, "feature_extraction", inputs, isinstance(body.inputs, list))
         return _answer([token_vectors(one.result.message.feature_extraction) for one in results], results)
 
     async def predict(request: HttpRequest) -> HttpResponse:
         body: Predict = request.body
-        model = models.choose(body.model or request.parameter("model"), "text_classification")
+        model = models.choose(request.model(body.model), "text_classification")
         # A list of texts is one pair.
         is_list = isinstance(body.inputs, list) and not all(isinstance(one, str) for one in body.inputs)
         several: list[Any] = body.inputs if is_list else [_listed(body.inputs)]  # type: ignore[assignment, arg-type]
@@ -155,7 +153,7 @@ def tei_handlers(inference: Inference, models: ModelChoice, catalog: Catalog, se
         inputs = [
             TextClassificationInput(
                 **_pair(one, f"inputs[{index}]" if is_list else "inputs"),
-                top_k=len(catalog.spec(model).labels),
+                top_k=len(catalog.spec(*model).labels),
                 function=function,
                 truncation=truncation_of(body.truncate, body.truncation_direction),
             )
@@ -169,13 +167,14 @@ def tei_handlers(inference: Inference, models: ModelChoice, catalog: Catalog, se
             lambda index: _fields(index, is_list),
         )
         predictions = [
-            [{"score": label.score, "label": label.label} for label in one.result.message.text_classification.labels] for one in results
+            [{"score": label.score, "label": label.label} for label in one.result.message.text_classification.labels]
+            for one in results
         ]
         return _answer(predictions if is_list else predictions[0], results)
 
     async def similarity(request: HttpRequest) -> HttpResponse:
         body: Similarity = request.body
-        model = models.choose(body.model or request.parameter("model"), "sentence_similarity")
+        model = models.choose(request.model(body.model), "sentence_similarity")
         input = SentenceSimilarityInput(
             source=body.inputs.source_sentence,
             texts=body.inputs.sentences,
@@ -186,8 +185,8 @@ def tei_handlers(inference: Inference, models: ModelChoice, catalog: Catalog, se
         return _answer(list(result.result.message.sentence_similarity.scores), [result])
 
     async def info(request: HttpRequest) -> HttpResponse:
-        name = models.choose(request.parameter("model"))
-        model = catalog.get_model(GetModelRequest(name=name)).model
+        chosen = models.choose(request.model())
+        model = catalog.get_model(GetModelRequest(**chosen._asdict())).model
         labels = {str(index): label for index, label in enumerate(model.labels)}
         classes = {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}
         kinds: dict[str, dict[str, Any]] = {
@@ -196,7 +195,7 @@ def tei_handlers(inference: Inference, models: ModelChoice, catalog: Catalog, se
             "rerank": {"reranker": classes},
         }
         answer = {
-            "model_id": name,
+            "model_id": model.name,
             "model_sha": model.digest,
             "model_dtype": model.dtype,
             "model_type": kinds.get(model.task, {model.task: {}}),
@@ -209,21 +208,17 @@ def tei_handlers(inference: Inference, models: ModelChoice, catalog: Catalog, se
         }
         return HttpResponse(write_body(answer))
 
-    handlers: dict[str, HttpHandler] = {
+    async def embed_sparse(request: HttpRequest) -> HttpResponse:
+        raise Refused(501, "not_implemented", "not served: no task makes sparse vectors")
+
+    return {
         EMBED.key: embed,
         EMBED_ALL.key: embed_all,
+        EMBED_SPARSE.key: embed_sparse,
         PREDICT.key: predict,
         SIMILARITY.key: similarity,
         INFO.key: info,
     }
-    return handlers | {key: _refuse(reason) for key, reason in _MISSING.items()}
-
-
-def _refuse(reason: str) -> HttpHandler:
-    async def refuse(request: HttpRequest) -> HttpResponse:
-        raise Refused(501, "not_implemented", f"not served: {reason}")
-
-    return refuse
 
 
 def _listed(inputs: str | list[str]) -> list[str]:
@@ -238,7 +233,7 @@ def _pair(texts: list[str], path: str) -> dict[str, str]:
 
 def _fields(index: int, is_list: bool) -> dict[str, str]:
     place = f"inputs[{index}]" if is_list else "inputs"
-    return {"text": place, "text_pair": place}
+    return dict.fromkeys(("text", "text_pair", "token_ids"), place)
 
 
 def _answer(value: Any, results: list[InferenceResult]) -> HttpResponse:

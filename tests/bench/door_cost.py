@@ -1,7 +1,7 @@
-"""What a request over HTTP costs beside one over gRPC: CPU time of `serve all` with the fake back end, both doors in
-one process, in turns.
+"""What a request over each protocol costs beside one over our own gRPC: CPU time of `serve all` with the fake back end,
+all doors in one process, in turns.
 
-Run: python -m tests.bench.http_cost REPOSITORY [--model minilm] [--requests 2000] [--rounds 5] [--callers 8]
+Run: python -m tests.bench.door_cost REPOSITORY [--model minilm] [--requests 2000] [--rounds 5] [--callers 8]
 """
 
 import argparse
@@ -11,13 +11,20 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
+import grpc
 import psutil
 
 from demo.processes import ServiceProcess
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
 from neuronpipe.client import AsyncClient
+from neuronpipe.gateway.doors.choice import MODEL_FIELD
+from neuronpipe.oip.v2.open_inference_pb2 import ModelInferRequest
+from neuronpipe.rpc.client import open_channel
+from neuronpipe.tei.v1.tei_pb2 import EmbedRequest
+from neuronpipe.tei.v1.tei_pb2_grpc import EmbedStub
 
 _WARM_UP = 200
 
@@ -36,13 +43,30 @@ class HttpConnection:
 
     async def ask(self, text: str) -> None:
         body = json.dumps({"model": self._model, "input": text, "encoding_format": "base64"}).encode()
-        head = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        head = (
+            b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            % len(body)
+        )
         self._writer.write(head + body)
         answer = await self._reader.readuntil(b"\r\n\r\n")
         if not answer.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(answer.decode())
         length = next(line for line in answer.split(b"\r\n") if line.startswith(b"content-length"))
         await self._reader.readexactly(int(length.partition(b":")[2]))
+
+
+def ask_oip(channel: grpc.aio.Channel, model: str) -> Ask:
+    """Sends one request of the Open Inference Protocol, as tritonclient does."""
+    infer: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    request = ModelInferRequest(model_name=model)
+    request.inputs.add(name="text", datatype="BYTES", shape=[1, 1])
+
+    async def ask(text: str) -> None:
+        data = text.encode()
+        request.raw_input_contents[:] = [len(data).to_bytes(4, "little") + data]
+        await infer(request.SerializeToString())
+
+    return ask
 
 
 async def run(asks: list[Ask], requests: int) -> None:
@@ -65,14 +89,25 @@ async def measure(options: argparse.Namespace) -> None:
             times = server.cpu_times()
             return float(times.user + times.system)
 
-        async with AsyncClient(process.target) as client:
+        async with AsyncClient(process.target) as client, open_channel(process.target) as channel:
 
             async def ask_grpc(text: str) -> None:
-                await client.infer(InferRequest(model=options.model, input=TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text))))
+                await client.infer(
+                    InferRequest(
+                        model=options.model, input=TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text))
+                    )
+                )
+
+            stub = EmbedStub(channel)
+
+            async def ask_tei(text: str) -> None:
+                await stub.Embed(EmbedRequest(inputs=text), metadata=[(MODEL_FIELD, options.model)])
 
             connections = [await asyncio.open_connection(host, int(port)) for _ in range(options.callers)]
             doors: dict[str, list[Ask]] = {
                 "grpc": [ask_grpc] * options.callers,
+                "oip": [ask_oip(channel, options.model)] * options.callers,
+                "tei.v1": [ask_tei] * options.callers,
                 "http": [HttpConnection(*connection, options.model).ask for connection in connections],
             }
             for asks in doors.values():
@@ -93,8 +128,9 @@ async def measure(options: argparse.Namespace) -> None:
             end="",
         )
         print(f" ({min(cpu_us[name]):.0f} to {max(cpu_us[name]):.0f}); {statistics.median(rate[name]):.0f} requests/s")
-    ratios = [http / grpc for http, grpc in zip(cpu_us["http"], cpu_us["grpc"], strict=True)]
-    print(f"http/grpc: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    for name in list(doors)[1:]:
+        ratios = [other / ours for other, ours in zip(cpu_us[name], cpu_us["grpc"], strict=True)]
+        print(f"{name}/grpc: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
 
 
 if __name__ == "__main__":

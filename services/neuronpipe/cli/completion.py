@@ -1,0 +1,18 @@
+"""`neuronpipe completion`: prints the script that completes commands, options and models in a shell."""
+
+import argparse
+
+HELP = "print the script by which a shell completes commands, options and the names of models"
+EXTRA = "completion"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prints the script."""
+    from argcomplete.shell_integration import shellcode
+
+    print(shellcode(["neuronpipe"], shell=options.shell))

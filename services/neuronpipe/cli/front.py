@@ -1,0 +1,56 @@
+"""A front process of `neuronpipe serve all --front-processes N`, which alone starts it:
+`python -m neuronpipe.cli.front NUMBER PARENT_PID`, with a socket to the parent as its standard input.
+"""
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+
+from neuronpipe.cli.serve import run_service
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.logs import start_logging
+from neuronpipe.core.settings import read_settings
+from neuronpipe.local.front import run_front
+from neuronpipe.local.settings import AllSettings
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serves until SIGTERM. Exit codes: see cli/serve.py."""
+    number, parent_pid = map(int, sys.argv[1:])
+    _end_with(parent_pid)
+    parent = socket.socket(fileno=sys.stdin.fileno())
+    # What changes its state is in the log of the parent.
+    start_logging(f"all, front {number}", logging.WARNING)
+    try:
+        settings = read_settings(AllSettings, json.loads(_read_line(parent)))
+        # The parent exports the metrics of all.
+        variables = {**os.environ, "OTEL_METRICS_EXPORTER": "none"}
+        run_service("all", settings, lambda telemetry, tls: run_front(settings, telemetry, tls, parent), variables)
+    except SetupError as error:
+        print(f"neuronpipe: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _end_with(parent_pid: int) -> None:
+    """Has the kernel kill this process when its parent dies, however that happens: it must not serve on alone."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
+        raise OSError(ctypes.get_errno(), "prctl")
+    if os.getppid() != parent_pid:
+        sys.exit(1)
+
+
+def _read_line(parent: socket.socket) -> bytes:
+    """The first message of the parent, which sends no other before it gets one."""
+    with parent.makefile("rb") as file:
+        return file.readline()
+
+
+if __name__ == "__main__":
+    main()

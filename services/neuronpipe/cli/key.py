@@ -1,0 +1,62 @@
+"""`neuronpipe key`: makes, lists and revokes the API keys of a gateway."""
+
+import argparse
+from pathlib import Path
+
+from neuronpipe.core.errors import SetupError
+
+HELP = "make, list or revoke API keys in the file of a gateway's --api-keys"
+EXTRA = "gateway"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `neuronpipe key`."""
+    verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    create = verbs.add_parser("create", help="make a key, and print it once, alone on the last line")
+    create.set_defaults(verb=_create)
+    create.add_argument("--tenant", required=True, metavar="T", help="the tenant whose quota its calls count to")
+    create.add_argument("--name", default="", metavar="N", help="who uses it, for the list (default: the tenant)")
+    show = verbs.add_parser("list", help="list the keys, without their secrets")
+    show.set_defaults(verb=_list)
+    show.add_argument("--tenant", default="", metavar="T", help="only this tenant's")
+    revoke = verbs.add_parser("revoke", help="take keys out of the file; a gateway stops to accept them within seconds")
+    revoke.set_defaults(verb=_revoke)
+    which = revoke.add_mutually_exclusive_group(required=True)
+    which.add_argument("--id", default="", metavar="ID", help="the key of this id, as `list` shows it")
+    which.add_argument("--tenant", default="", metavar="T", help="all keys of this tenant")
+    for verb in (create, show, revoke):
+        verb.add_argument("--api-keys", required=True, type=Path, metavar="FILE", help="the file of the keys")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs one of the commands. Raises SetupError."""
+    options.verb(options)
+
+
+def _create(options: argparse.Namespace) -> None:
+    from neuronpipe.gateway.callers.keys import create_key
+
+    key = create_key(options.api_keys, options.tenant, options.name or options.tenant)
+    print(f"A key of tenant {options.tenant!r} was added to {options.api_keys}. It is shown only here:")
+    print(key)
+
+
+def _list(options: argparse.Namespace) -> None:
+    from neuronpipe.gateway.callers.keys import list_keys
+
+    print(f"{'ID':16}  {'CREATED':20}  {'TENANT':20}  NAME")
+    for key in list_keys(options.api_keys):
+        if options.tenant in ("", key.tenant):
+            print(f"{key.id}  {key.created:20}  {key.tenant:20}  {key.name}")
+
+
+def _revoke(options: argparse.Namespace) -> None:
+    from neuronpipe.gateway.callers.keys import revoke_keys
+
+    revoked = revoke_keys(
+        options.api_keys, lambda key: key.id == options.id if options.id else key.tenant == options.tenant
+    )
+    if not revoked:
+        raise SetupError(f"{options.api_keys} has no such key; `neuronpipe key list` shows all of them")
+    for key in revoked:
+        print(f"revoked {key.id} ({key.name})")

@@ -1,0 +1,19 @@
+"""Addresses of sockets in the file system, as gRPC writes them: unix:PATH or unix:///PATH."""
+
+import os
+
+# sun_path has 108, of which the last is zero (unix(7)).
+_MAX_PATH_BYTES = 107
+
+
+def unix_path(address: str) -> str | None:
+    """The path of a unix socket's address; None for another. Raises ValueError for a path that no socket can have."""
+    if not address.startswith("unix:"):
+        return None
+    path = address.removeprefix("unix:")
+    path = path.removeprefix("//")
+    if not path:
+        raise ValueError("the path of the unix socket is empty")
+    if (size_bytes := len(os.fsencode(path))) > _MAX_PATH_BYTES:
+        raise ValueError(f"the path of a unix socket has at most {_MAX_PATH_BYTES} bytes; this one has {size_bytes}")
+    return path

@@ -1,0 +1,83 @@
+"""Who may call a gateway, and what each tenant may do, as the settings and their files say."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from neuronpipe.cache.settings import RedisSettings
+from neuronpipe.core.background import run_beside
+from neuronpipe.core.errors import SetupError, Unauthenticated
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.gateway.callers.authenticator import Authenticator
+from neuronpipe.gateway.callers.settings import CallerSettings, check_exposure
+from neuronpipe.gateway.callers.watched import WatchedFile
+from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.gateway.tenants.rights import EVERYTHING, Rights, TenantBook, parse_tenants
+from neuronpipe.gateway.tenants.tenants import Tenants
+from neuronpipe.process.door import Credentials
+
+
+class Access:
+    """The guard of a gateway's doors, and the tenants of its pipeline; None for both where everybody may call."""
+
+    def __init__(
+        self,
+        callers: CallerSettings,
+        pipeline: PipelineSettings,
+        redis: RedisSettings,
+        addresses: Sequence[str],
+        telemetry: Telemetry,
+        *,
+        verifies_certificates: bool = False,
+    ) -> None:
+        """`addresses`: where the gateway listens. `verifies_certificates`: whether its doors let in callers with a
+        certificate only, whom the file of the tenants may name. Without keys, tokens and tenants, all of these may call
+        as one. Raises SetupError.
+        """
+        has_authentication = callers.has_authentication or (verifies_certificates and callers.tenants is not None)
+        if not (has_authentication or verifies_certificates):
+            check_exposure(callers, *addresses)
+        self.guard: Authenticator | None = None
+        self.tenants: Tenants | None = None
+        self._redis = redis
+        self._meters = telemetry.meters
+        self._book: WatchedFile[TenantBook] | None = None
+        if not has_authentication:
+            if callers.tenants:
+                raise SetupError("tenants: needs api_keys, jwks or tls_client_ca, which say who is whose tenant")
+            return
+        if callers.tenants:
+            self._book = WatchedFile("--tenants", callers.tenants, parse_tenants, self._meters)
+        guard = self.guard = Authenticator(callers, self._tenant_of, self._meters)
+        limits = pipeline.max_requests_in_flight, pipeline.max_tokens_in_flight
+        self.tenants = Tenants(self._rights_of, limits, callers.fair_window_ms / 1000, self._meters)
+        if "metrics" not in guard.open_services:
+
+            def may_read(authorization: str) -> bool:
+                try:
+                    guard.identify(Credentials(authorization))
+                except Unauthenticated:
+                    return False
+                return True
+
+            telemetry.may_read_metrics = may_read
+
+    @asynccontextmanager
+    async def kept_up_to_date(self, *, shares_budgets: bool = True) -> AsyncIterator[None]:
+        """Follows changes of the files, and shares budgets with other gateways through Redis, while the block runs."""
+        async with AsyncExitStack() as stack:
+            tasks = [file.watch() for file in self.guard.files] if self.guard else []
+            if self._book:
+                tasks.append(self._book.watch())
+            if shares_budgets and self.tenants and self._book and self._redis.redis_url:
+                # Imported here, since redis-py takes 0.1 s to import.
+                from neuronpipe.gateway.tenants.shared_budgets import running_shared_budgets
+
+                await stack.enter_async_context(running_shared_budgets(self._redis, self.tenants, self._meters))
+            await stack.enter_async_context(run_beside(*tasks))
+            yield
+
+    def _rights_of(self, tenant: str) -> Rights:
+        return self._book.value.rights_of(tenant) if self._book else EVERYTHING
+
+    def _tenant_of(self, name: str) -> str:
+        return self._book.value.tenant_of(name) if self._book else ""

@@ -1,0 +1,1 @@
+"""Authentication: who calls the gateway."""

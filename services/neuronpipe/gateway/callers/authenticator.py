@@ -1,0 +1,97 @@
+"""Tells doors who calls: by an API key, a token, or the certificate of the connection."""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from neuronpipe.core.callers import Caller
+from neuronpipe.core.errors import SetupError, Unauthenticated
+from neuronpipe.core.logs import log_warning
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.names import Metrics
+from neuronpipe.gateway.callers.keys import PREFIX, KeyRecord, find_key, parse_keys
+from neuronpipe.gateway.callers.refusal import Refused
+from neuronpipe.gateway.callers.settings import CallerSettings, open_services
+from neuronpipe.gateway.callers.watched import WatchedFile
+from neuronpipe.process.door import Credentials
+
+if TYPE_CHECKING:
+    from neuronpipe.gateway.callers.tokens import TokenVerifier
+
+_MESSAGE = "no valid API key, token or client certificate came with the call"
+_SCHEME = "bearer "
+# Each reason is logged at most so often; the metric counts every call.
+_LOG_EVERY_S = 1.0
+
+
+class Authenticator:
+    """A Guard (process/door.py) by the files of the settings.
+
+    `tenant_of`: the tenant of a name in a client certificate; empty for none.
+    """
+
+    def __init__(self, settings: CallerSettings, tenant_of: Callable[[str], str], meters: Meters) -> None:
+        """Raises SetupError."""
+        self.open_services: Collection[str] = open_services(settings.open_services)
+        self._is_shared = settings.shared_cache
+        self._tenant_of = tenant_of
+        self._meters = meters
+        self._logged_s: dict[str, float] = {}
+        self._keys: WatchedFile[Mapping[str, KeyRecord]] | None = None
+        self._tokens: WatchedFile[TokenVerifier] | None = None
+        if settings.api_keys:
+            self._keys = WatchedFile("--api-keys", settings.api_keys, parse_keys, meters)
+        if settings.jwks:
+            if not (settings.jwt_issuer and settings.jwt_audience):
+                raise SetupError(
+                    "jwks: needs jwt_issuer and jwt_audience, or tokens for other services would be accepted"
+                )
+            from neuronpipe.gateway.callers import tokens  # cryptography takes long to import
+
+            rules = tokens.TokenRules(
+                settings.jwt_issuer, settings.jwt_audience, settings.jwt_clock_skew_s, settings.jwt_tenant_claim
+            )
+            self._tokens = WatchedFile("--jwks", settings.jwks, partial(tokens.TokenVerifier, rules=rules), meters)
+
+    @property
+    def files(self) -> list[WatchedFile[Mapping[str, KeyRecord]] | "WatchedFile[TokenVerifier]"]:
+        """What must be watched."""
+        return [file for file in (self._keys, self._tokens) if file]
+
+    def identify(self, credentials: Credentials) -> Caller:
+        """The caller. Raises Unauthenticated."""
+        try:
+            name, tenant = self._identify(credentials)
+        except Refused as refused:
+            self._note(str(refused))
+            raise Unauthenticated(_MESSAGE) from None
+        self._meters.counter(Metrics.AUTHENTICATIONS, "accepted").add()
+        return Caller(name, tenant, "" if self._is_shared else tenant)
+
+    def _identify(self, credentials: Credentials) -> tuple[str, str]:
+        """Name and tenant."""
+        if not credentials.authorization:
+            for name in credentials.names:
+                if tenant := self._tenant_of(name):
+                    return name, tenant
+            raise Refused("unknown_certificate" if credentials.names else "missing")
+        if credentials.authorization[: len(_SCHEME)].lower() != _SCHEME:
+            raise Refused("malformed")
+        secret = credentials.authorization[len(_SCHEME) :].strip()
+        if secret.startswith(PREFIX):
+            record = find_key(self._keys.value, secret) if self._keys else None
+            if record is None:
+                raise Refused("unknown_key")
+            return record.name, record.tenant
+        if not self._tokens:
+            raise Refused("unknown_key")
+        identity = self._tokens.value.identify(secret)
+        return identity.subject, identity.tenant
+
+    def _note(self, reason: str) -> None:
+        self._meters.counter(Metrics.AUTHENTICATIONS, reason).add()
+        now_s = time.monotonic()
+        if now_s - self._logged_s.get(reason, -_LOG_EVERY_S) >= _LOG_EVERY_S:
+            self._logged_s[reason] = now_s
+            log_warning("a caller is not authenticated", reason=reason)

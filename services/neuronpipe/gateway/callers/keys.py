@@ -1,0 +1,147 @@
+"""API keys: the file that has their hashes, a key a line, and what `neuronpipe key` does with it."""
+
+import fcntl
+import hmac
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.logs import log_warning
+
+# np_ID_SECRET: the id finds the record, the secret proves the key. Scanners for leaked secrets find the prefix.
+PREFIX = "np_"
+_ID_BYTES, _SECRET_BYTES, _SALT_BYTES = 8, 32, 16
+
+
+class KeyRecord(BaseModel):
+    """A key as its file has it: a line of JSON. `sha256`: of the salt and the secret."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(pattern=r"^[0-9a-f]{16}$")
+    name: str = Field(min_length=1, max_length=256)
+    tenant: str = Field(min_length=1, max_length=256)
+    created: str
+    salt: str = Field(pattern=r"^[0-9a-f]{32}$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+    def fits(self, secret: str) -> bool:
+        """Whether the secret is this key's."""
+        return hmac.compare_digest(_hash(self.salt, secret), self.sha256)
+
+
+def find_key(records: Mapping[str, KeyRecord], key: str) -> KeyRecord | None:
+    """The record of a key that a caller shows; None for one that is unknown."""
+    key_id, _, secret = key.removeprefix(PREFIX).partition("_")
+    record = records.get(key_id)
+    return record if record and record.fits(secret) else None
+
+
+def parse_keys(content: bytes) -> Mapping[str, KeyRecord]:
+    """The keys of a file by their ids. Logs the numbers of lines that hold none; the others count."""
+    records, broken = {}, []
+    for number, line in _lines(content):
+        try:
+            record = KeyRecord.model_validate_json(line)
+        except ValidationError:  # its message has the line
+            broken.append(number)
+        else:
+            records[record.id] = record
+    if broken:
+        log_warning("lines of the file of keys cannot be read; the others count", option="--api-keys", lines=broken)
+    return records
+
+
+def create_key(path: Path, tenant: str, name: str) -> str:
+    """Adds a key to a file, which is made where it is missing. Returns the key, which is stored nowhere.
+
+    Raises SetupError.
+    """
+    key_id, secret, salt = (
+        secrets.token_hex(_ID_BYTES),
+        secrets.token_urlsafe(_SECRET_BYTES),
+        secrets.token_hex(_SALT_BYTES),
+    )
+    created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    try:
+        record = KeyRecord(id=key_id, name=name, tenant=tenant, created=created, salt=salt, sha256=_hash(salt, secret))
+    except ValidationError as error:
+        raise SetupError("--tenant and --name: must have from 1 to 256 characters") from error
+    with _changing(path) as (content, write):
+        separator = b"\n" if content and not content.endswith(b"\n") else b""
+        write(content + separator + record.model_dump_json().encode() + b"\n")
+    return f"{PREFIX}{key_id}_{secret}"
+
+
+def list_keys(path: Path) -> list[KeyRecord]:
+    """The keys of a file. Raises SetupError where it cannot be read."""
+    try:
+        return list(parse_keys(path.read_bytes()).values())
+    except OSError as error:
+        raise SetupError(f"--api-keys {path}: {error.strerror}") from error
+
+
+def revoke_keys(path: Path, is_revoked: Callable[[KeyRecord], bool]) -> list[KeyRecord]:
+    """Takes keys out of a file; every other line stays as it is. Returns those. Raises SetupError."""
+    list_keys(path)
+    with _changing(path) as (content, write):
+        revoked = {key.id: key for key in parse_keys(content).values() if is_revoked(key)}
+        gone = {number for number, line in _lines(content) if (key := _record(line)) and key.id in revoked}
+        if gone:
+            kept = (line for number, line in enumerate(content.splitlines(keepends=True), 1) if number not in gone)
+            write(b"".join(kept))
+    return list(revoked.values())
+
+
+def _record(line: bytes) -> KeyRecord | None:
+    try:
+        return KeyRecord.model_validate_json(line)
+    except ValidationError:
+        return None
+
+
+def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.strip() and not line.startswith(b"#"):
+            yield number, line
+
+
+def _hash(salt: str, secret: str) -> str:
+    return sha256(f"{salt}{secret}".encode()).hexdigest()
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[tuple[bytes, Callable[[bytes], None]]]:
+    """A file's content, and what replaces it as a whole, one process at a time. Raises SetupError."""
+
+    def write(content: bytes) -> None:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                if path.exists():
+                    os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    try:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield path.read_bytes() if path.exists() else b"", write
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise SetupError(f"--api-keys {path}: {error.strerror}") from error

@@ -1,0 +1,90 @@
+"""Who may call a gateway, and what tenants may do: settings of the gateway and of all services in one process."""
+
+import ipaddress
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from neuronpipe.core.addresses import unix_path
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.settings import Settings
+
+_SERVICES = ("health", "reflection", "metrics")
+
+
+class CallerSettings(Settings):
+    """Authentication, and the rights of tenants."""
+
+    api_keys: Path | None = Field(
+        None, description="file of the accepted API keys, as `neuronpipe key create` writes it; read again on change"
+    )
+    jwks: Path | None = Field(
+        None, description="JWKS file of the keys that sign accepted tokens (JWT, RS256 and ES256); read again on change"
+    )
+    jwt_issuer: str = Field("", description="the `iss` that tokens must have; required with jwks")
+    jwt_audience: str = Field("", description="the `aud` that tokens must have; required with jwks")
+    jwt_tenant_claim: str = Field("tenant", min_length=1, description="the claim of a token that names its tenant")
+    jwt_clock_skew_s: float = Field(
+        30.0, ge=0, le=600, description="seconds by which the clocks of issuers may differ from this one"
+    )
+    tenants: Path | None = Field(
+        None, description="TOML file of the tenants' models, quotas, shares and certificates; read again on change"
+    )
+    open_services: str = Field(
+        "health,metrics",
+        description="what needs no credentials where the rest does, of health, reflection and metrics, with commas",
+    )
+    shared_cache: bool = Field(
+        False, description="tenants share cached results and encodings; then each can tell what another asked before"
+    )
+    fair_window_ms: float = Field(
+        20.0,
+        gt=0,
+        le=60_000,
+        description="what runs of a model at once takes about so long, in milliseconds; further requests wait for "
+        "their tenant's turn; less is fairer, more allows for larger batches; only with authentication",
+    )
+    insecure_public: bool = Field(
+        False, description="listens on other addresses than loopback without authentication: everybody there may call"
+    )
+
+    @field_validator("open_services")
+    @classmethod
+    def _check_services(cls, services: str) -> str:
+        unknown = open_services(services).difference(_SERVICES)
+        if unknown:
+            raise ValueError(f"{', '.join(sorted(unknown))}: is none of {', '.join(_SERVICES)}")
+        return services
+
+    @property
+    def has_authentication(self) -> bool:
+        """Whether callers must say who they are."""
+        return bool(self.api_keys or self.jwks)
+
+
+def open_services(setting: str) -> frozenset[str]:
+    """The services of the setting."""
+    return frozenset(filter(None, map(str.strip, setting.split(","))))
+
+
+def check_exposure(settings: CallerSettings, *addresses: str) -> None:
+    """Raises SetupError for addresses that others than this machine reach, unless the settings let everybody call."""
+    public = [address for address in addresses if address and not _is_loopback(address)]
+    if public and not settings.insecure_public:
+        raise SetupError(
+            f"{', '.join(public)} can be reached from other machines, and callers are not authenticated: set api_keys, "
+            "jwks or tls_client_ca, or insecure_public where whoever reaches the address may call (see "
+            "docs/security.md)"
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    if unix_path(address):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, whose addresses may change
+        return False

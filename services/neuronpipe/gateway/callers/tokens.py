@@ -1,0 +1,127 @@
+"""JSON Web Tokens (RFC 7519), checked with the keys of a local JWKS file. The one file that knows PyJWT."""
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.gateway.callers.refusal import Refused
+
+_MIN_RSA_BITS = 2048
+# Tokens that were found valid. A client sends the same one for minutes or hours, and a signature takes up to 100 µs.
+_MAX_VERIFIED = 4096
+_REASONS: dict[type[Exception], str] = {
+    jwt.ExpiredSignatureError: "expired",
+    jwt.ImmatureSignatureError: "not_yet_valid",
+    jwt.InvalidIssuedAtError: "not_yet_valid",
+    jwt.InvalidAudienceError: "wrong_audience",
+    jwt.InvalidIssuerError: "wrong_issuer",
+    jwt.InvalidSignatureError: "wrong_signature",
+    jwt.InvalidAlgorithmError: "wrong_algorithm",
+    jwt.MissingRequiredClaimError: "missing_claim",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """What a token must say besides a valid signature. `tenant_claim`: which claim names the tenant."""
+
+    issuer: str
+    audience: str
+    clock_skew_s: float
+    tenant_claim: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whom a token names, until when by time.time()."""
+
+    subject: str
+    tenant: str
+    expires_s: float
+
+
+class TokenVerifier:
+    """Verifies tokens signed with RS256 or ES256. Belongs to one content of the file of keys."""
+
+    def __init__(self, content: bytes, rules: TokenRules) -> None:
+        """`content`: a JWKS (RFC 7517). Raises SetupError, which names the key that cannot be used."""
+        self._rules = rules
+        self._keys = dict(_read_keys(content))
+        self._verified: OrderedDict[bytes, Identity] = OrderedDict()
+
+    def identify(self, token: str) -> Identity:
+        """Whom a valid token names. Raises Refused."""
+        digest = sha256(token.encode()).digest()
+        identity = self._verified.get(digest)
+        if identity is None:
+            identity = self._verify(token)
+            self._verified[digest] = identity
+            if len(self._verified) > _MAX_VERIFIED:
+                self._verified.popitem(last=False)
+        elif time.time() >= identity.expires_s + self._rules.clock_skew_s:
+            raise Refused("expired")
+        return identity
+
+    def _verify(self, token: str) -> Identity:
+        rules = self._rules
+        try:
+            key_id = jwt.get_unverified_header(token).get("kid", "")
+            algorithm, key = self._keys.get(str(key_id)) or ("", None)
+            if key is None:
+                raise Refused("unknown_signing_key")
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                key,
+                algorithms=[algorithm],  # the key's own, never the token's choice
+                audience=rules.audience,
+                issuer=rules.issuer,
+                leeway=rules.clock_skew_s,
+                options={"require": ["exp", "iss", "aud", "sub"]},
+            )
+        except jwt.InvalidTokenError as error:
+            raise Refused(_REASONS.get(type(error), "malformed")) from None
+        tenant = claims.get(rules.tenant_claim)
+        if not isinstance(tenant, str) or not tenant:
+            raise Refused("no_tenant")
+        return Identity(str(claims["sub"]), tenant, float(claims["exp"]))
+
+
+def _read_keys(content: bytes) -> Mapping[str, tuple[str, Any]]:
+    """Algorithm and key by key id; the key id of the only key may be missing, in it and in tokens."""
+    try:
+        entries = json.loads(content)["keys"]
+        entries = [entry for entry in entries if entry.get("use", "sig") == "sig"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SetupError("--jwks: is no JWKS, a JSON object with a list of `keys`") from error
+    keys: dict[str, tuple[str, Any]] = {}
+    for number, entry in enumerate(entries, 1):
+        try:
+            key = jwt.PyJWK(entry).key
+        except (jwt.PyJWTError, ValueError, TypeError) as error:
+            raise SetupError(f"--jwks: key {number} cannot be read") from error
+        if isinstance(key, RSAPublicKey) and key.key_size >= _MIN_RSA_BITS:
+            algorithm = "RS256"
+        elif isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1):
+            algorithm = "ES256"
+        else:
+            raise SetupError(
+                f"--jwks: key {number} is neither an RSA public key of {_MIN_RSA_BITS} bits nor one of P-256"
+            )
+        if entry.get("alg", algorithm) != algorithm:
+            raise SetupError(f"--jwks: key {number} is for {entry['alg']!r}; RS256 and ES256 are taken")
+        key_id = str(entry.get("kid", ""))
+        if key_id in keys or (not key_id and len(entries) > 1):
+            raise SetupError(f"--jwks: key {number} has no `kid` of its own")
+        keys[key_id] = algorithm, key
+    if not keys:
+        raise SetupError("--jwks: has no key for signatures")
+    return keys

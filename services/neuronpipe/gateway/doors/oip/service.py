@@ -1,0 +1,172 @@
+"""What the protocol is over gRPC and HTTP alike. Answers are the messages of oip/v2 as JSON, tensors apart."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from neuronpipe import __version__
+from neuronpipe.bundles.served import ServedModel
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.items import ModelKey
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.model import ModelTable
+from neuronpipe.core.names import Name, Spans
+from neuronpipe.gateway.assembly import Gateway
+from neuronpipe.gateway.doors.oip.model import Parameter, RowInput
+from neuronpipe.gateway.doors.oip.models import PLATFORM, NamedModel, named_models
+from neuronpipe.gateway.doors.oip.options import Options, read_options
+from neuronpipe.gateway.doors.oip.statistics import statistics_of
+from neuronpipe.gateway.doors.oip.tensors import GivenTensor, Tensor
+from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, RawResult
+from neuronpipe.gateway.many import infer_together
+from neuronpipe.gateway.models import GatewayModel
+from neuronpipe.gateway.settings import PipelineSettings
+
+# The protocol's names of what is here.
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRequest:
+    """Rows for one model; `outputs`: the names of those that are wanted, all for none."""
+
+    model: str
+    version: str
+    request_id: str
+    parameters: Mapping[str, Parameter]
+    inputs: list[GivenTensor]
+    outputs: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorResponse:
+    """The outputs of all rows."""
+
+    model: str
+    version: str
+    request_id: str
+    outputs: list[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpans:
+    """The names of spans: of a request with one row, of one with many, and of each of these."""
+
+    one: Name
+    many: Name
+    row: Name = Spans.REQUEST
+
+
+class TensorService:
+    """Answers questions about models, and runs them. Raises NeuronpipeError."""
+
+    def __init__(
+        self, gateway: Gateway, settings: PipelineSettings, meters: Meters, is_ready: Callable[[], bool]
+    ) -> None:
+        self.is_ready = is_ready
+        self._pipeline = gateway.pipeline
+        self._settings = settings
+        self._meters = meters
+        self._catalog = gateway.catalog
+        # By what a caller may use.
+        self._tables: dict[ModelTable[ServedModel[GatewayModel]], ModelTable[NamedModel]] = {}
+
+    @property
+    def _models(self) -> ModelTable[NamedModel]:
+        served = self._catalog.served
+        if served not in self._tables:
+            self._tables[served] = named_models(served)
+        return self._tables[served]
+
+    def server_metadata(self) -> dict[str, Any]:
+        """ServerMetadataResponse."""
+        return {"name": PLATFORM, "version": __version__, "extensions": list(EXTENSIONS)}
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Whether requests for a model make sense now."""
+        self._models.find(name, version)
+        return self.is_ready()
+
+    def model_metadata(self, name: str, version: str) -> dict[str, Any]:
+        """ModelMetadataResponse."""
+        model = self._models.find(name, version)
+        return model.metadata([one.version for one in self._models if one.name == model.name])
+
+    def model_config(self, name: str, version: str) -> dict[str, Any]:
+        """ModelConfig."""
+        return self._models.find(name, version).config(self._settings.max_batch_items)
+
+    def statistics(self, name: str, version: str) -> dict[str, Any]:
+        """ModelStatisticsResponse: of one model; or of all that are served, under their own names."""
+        models = (
+            [self._models.find(name, version)] if name else [one for one in self._models if one.name == one.spec.name]
+        )
+        counted = [
+            {"name": one.name, "version": one.version}
+            | statistics_of(self._meters, ModelKey(one.spec.name, one.spec.version))
+            for one in models
+        ]
+        return {"model_stats": counted}
+
+    def index(self) -> list[dict[str, Any]]:
+        """The models of RepositoryIndexResponse."""
+        return [{"name": one.name, "version": one.version, "state": "READY", "reason": ""} for one in self._models]
+
+    async def infer(self, request: TensorRequest, call: Call, spans: RowSpans) -> TensorResponse:
+        """Runs all rows of a request; the first that fails ends the others."""
+        model = self._models.find(request.model, request.version)
+        wanted = model.wanted(request.outputs)
+        options = read_options(request.parameters, model.model.parameters)
+        tensors, rows = model.read(request.inputs, self._settings.max_batch_items)
+        inputs = model.model.read_rows(tensors, rows, options.of_task)
+        own = options.call_for(call, request.request_id)
+        if rows == 1:
+            results = [await self._infer_row(own, model, options, inputs[0], spans.one)]
+        else:
+            runs = [
+                partial(
+                    self._infer_row, model=model, options=options, input=one, span=spans.row, row=row, inputs=tensors
+                )
+                for row, one in enumerate(inputs)
+            ]
+            results = await infer_together(self._pipeline, own, runs, spans.many)
+            self._check_size(results)
+        outputs = model.model.write(results, wanted, tensors, self._settings.max_batch_response_bytes)
+        return TensorResponse(model.name, model.version, request.request_id, outputs)
+
+    async def _infer_row(
+        self,
+        call: Call,
+        model: NamedModel,
+        options: Options,
+        input: RowInput,
+        span: Name,
+        row: int = 0,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> InferenceResult:
+        """One row's result. `inputs`: in a request of several rows, whose errors name the row."""
+        packed, encoded = input
+        request = InferenceRequest(call, model.spec.name, model.version, packed, options.cache_control, encoded)
+        try:
+            return await self._pipeline.infer(request, span)
+        except InvalidInput as error:
+            name = "id" if error.field == "request_id" else error.field
+            if inputs:
+                name = re.sub(r"\w+", lambda word: f"{word[0]}[{row}]" if word[0] in inputs else word[0], name)
+            raise InvalidInput(name, error.problem) from error
+
+    def _check_size(self, results: list[InferenceResult]) -> None:
+        limit = self._settings.max_batch_response_bytes
+        size_bytes = sum(
+            one.result.outputs.size_bytes if isinstance(one.result, RawResult) else one.result.size_bytes
+            for one in results
+        )
+        if size_bytes > limit:
+            problem = (
+                f"the results are too large for one response, the limit is {limit} bytes (the gateway's "
+                "max_batch_response_bytes); send fewer rows at once"
+            )
+            raise InvalidInput("inputs", problem)

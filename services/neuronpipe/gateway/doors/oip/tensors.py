@@ -1,0 +1,161 @@
+"""Tensors as the protocol has them: datatypes, the bytes of their elements, and what a model takes and gives."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.tensors import Array
+
+BYTES = "BYTES"
+# Inputs, outputs and parameters of one request, each; more than any model has. They are read one by one.
+MAX_TENSORS = 64
+# The datatypes of our inputs and outputs. The protocol is little-endian whatever the machine is.
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "UINT8": np.dtype("u1"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "UINT32": np.dtype("<u4"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+# In one row: as many as a request for reranking may have.
+_MAX_STRINGS = 1024
+# In one row, padding included, which costs memory while the row is in flight; longer than any model takes.
+_MAX_TOKENS = 1 << 16
+_LENGTH_BYTES = 4
+# What one takes in this process while it is written, empty or short.
+_STRING_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """`values`: an array of the shape; of BYTES a list of all elements, row-major: bytes of inputs, str of outputs."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    values: Any
+
+    def raw(self) -> bytes:
+        """The elements as bytes, little-endian; each of BYTES after its length."""
+        if self.datatype != BYTES:
+            data: bytes = self.values.tobytes()
+            return data
+        encoded = [one.encode() for one in self.values]
+        return b"".join([part for one in encoded for part in (len(one).to_bytes(_LENGTH_BYTES, "little"), one)])
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTensor:
+    """An input as a caller sent it: its elements as bytes, or as `values`, flat or in lists of lists."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    raw: bytes | None = None
+    values: Sequence[Any] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or an output of a model. `dims`: the shape of a row, -1 for any length. `also`: other datatypes that an
+    input may have.
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    is_optional: bool = False
+    also: Sequence[str] = field(default=())
+
+    def read(self, given: GivenTensor, max_rows: int) -> Tensor:
+        """Checks an input and reads its elements. Raises InvalidInput, which names it."""
+        if given.datatype not in (self.datatype, *self.also):
+            raise InvalidInput(self.name, f"its datatype must be {' or '.join((self.datatype, *self.also))}")
+        shape = given.shape
+        if self.dims == (1,) and len(shape) == 1:
+            shape = (*shape, 1)
+        fits = len(shape) == 1 + len(self.dims) and all(
+            size == dim or (dim == -1 and size >= 0) for size, dim in zip(shape[1:], self.dims, strict=True)
+        )
+        if not fits:
+            raise InvalidInput(self.name, f"its shape must be [{', '.join(map(str, ('rows', *self.dims)))}]")
+        if not 1 <= shape[0] <= max_rows:
+            raise InvalidInput(self.name, f"{shape[0]} rows, must be 1 to {max_rows} (the gateway's max_batch_items)")
+        longest = _MAX_STRINGS if self.datatype == BYTES else _MAX_TOKENS
+        if -1 in self.dims and shape[1] > longest:
+            raise InvalidInput(self.name, f"{shape[1]} elements in a row, the limit is {longest}")
+        read = self._read_bytes if self.datatype == BYTES else self._read_numbers
+        return Tensor(self.name, given.datatype, shape, read(given, shape))
+
+    def check_size(self, shape: tuple[int, ...], max_bytes: int) -> None:
+        """Checks how large an output would be before it is made: padding makes all rows as long as the longest one.
+        Raises InvalidInput.
+        """
+        item_bytes = _STRING_BYTES if self.datatype == BYTES else DTYPES[self.datatype].itemsize
+        if (size_bytes := math.prod(shape) * item_bytes) > max_bytes:
+            raise InvalidInput(
+                self.name,
+                f"about {size_bytes} bytes in the shape {list(shape)}, the limit is {max_bytes} (the gateway's "
+                "max_batch_response_bytes); send fewer rows at once, or rows of like lengths",
+            )
+
+    def _read_bytes(self, given: GivenTensor, shape: tuple[int, ...]) -> list[bytes]:
+        count = math.prod(shape)
+        if given.raw is None:
+            elements = _flat(self.name, given.values, len(shape) - 1)
+            self._check_count(len(elements), count, "elements")
+            return [_bytes_of(self.name, one) for one in elements]
+        data, elements, end = given.raw, [], 0
+        for number in range(count):
+            begin = end + _LENGTH_BYTES
+            end = begin + int.from_bytes(data[end:begin], "little")
+            if end > len(data) or begin > len(data):
+                raise InvalidInput(self.name, f"its {len(data)} bytes end within element {number} of {count}")
+            elements.append(data[begin:end])
+        if end != len(data):
+            raise InvalidInput(self.name, f"{len(data)} bytes, its {count} elements take {end}")
+        return elements
+
+    def _read_numbers(self, given: GivenTensor, shape: tuple[int, ...]) -> Array:
+        dtype = DTYPES[given.datatype]
+        if given.raw is not None:
+            self._check_count(len(given.raw), math.prod(shape) * dtype.itemsize, "bytes")
+            return np.frombuffer(given.raw, dtype).reshape(shape)
+        try:
+            array = np.array(given.values)
+        except (ValueError, OverflowError):
+            raise InvalidInput(self.name, "its lists have different lengths") from None
+        self._check_count(array.size, math.prod(shape), "elements")
+        if array.ndim > 1 and array.shape != given.shape:
+            raise InvalidInput(self.name, f"its lists have the shape {list(array.shape)}, not that of the tensor")
+        limits = np.iinfo(dtype)
+        if array.size and (array.dtype.kind not in "iu" or array.min() < limits.min or array.max() > limits.max):
+            raise InvalidInput(self.name, f"has elements that are not {given.datatype}")
+        return array.astype(dtype).reshape(shape)
+
+    def _check_count(self, count: int, expected: int, what: str) -> None:
+        if count != expected:
+            raise InvalidInput(self.name, f"{count} {what}, its shape takes {expected}")
+
+
+def _flat(name: str, values: Sequence[Any], depth: int) -> Sequence[Any]:
+    for _ in range(depth):
+        if not (values and isinstance(values[0], list)):
+            break
+        if not all(isinstance(one, list) for one in values):
+            raise InvalidInput(name, "its lists have different depths")
+        values = [one for many in values for one in many]
+    return values
+
+
+def _bytes_of(name: str, element: Any) -> bytes:
+    if isinstance(element, str):
+        return element.encode()
+    if isinstance(element, bytes):
+        return element
+    raise InvalidInput(name, "has elements that are not strings")

@@ -1,0 +1,1 @@
+"""What tenants may do: their models, quotas and shares."""

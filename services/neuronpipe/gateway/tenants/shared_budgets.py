@@ -1,0 +1,107 @@
+"""The budgets of a minute that several gateways share, through Redis.
+
+Every gateway tells Redis a few times a second what its tenants took, and learns what is left of each budget. No request
+waits for it. While Redis is in trouble each gateway has its share alone: the budget by the number of gateways that
+Redis knew last.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from neuronpipe.cache.remote import Remote, RemoteError
+from neuronpipe.cache.settings import RedisSettings
+from neuronpipe.core.background import run_beside
+from neuronpipe.core.logs import log, log_warning
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.names import Metrics
+from neuronpipe.gateway.tenants.tenants import Tenant, Tenants
+
+_EXCHANGE_EVERY_S = 0.2
+# A gateway counts for so long after it was last heard of.
+_GATEWAY_LIFE_S = 10
+_CONNECTIONS = 4
+# A token bucket (budget.py) by Redis's clock, and the gateways that use it. Returns what is left, and their number.
+_EXCHANGE = f"""
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
+local capacity, taken = tonumber(ARGV[1]), tonumber(ARGV[2])
+local level = tonumber(redis.call('HGET', KEYS[1], 'level') or capacity)
+local at = tonumber(redis.call('HGET', KEYS[1], 'at') or now)
+level = math.min(capacity, level + math.max(0, now - at) * capacity / 60) - taken
+level = math.max(-capacity, level)
+redis.call('HSET', KEYS[1], 'level', tostring(level), 'at', tostring(now), 'gateway:' .. ARGV[3], tostring(now))
+redis.call('EXPIRE', KEYS[1], 180)
+local gateways, fields = 0, redis.call('HGETALL', KEYS[1])
+for i = 1, #fields, 2 do
+  if string.sub(fields[i], 1, 8) == 'gateway:' then
+    if now - tonumber(fields[i + 1]) > {_GATEWAY_LIFE_S} then
+      redis.call('HDEL', KEYS[1], fields[i])
+    else
+      gateways = gateways + 1
+    end
+  end
+end
+return {{tostring(level), gateways}}
+"""
+
+
+class SharedBudgets:
+    """The exchange of one gateway with Redis."""
+
+    def __init__(self, remote: Remote, tenants: Tenants) -> None:
+        self.is_away = False
+        self._remote = remote
+        self._tenants = tenants
+        self._gateway = secrets.token_hex(8)
+
+    async def run(self) -> None:
+        """Exchanges until it is cancelled."""
+        while True:
+            await asyncio.sleep(_EXCHANGE_EVERY_S)
+            try:
+                for tenant in self._tenants.with_budgets():
+                    await self._exchange(tenant)
+            except RemoteError as error:
+                if not self.is_away:
+                    log_warning("budgets are not shared: Redis does not answer", problem=str(error))
+                self.is_away = True
+                for tenant in self._tenants.with_budgets():
+                    if tenant.bucket:
+                        tenant.bucket.share = 1 / tenant.gateways
+            else:
+                if self.is_away:
+                    log("budgets are shared again")
+                self.is_away = False
+
+    async def _exchange(self, tenant: Tenant) -> None:
+        bucket = tenant.bucket
+        if not bucket:
+            return
+        taken = bucket.taken
+        reply = await self._remote.evaluate(
+            _EXCHANGE, b"budget:" + tenant.name.encode(), str(bucket.capacity), str(taken), self._gateway
+        )
+        try:
+            level, gateways = float(reply[0]), int(reply[1])
+        except (TypeError, ValueError, IndexError) as error:
+            raise RemoteError("not an answer to the question") from error
+        bucket.share = 1.0
+        bucket.taken -= taken
+        bucket.level = level - bucket.taken  # what was taken meanwhile
+        tenant.gateways = max(1, gateways)
+
+
+@asynccontextmanager
+async def running_shared_budgets(settings: RedisSettings, tenants: Tenants, meters: Meters) -> AsyncIterator[None]:
+    """Shares the budgets while the block runs. Raises SetupError for an invalid URL."""
+    timeout_s = settings.redis_timeout_ms / 1000
+    remote = Remote(settings.redis_url, prefix=settings.redis_prefix, timeout_s=timeout_s, connections=_CONNECTIONS)
+    budgets = SharedBudgets(remote, tenants)
+    meters.gauge(Metrics.BUDGET_REDIS, lambda: not budgets.is_away)
+    try:
+        async with run_beside(budgets.run()):
+            yield
+    finally:
+        await remote.close()

@@ -1,0 +1,95 @@
+"""Tokenization and detokenization, which a model's tokenizer answers alone: there are no sequences to predict.
+
+The stage that has the tokenizer makes the result, and it travels to the decoding stage as an annotation.
+"""
+
+from functools import partial
+
+import numpy as np
+from google.protobuf.message import Message
+
+from neuronpipe.api.v1.tasks_pb2 import (
+    DetokenizationInput,
+    DetokenizationResult,
+    Token,
+    TokenizationInput,
+    TokenizationResult,
+)
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import ArraySets
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_token_ids
+
+# Twice what the models with the longest inputs take. To write so many as JSON takes an event loop about 20 ms.
+_MAX_TOKENS = 1 << 14
+
+
+def check_tokenization(input: TokenizationInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
+    check_text("text", input.text)
+
+
+def tokenization_traits(input: TokenizationInput) -> tuple[str | int, ...]:
+    """What of an input its encoding depends on."""
+    return input.text, input.skip_special_tokens
+
+
+def encode_tokenization(input: TokenizationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """The tokens of the text, each with its part of it. Raises InvalidInput for too many."""
+    text, found = input.text, tokenizer.tokens(input.text, special_tokens=not input.skip_special_tokens)
+    if len(found.names) > _MAX_TOKENS:
+        raise InvalidInput("text", f"{len(found.names)} tokens, the limit of tokenization is {_MAX_TOKENS}")
+    places = zip(found.token_ids.tolist(), found.names, found.char_start.tolist(), found.char_end.tolist(), strict=True)
+    tokens = [
+        Token(token_id=token_id, text=name, is_special=True)
+        if start < 0
+        else Token(token_id=token_id, text=text[start:end], start=start, end=end)
+        for token_id, name, start, end in places
+    ]
+    return _answered(TokenizationResult(tokens=tokens))
+
+
+def check_detokenization(input: DetokenizationInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
+    if len(input.token_ids) > _MAX_TOKENS:
+        raise InvalidInput("token_ids", f"{len(input.token_ids)} ids, the limit of detokenization is {_MAX_TOKENS}")
+    check_token_ids(input.token_ids, model)
+
+
+def detokenization_traits(input: DetokenizationInput) -> tuple[str | int, ...]:
+    """What of an input its encoding depends on."""
+    return *input.token_ids, input.skip_special_tokens
+
+
+def encode_detokenization(input: DetokenizationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """The text of the tokens."""
+    text = tokenizer.text_of(input.token_ids, special_tokens=not input.skip_special_tokens)
+    return _answered(DetokenizationResult(text=text))
+
+
+def _answered(result: Message) -> Encoded:
+    return Encoded([], [{"result": np.frombuffer(result.SerializeToString(), np.uint8)}])
+
+
+def _decode(
+    kind: type[Message], input: Message, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
+) -> Message:
+    return kind.FromString(annotations[0]["result"].tobytes())
+
+
+TOKENIZATION = Task(
+    "tokenization",
+    check_tokenization,
+    tokenization_traits,
+    encode_tokenization,
+    partial(_decode, TokenizationResult),
+    (),
+)
+DETOKENIZATION = Task(
+    "detokenization",
+    check_detokenization,
+    detokenization_traits,
+    encode_detokenization,
+    partial(_decode, DetokenizationResult),
+    (),
+)

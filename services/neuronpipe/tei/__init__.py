@@ -1,0 +1,1 @@
+"""The messages of text-embeddings-inference's gRPC API. Generated from protos/."""

@@ -1,0 +1,154 @@
+"""The files of one side of TLS connections, read and tried."""
+
+import math
+import os
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.watched import Watched
+
+Side: TypeAlias = Literal["server", "client"]
+
+# More than a handshake in memory takes.
+_HANDSHAKE_TURNS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Paths of files in PEM form. Raises SetupError for a certificate without its key, and the reverse.
+
+    `certificate`: shown to peers; the certificates of intermediate authorities follow it. `key`: its private key,
+    without a passphrase. `ca`: the authorities of peers' certificates.
+    """
+
+    certificate: Path | str = ""
+    key: Path | str = ""
+    ca: Path | str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.certificate) != bool(self.key):
+            raise SetupError("a TLS certificate and its key belong together: give both files, or neither")
+
+    @property
+    def paths(self) -> list[Path]:
+        """Those that there are."""
+        return [Path(file) for file in (self.certificate, self.key, self.ca) if file]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTls:
+    """What the files hold, in PEM form; None where there is no such file.
+
+    `expires_s`: when the certificate ends to be valid, in seconds since 1970; without end where there is none.
+    `context`: of a server side, for servers of Python's own.
+    """
+
+    certificate: bytes | None
+    key: bytes | None = field(repr=False)
+    ca: bytes | None
+    expires_s: float
+    context: ssl.SSLContext | None
+
+
+WatchedTls: TypeAlias = Watched[LoadedTls]
+
+
+def watched_tls(files: TlsFiles, side: Side) -> WatchedTls:
+    """The files of one side, whose certificate a peer would take when they are read. Raises SetupError, which names the
+    file and the reason.
+    """
+    return Watched(files.paths, lambda: _load(files, side))
+
+
+def _load(files: TlsFiles, side: Side) -> LoadedTls:
+    certificate, key, ca = (_read(file) if file else None for file in (files.certificate, files.key, files.ca))
+    expires_s = math.inf
+    if certificate is not None:
+        _check_certificates(files.certificate, certificate)
+        expires_s = _try_handshake(files, certificate, side)
+    if ca is not None:
+        _check_certificates(files.ca, ca)
+    context = _server_context(files, ca) if side == "server" else None
+    return LoadedTls(certificate, key, ca, expires_s, context)
+
+
+def _server_context(files: TlsFiles, ca: bytes | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # A resumed session would not show the caller's certificate again, whatever the authorities are by then.
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    _load_pair(context, files)
+    if ca:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=_text(ca))
+    return context
+
+
+def _read(file: Path | str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise SetupError(f"TLS file {file}: cannot be read: {os.strerror(error.errno or 0)}") from error
+
+
+def _check_certificates(file: Path | str, content: bytes) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=_text(content))
+    except (ssl.SSLError, ValueError) as error:  # ValueError: it is empty
+        raise SetupError(f"TLS file {file}: does not hold certificates in PEM form") from error
+
+
+def _load_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=lambda: "")
+    except ssl.SSLError as error:
+        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+            problem = f"TLS key {files.key}: is not the key of the certificate in {files.certificate}"
+        elif "TOO_" in (error.reason or ""):  # EE_KEY_TOO_SMALL, CA_MD_TOO_WEAK
+            problem = f"TLS certificate {files.certificate}: is too weak for OpenSSL: {error.reason}"
+        else:
+            problem = f"TLS key {files.key}: does not hold a private key in PEM form without a passphrase"
+        raise SetupError(problem) from error
+    except OSError as error:
+        raise SetupError(f"TLS key {files.key}: cannot be read: {os.strerror(error.errno or 0)}") from error
+
+
+def _try_handshake(files: TlsFiles, certificate: bytes, side: Side) -> float:
+    """Has a peer in memory, which trusts the certificate itself, verify it. Returns when it expires."""
+    client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    for context in (client, server):
+        _load_pair(context, files)
+    verifying = client if side == "server" else server
+    verifying.verify_mode = ssl.CERT_REQUIRED
+    verifying.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    verifying.load_verify_locations(cadata=_text(certificate))
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
+    try:
+        _shake_hands(ends)
+    except ssl.SSLCertVerificationError as error:
+        raise SetupError(f"TLS certificate {files.certificate}: {error.verify_message}") from error
+    except ssl.SSLError as error:
+        raise SetupError(f"TLS certificate {files.certificate}: a handshake fails: {error.reason}") from error
+    shown = ends[0 if side == "server" else 1].getpeercert()
+    return float(ssl.cert_time_to_seconds(str(shown["notAfter"]))) if shown else math.inf
+
+
+def _shake_hands(ends: Sequence[ssl.SSLObject]) -> None:
+    left = list(ends)
+    for _ in range(_HANDSHAKE_TURNS):
+        for end in list(left):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            left.remove(end)
+
+
+def _text(content: bytes) -> str:
+    return content.decode("ascii", "ignore")

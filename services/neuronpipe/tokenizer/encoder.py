@@ -1,0 +1,87 @@
+"""Encodes the inputs of one model: a tokenizer's or an image reader's work, as the task defines it."""
+
+from functools import partial
+from hashlib import blake2b
+
+from neuronpipe import __version__
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.cache.cache import Kind
+from neuronpipe.core.items import EncodedInput
+from neuronpipe.core.model import encoding_traits
+from neuronpipe.core.packed import TensorSets
+from neuronpipe.inputs import images
+from neuronpipe.tasks import ANSWERED_TASKS
+from neuronpipe.tasks.base import ImageReader, Task, TextTokenizer
+from neuronpipe.tokenizer.text import LIBRARY_VERSION, JsonTokenizer
+
+_KEY_BYTES = 16
+# Work of this size runs in a lane, never on the event loop.
+_LONG_WORK_BYTES = 1 << 20
+
+
+class Encoder:
+    """Encodes the inputs of one model, and gives inputs with the same encoding the same key."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        """Loads the tokenizer. Raises SetupError for a file that is missing or was changed."""
+        self._spec = bundle.spec
+        self._reader, reader_traits = _reader(bundle)
+        # Another release may encode differently.
+        traits = (__version__, *reader_traits, *encoding_traits(bundle.spec))
+        self._key = blake2b(repr(traits).encode(), digest_size=_KEY_BYTES)
+        # The kind of encoded inputs, and so the cache that they are in.
+        self.kind: Kind = "pixels" if bundle.spec.image else "tokens"
+
+    def check(self, input: TaskInput) -> None:
+        """Checks everything that can be checked without tokenizing. Raises InvalidInput."""
+        task = self._task_of(input)
+        task.check(getattr(input, task.name), self._spec)
+
+    def key(self, input: TaskInput, scope: str = "") -> bytes:
+        """Equal for inputs that have the same encoding: a digest of the tokenizer, task, options and texts.
+
+        `scope`: callers of one scope share encodings; empty for those that all share.
+        """
+        task, key = self._task_of(input), self._key.copy()
+        if scope:
+            key.update(repr(scope).encode())
+        # repr separates the values, so that different values never give the same bytes.
+        key.update(repr((task.name, *task.traits(getattr(input, task.name)))).encode())
+        return key.digest()
+
+    def work_bytes(self, size_bytes: int) -> int:
+        """The size of an input as its lane counts it.
+
+        Every image counts as long work, since a small file may hold a large image.
+        """
+        return max(size_bytes, _LONG_WORK_BYTES) if self.kind == "pixels" else size_bytes
+
+    def encode(self, input: TaskInput) -> EncodedInput:
+        """Encodes an input that was checked; the arrays are read-only. Raises InvalidInput."""
+        task = self._task_of(input)
+        encoded = task.encode(getattr(input, task.name), self._reader, self._spec)
+        for arrays in (*encoded.sequences, *encoded.annotations):
+            for array in arrays.values():
+                array.setflags(write=False)
+        return EncodedInput(
+            sequences=TensorSets(arrays=encoded.sequences),
+            annotations=TensorSets(arrays=encoded.annotations),
+            tokens=sum(self._spec.tokens_of(sequence) for sequence in encoded.sequences),
+            truncated_tokens=encoded.truncated_tokens,
+        )
+
+    def _task_of(self, input: TaskInput) -> Task:
+        # Gateways send only tasks that the model answers.
+        return ANSWERED_TASKS[input.WhichOneof("task") or self._spec.task]
+
+
+def _reader(bundle: Bundle) -> tuple[TextTokenizer | ImageReader, tuple[str, ...]]:
+    """Loads the reader of a model's inputs, and everything else besides the model's spec that its results depend on.
+
+    Raises SetupError.
+    """
+    if bundle.spec.image:
+        return partial(images.read_pixels, spec=bundle.spec.image), (images.LIBRARY_VERSION,)
+    digest = bundle.manifest.files[bundle.manifest.tokenizer_file]
+    return JsonTokenizer(bundle.tokenizer_file()), (LIBRARY_VERSION, digest)

@@ -1,0 +1,394 @@
+"""The console in a real Chromium: forms of all tasks, calls to copy, keyboard, colours, the policy, live figures."""
+
+import asyncio
+import json
+import re
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import pytest_asyncio
+from PIL import Image
+from playwright.async_api import Browser, Page, async_playwright, expect
+
+from demo.processes import four_processes
+from neuronpipe.client import AsyncClient
+from neuronpipe.tasks import TASKS
+from tests.integration.http_server import HttpServer, running_http_server
+from tests.integration.test_node import FOLDER as NODE
+
+pytestmark = pytest.mark.local_only
+
+_AXE = NODE / "node_modules" / "axe-core" / "axe.min.js"
+# Of each task, a model of the tests, and what a readable result of its sample has.
+_SHOWN = {
+    "text_classification": ("classifier", r"(calm|busy|lost|found)\s*\d+\.\d %"),
+    "sentence_embedding": ("minilm", r"384 dimensions, length 1\.0000: \["),
+    "question_answering": ("answerer", r"Ada Lovelace lived in London\..*\d %"),
+    "token_classification": ("tagger", r"(PER|LOC): \w+|Nothing found"),
+    "fill_mask": ("filler", r"Paris is the .* of France\..*\d %"),
+    "feature_extraction": ("extractor", r"\d+ × 32 numbers: a vector for each token"),
+    "sentence_similarity": ("minilm", r"A kitten was curled up on the rug\.\s*\d+"),
+    "rerank": ("reranker", r"The cat slept on the mat all afternoon\.\s*\d+"),
+    "zero_shot_classification": ("entailer", r"(sport|politics|cooking)\s*\d+\.\d %"),
+    "image_classification": ("viewer", r"(contradiction|neutral|entailment)\s*\d+\.\d %"),
+}
+_RUN_LIMIT_S = 60
+
+
+@dataclass
+class Console:
+    """A window, and what it asked for and complained of."""
+
+    page: Page
+    url: str
+    requested: set[str] = field(default_factory=set)
+    complaints: list[str] = field(default_factory=list)
+
+    async def open(self) -> None:
+        self.page.on("request", lambda request: self.requested.add(request.url))
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        await self.page.goto(f"{self.url}/")
+        await expect(self.page.get_by_role("status").filter(has_text="live")).to_be_visible()
+
+    async def choose(self, model: str, task: str) -> None:
+        form = self.page.get_by_role("form", name="Request")
+        await form.get_by_role("combobox", name="Model").select_option(model)
+        await form.get_by_role("combobox", name="Task").select_option(task)
+        if task == "image_classification":
+            await self.page.get_by_role("button", name="Use a sample picture").click()
+            await expect(self.page.get_by_alt_text("The picture that is sent")).to_be_visible()
+
+    async def send(self) -> None:
+        await self.page.get_by_role("button", name="Send").click()
+        await expect(self.answer.get_by_role("status")).to_have_text(re.compile("answered in|failed"))
+
+    @property
+    def answer(self) -> Any:
+        return self.page.get_by_role("region", name="Answer")
+
+    @property
+    def code(self) -> Any:
+        return self.page.locator("#code")
+
+    async def response(self) -> Any:
+        """The response as JSON, as the page shows it."""
+        return json.loads(await self.answer.locator("pre").text_content())
+
+
+@pytest_asyncio.fixture(scope="module")
+async def chromium() -> AsyncIterator[Browser]:
+    program = shutil.which("chromium")
+    assert program, "make chromium installs it"
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=program)
+        yield browser
+        await browser.close()
+
+
+@asynccontextmanager
+async def _opened(chromium: Browser, url: str, **options: Any) -> AsyncIterator[Console]:
+    context = await chromium.new_context(**options)
+    console = Console(await context.new_page(), url)
+    try:
+        await console.open()
+        yield console
+    finally:
+        await context.close()
+
+
+@pytest_asyncio.fixture
+async def console(chromium: Browser, http_server: HttpServer) -> AsyncIterator[Console]:
+    async with _opened(chromium, http_server.url) as console:
+        yield console
+
+
+def test_every_task_is_tried() -> None:
+    assert sorted(_SHOWN) == sorted(TASKS)
+
+
+@pytest.mark.parametrize("task", _SHOWN)
+async def test_a_form_sends_a_request_and_shows_its_result_its_timings_and_its_batch(
+    console: Console, task: str
+) -> None:
+    model, shown = _SHOWN[task]
+    await console.choose(model, task)
+    await console.send()
+    text = await console.answer.inner_text()
+    assert re.search(shown, text, re.DOTALL), text
+    rows = console.page.get_by_role("table", name="Where the time went").get_by_role("row")
+    assert [await row.get_by_role("rowheader").inner_text() for row in (await rows.all())[1:]] == [
+        *("http.request", "preprocess", "predict", "predict.queue", "predict.compute", "postprocess")
+    ]
+    response = await console.response()
+    assert (await rows.nth(1).inner_text()).split()[1] == f"{int(response['timings']['total_ns']) / 1e6:.3f}"
+    facts = dict(re.findall(r"(Batch size|Bucket|Token cache|Result cache)\n(.+)", text))
+    assert facts["Bucket"] == f"{response['usage']['bucket_tokens']} tokens"
+    assert facts["Token cache"] in ("miss", "hit in memory")
+    assert facts["Result cache"] == "not used"
+    assert list(response["result"]) == [task]
+    assert console.complaints == []
+    assert {url for url in console.requested if not url.startswith((f"{console.url}/", "blob:"))} == set()
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> str:
+    """A PATH with python, and a grpcurl that takes what the real one does."""
+    grpcurl = tmp_path / "grpcurl"
+    grpcurl.write_text(
+        f'#!/bin/sh\n[ "$2 $3" = "-d @" ] || exit 9\nexec {sys.executable} -m tests.snippet_commands grpcurl '
+        '"$1" -d "$(cat)" "$4" "$5"\n'
+    )
+    grpcurl.chmod(0o755)
+    return f"{tmp_path}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+
+
+_PROGRAMS = {"grpcurl": ("bash", "-c"), "Python": (sys.executable, "-c"), "curl": ("bash", "-c"), "Node": ("node",)}
+_HARD_TEXT = 'It\'s "fine": $HOME `id` \\ true, false, 5 €\n\nEND\nnext line'
+
+
+@pytest.mark.parametrize("language", _PROGRAMS)
+@pytest.mark.parametrize("task", ["zero_shot_classification", "image_classification"])
+async def test_the_call_can_be_copied_and_gives_the_same_result(
+    console: Console, programs: str, tmp_path: Path, language: str, task: str
+) -> None:
+    await console.choose(_SHOWN[task][0], task)
+    if task == "zero_shot_classification":
+        await console.page.get_by_role("textbox", name="Text", exact=True).fill(_HARD_TEXT)
+        await console.page.get_by_text("Options").click()
+        await console.page.get_by_role("checkbox", name="Multi label").check()
+        await console.page.get_by_role("combobox", name="Priority").select_option(label="Bulk")
+    else:
+        Image.new("RGB", (40, 30), "teal").save(tmp_path / "picture.jpg")
+        await console.page.get_by_label("Image").set_input_files(tmp_path / "picture.jpg")
+        await expect(console.page.locator("input[data-value^='/9j/']")).to_be_visible()  # a JPEG in Base64
+    await console.send()
+    await console.page.get_by_role("radio", name=language, exact=True).check()
+    await console.page.get_by_role("button", name="Copy").click()
+    await expect(console.page.get_by_text(re.compile(r"Copied|Selected"))).to_be_visible()
+    code = await console.code.text_content()
+    command = list(_PROGRAMS[language])
+    if language == "Node":
+        (tmp_path / "call.mjs").write_text(code)
+        code = "call.mjs"
+    process = await asyncio.create_subprocess_exec(
+        *(*command, code),
+        cwd=tmp_path,
+        env={"PATH": programs, "PYTHONPATH": ":".join(sys.path)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, error = await asyncio.wait_for(process.communicate(), _RUN_LIMIT_S)
+    assert process.returncode == 0, error.decode()
+    response = await console.response()
+    labels = response["result"][task]["labels"]
+    if language == "Python":
+        found = re.findall(r'label: "(\w+)"\s+score: (\S+)', out.decode())
+        assert [label for label, _ in found] == [one["label"] for one in labels]
+        assert [float(score) for _, score in found] == pytest.approx([one["score"] for one in labels])
+    else:
+        result = json.loads(out)["result"]
+        (found,) = result.values()
+        assert [one["label"] for one in found["labels"]] == [one["label"] for one in labels]
+        assert [one["score"] for one in found["labels"]] == pytest.approx([one["score"] for one in labels])
+
+
+async def test_an_error_is_shown_in_the_servers_words_at_the_field_that_it_names(console: Console) -> None:
+    await console.choose("classifier", "text_classification")
+    field = console.page.get_by_role("textbox", name="Text", exact=True)
+    await field.fill("")
+    await console.send()
+    await expect(console.page.get_by_role("alert")).to_have_text("INVALID_INPUT, HTTP 400text: is empty")
+    await expect(field).to_have_attribute("aria-invalid", "true")
+    await expect(field).to_be_focused()
+    await field.fill("a")
+    await console.send()
+    await expect(console.answer.get_by_text("answered in")).to_be_visible()
+    assert await field.get_attribute("aria-invalid") is None
+
+
+async def test_an_error_at_an_option_opens_the_options(console: Console) -> None:
+    await console.choose("minilm", "sentence_embedding")
+    await console.page.get_by_text("Options").click()
+    field = console.page.get_by_role("spinbutton", name="Dimensions")
+    await field.fill("1000")
+    await console.page.get_by_text("Options").click()
+    await console.send()
+    await expect(console.page.get_by_role("alert")).to_contain_text("dimensions: ")
+    await expect(field).to_be_focused()
+
+
+async def test_what_a_caller_wrote_stays_text(console: Console) -> None:
+    await console.choose("reranker", "rerank")
+    text = "<img src=x onerror=alert(1)><b>bold</b>"
+    await console.page.get_by_role("textbox", name="Texts").fill(text)
+    await console.send()
+    await expect(console.answer.get_by_text(text, exact=True)).to_be_visible()
+    assert await console.answer.locator("img, b").count() == 0
+
+
+async def test_several_copies_can_be_sent_at_once(console: Console) -> None:
+    await console.choose("minilm", "sentence_embedding")
+    await console.page.get_by_role("spinbutton", name="Copies at once").fill("5")
+    await console.send()
+    await expect(console.answer.get_by_text("the last of 5.")).to_be_visible()
+
+
+async def test_it_can_be_used_by_keyboard_alone(console: Console) -> None:
+    press = console.page.keyboard.press
+    await press("Tab")
+    await expect(console.page.get_by_role("link", name="Skip to the form")).to_be_focused()
+    await press("Enter")
+    await press("Tab")
+    model = console.page.get_by_role("form", name="Request").get_by_role("combobox", name="Model")
+    await expect(model).to_be_focused()
+    await console.page.keyboard.type("classifier")
+    await press("Tab")
+    await press("Tab")
+    await expect(console.page.get_by_role("textbox", name="Text", exact=True)).to_be_focused()
+    await press("Control+A")
+    await console.page.keyboard.type("By keyboard.")
+    await press("Control+Enter")
+    await expect(console.answer.get_by_text("classifier version 1 answered in")).to_be_visible()
+    seen = set()
+    for _ in range(30):
+        await press("Tab")
+        seen.add(await console.page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+    assert {"send", "copies", "code", "copy", "live-model", "pause", "Try answerer"} <= seen
+
+
+async def test_the_live_panel_can_be_paused_by_keyboard(console: Console) -> None:
+    pause = console.page.get_by_role("button", name="Pause")
+    await pause.focus()
+    await console.page.keyboard.press("Space")
+    await expect(pause).to_have_attribute("aria-pressed", "true")
+    await expect(console.page.get_by_role("status").filter(has_text="paused")).to_be_visible()
+    await console.page.keyboard.press("Space")
+    await expect(console.page.get_by_role("status").filter(has_text="live")).to_be_visible()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 400), ("dark", 1440)])
+async def test_people_who_see_little_or_nothing_can_use_it(
+    chromium: Browser, http_server: HttpServer, scheme: Literal["light", "dark"], width: int
+) -> None:
+    # axe-core is put into the page, which the page's policy would not allow.
+    options = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}, "bypass_csp": True}
+    async with _opened(chromium, http_server.url, **options) as console:
+        await console.page.add_script_tag(path=_AXE)
+        for task in ("token_classification", "sentence_embedding"):
+            await console.choose(_SHOWN[task][0], task)
+            await console.send()
+            await console.page.locator("details").evaluate_all("all => all.forEach((one) => (one.open = true))")
+            found = await console.page.evaluate("axe.run()")
+            assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found["violations"]] == []
+        shown = await console.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        brightness = sum(map(int, re.findall(r"\d+", shown)[:3]))
+        assert brightness > 600 if scheme == "light" else brightness < 150
+        # Nothing is cut off, and nothing scrolls sideways but tables and code.
+        assert await console.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+async def test_the_policy_holds(console: Console, http_server: HttpServer) -> None:
+    tried = await console.page.evaluate(
+        """async () => {
+          const violated = [];
+          document.addEventListener("securitypolicyviolation", (event) => violated.push(event.effectiveDirective));
+          const attempt = (run) => { try { run(); } catch {} };
+          attempt(() => { document.body.innerHTML = "<b>x</b>"; });
+          attempt(() => { document.createElement("script").text = "window.broken = 1"; });
+          const style = document.createElement("style");
+          style.textContent = "body { display: none }";
+          document.head.append(style);
+          document.body.setAttribute("style", "display: none");
+          const image = document.createElement("img");
+          image.src = "http://127.0.0.2:9/x.png";
+          document.body.append(image);
+          await fetch("http://127.0.0.2:9/").catch(() => {});
+          await new Promise((resolve) => setTimeout(resolve, 100));
+          return { violated, display: getComputedStyle(document.body).display, broken: window.broken };
+        }"""
+    )
+    wanted = {"require-trusted-types-for", "style-src-elem", "style-src-attr", "img-src", "connect-src"}
+    assert wanted <= set(tried["violated"])
+    assert tried["display"] == "block"
+    assert "broken" not in tried or tried["broken"] is None
+
+
+async def test_the_live_panel_moves_under_load(console: Console, http_server: HttpServer) -> None:
+    def number(tile: str) -> Any:
+        return console.page.locator(".tile", has_text=tile).locator("b")
+
+    async def load() -> None:
+        async with AsyncClient(http_server.process.target) as client:
+            while True:
+                await asyncio.gather(*(client.embed("minilm", f"text {index}") for index in range(8)))
+
+    await expect(number("Requests a second")).to_have_text("0")
+    loading = asyncio.create_task(load())
+    try:
+        await expect(number("Requests a second")).to_have_text(re.compile(r"^[\d,]{2,}"), timeout=20_000)
+        await expect(number("Batch size")).to_have_text(re.compile(r"^[1-9]"))
+        await expect(number("Token cache hits")).to_have_text(re.compile("%"))
+        row = console.page.get_by_role("row", name="predict.compute")
+        await expect(row.get_by_role("cell").nth(0)).to_have_text(re.compile(r"^\d"))
+        # The other models have none of it.
+        await console.page.locator("#live-model").select_option("answerer")
+        await expect(number("Requests a second")).to_have_text("0")
+        await console.page.locator("#live-model").select_option("minilm")
+        await expect(number("Requests a second")).to_have_text(re.compile(r"^[\d,]{2,}"))
+    finally:
+        loading.cancel()
+        with suppress(asyncio.CancelledError):
+            await loading
+    await expect(number("Requests a second")).to_have_text("0", timeout=20_000)
+    assert console.complaints == []
+
+
+async def test_a_process_that_drains_does_not_wait_for_consoles(chromium: Browser, http_repository: Path) -> None:
+    with running_http_server(http_repository, "--grace-s", "300") as server:
+        async with _opened(chromium, server.url) as console:
+            server.process.signal(signal.SIGTERM)
+            assert await asyncio.to_thread(server.process.wait) == 0
+            await expect(console.page.get_by_role("status").filter(has_text="cannot be reached")).to_be_visible()
+
+
+async def test_spans_and_batch_mates_are_shown_where_traces_are_kept_and_figures_of_other_processes_are_not(
+    chromium: Browser, fake_repository: Path
+) -> None:
+    environment = {"NEURONPIPE_GATEWAY_HTTP_LISTEN": "127.0.0.1:0"}
+    with four_processes(fake_repository, "--kept-traces", "50", environment=environment) as processes:
+        address = processes["gateway"].wait_for("listening for HTTP")["address"]
+        async with _opened(chromium, f"http://{address}") as console:
+            elsewhere = console.page.get_by_text("measured in the neuron-executor's own process")
+            await expect(elsewhere).to_have_count(3)
+            await console.choose("minilm", "sentence_embedding")
+            await console.send()
+            await expect(console.answer.get_by_text(re.compile("A batch of 1 on fake, core 0: "))).to_be_visible()
+            (mate,) = await console.answer.get_by_text(re.compile("this request, ")).all()
+            tokens = (await console.response())["usage"]["tokens"]
+            assert await mate.inner_text() == f"this request, {tokens} tokens"
+            rows = await console.page.get_by_role("table", name="Where the time went").get_by_role("rowheader").all()
+            spans = [(await row.inner_text()).split() for row in rows]
+            assert spans[:3] == [["http.request", "gateway"], ["preprocess", "gateway"], ["Tokenize", "tokenizer"]]
+            assert ["Execute", "neuron-executor"] in spans
+            assert ["predict.compute", "neuron-executor"] in spans
+            # What fails has spans, too.
+            await console.page.get_by_role("textbox", name="Text", exact=True).fill("")
+            await console.send()
+            await expect(console.page.get_by_role("rowheader", name="preprocess gateway")).to_be_visible()
+
+
+async def test_it_can_be_turned_off(http_repository: Path, chromium: Browser) -> None:
+    with running_http_server(http_repository, "--console", "off") as server:
+        page = await chromium.new_page()
+        response = await page.goto(f"{server.url}/")
+        assert response
+        assert response.status == 405
+        await page.close()

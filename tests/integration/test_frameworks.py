@@ -1,0 +1,102 @@
+"""Frameworks against the HTTP door: their clients read out of our answers what our own client gets.
+
+They are in an environment of their own, .venv-frameworks, which `make setup` makes.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neuronpipe.client import Client
+from tests.integration.frameworks.calls import DOCUMENTS, QUERY, TEXTS
+from tests.integration.http_server import HttpServer
+
+pytestmark = pytest.mark.local_only
+
+_ROOT = Path(__file__).parents[2]
+_PYTHON = _ROOT / ".venv-frameworks" / "bin" / "python"
+_PROGRAM = Path(__file__).parent / "frameworks" / "calls.py"
+_LIMIT_S = 280
+# float32 as decimals, and what a batch of another shape changes.
+_TOLERANCE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def ours(http_server: HttpServer) -> Iterator[Client]:
+    with Client(http_server.process.target) as client:
+        yield client
+
+
+def _ask(framework: str, server: HttpServer, home: Path) -> dict[str, Any]:
+    # No framework may report its use, or read settings of who runs the tests.
+    environment = {"HOME": str(home), "HAYSTACK_TELEMETRY_ENABLED": "False", "NO_PROXY": "127.0.0.1"}
+    done = subprocess.run(
+        [_PYTHON, _PROGRAM, framework, server.url],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _check(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(found, expected, atol=_TOLERANCE)
+
+
+def _best(client: Client) -> list[Any]:
+    [best] = client.rerank("reranker", QUERY, DOCUMENTS, top_n=1)
+    return [DOCUMENTS[best.index], pytest.approx(best.score, abs=_TOLERANCE)]
+
+
+def test_langchain(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
+    found = _ask("langchain", http_server, tmp_path)
+    vectors = [ours.embed("minilm", text) for text in TEXTS]
+    for what in ("documents", "async documents", "endpoint"):
+        _check(found[what], vectors)
+    _check(found["query"], vectors[0])
+    _check(found["dimensions"], ours.embed("minilm", TEXTS[0], dimensions=7))
+    assert "must be a HuggingFace repo ID, not a URL" in found["url as model"]  # as docs/clients.md says
+
+
+def test_llama_index(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
+    found = _ask("llama_index", http_server, tmp_path)
+    vectors = [ours.embed("minilm", text) for text in TEXTS]
+    for what in ("openai", "tei", "async tei"):
+        _check(found[what], vectors)
+    for what in ("openai query", "tei query"):
+        _check(found[what], vectors[0])
+    assert found["rerank"] == _best(ours)
+
+
+def test_haystack(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
+    found = _ask("haystack", http_server, tmp_path)
+    vectors = [ours.embed("minilm", text) for text in TEXTS]
+    for what in ("openai", "tei"):
+        _check(found[what], vectors)
+    for what in ("openai query", "tei query"):
+        _check(found[what], vectors[0])
+    _check(found["tei query as by default"], ours.embed("minilm", TEXTS[0], normalize=False))
+    assert found["rerank"] == _best(ours)
+
+
+def test_sagemaker_runtime(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
+    found = _ask("sagemaker", http_server, tmp_path)
+    labels = [
+        {one.label: pytest.approx(one.score, abs=_TOLERANCE) for one in ours.classify("classifier", text, top_k=4)}
+        for text in TEXTS
+    ]
+    for what in ("csv", "lines"):
+        assert [{one["label"]: one["score"] for one in answer} for answer in found[what]] == labels
+    [answer] = found["json"]
+    assert {one["label"]: one["score"] for one in answer} == labels[0]
+    _check(np.squeeze(found["target model"]), ours.embed("minilm", TEXTS[0]))
+    assert (found["refused"], found["stream"], found["async"]) == (400, 404, 404)

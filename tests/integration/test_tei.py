@@ -1,0 +1,257 @@
+"""tei.v1 against a caller with TEI's published proto: it reads out of our answers what our own client gets."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+
+from demo.processes import four_processes
+from neuronpipe.client import Client
+from neuronpipe.tei.v1 import tei_pb2
+from tests.integration.http_server import HttpServer
+
+pytestmark = pytest.mark.local_only
+
+_TEXT = "Ann lives in a house in Paris."
+# float32 as decimals, and what a batch of another shape changes.
+_TOLERANCE = 1e-6
+_TWO = ["A fine day.", "Lovely weather."]
+
+Ask = Callable[..., dict[str, Any]]
+
+
+@contextmanager
+def _caller(target: str) -> Iterator[Ask]:
+    command = [sys.executable, "-m", "tests.integration.tei_caller", target]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        questions, answers = process.stdin, process.stdout
+
+        def ask(rpc: str, *messages: dict[str, Any], **metadata: str) -> dict[str, Any]:
+            named = {name.replace("_", "-"): value for name, value in metadata.items()}
+            questions.write(json.dumps({"rpc": rpc, "messages": messages, "metadata": named}) + "\n")
+            questions.flush()
+            answer: dict[str, Any] = json.loads(answers.readline())
+            return answer
+
+        yield ask
+        questions.close()
+
+
+@pytest.fixture(scope="module")
+def ask(http_server: HttpServer) -> Iterator[Ask]:
+    with _caller(http_server.process.target) as ask:
+        yield ask
+
+
+@pytest.fixture(scope="module")
+def ours(http_server: HttpServer) -> Iterator[Client]:
+    with Client(http_server.process.target) as client:
+        yield client
+
+
+def _only(answer: dict[str, Any]) -> dict[str, Any]:
+    assert "code" not in answer, answer
+    (message,) = answer["messages"]
+    found: dict[str, Any] = message
+    return found
+
+
+def test_embed(ask: Ask, ours: Client) -> None:
+    message = _only(ask("Embed/Embed", {"inputs": _TEXT}))
+    np.testing.assert_allclose(message["embeddings"], ours.embed("minilm", _TEXT), atol=_TOLERANCE)
+    metadata = message["metadata"]
+    assert (metadata["compute_chars"], metadata["compute_tokens"]) == (len(_TEXT), 10)
+    assert int(metadata["total_time_ns"]) > int(metadata["tokenization_time_ns"]) > 0
+
+
+def test_embed_stream_answers_in_order(ask: Ask, ours: Client) -> None:
+    texts = [f"text {number} " * (number % 7 + 1) for number in range(100)]
+    answer = ask("Embed/EmbedStream", *({"inputs": text} for text in texts))
+    assert len(answer["messages"]) == len(texts)
+    for text, message in zip(texts, answer["messages"], strict=True):
+        np.testing.assert_allclose(message["embeddings"], ours.embed("minilm", text), atol=_TOLERANCE)
+
+
+def test_a_stream_ends_at_its_first_error_after_the_answers_before(ask: Ask) -> None:
+    answer = ask("Embed/EmbedStream", {"inputs": "a"}, {"inputs": ""}, {"inputs": "b"})
+    assert (len(answer["messages"]), answer["code"]) == (1, "INVALID_ARGUMENT")
+    assert answer["details"] == "inputs: is empty"
+
+
+def test_embed_all(ask: Ask, ours: Client) -> None:
+    message = _only(ask("Embed/EmbedAll", {"inputs": _TEXT}, neuronpipe_model="extractor"))
+    vectors = [one["embeddings"] for one in message["token_embeddings"]]
+    np.testing.assert_allclose(vectors, ours.extract_features("extractor", _TEXT), atol=_TOLERANCE)
+    streamed = ask("Embed/EmbedAllStream", {"inputs": _TEXT}, {"inputs": "a"})["messages"]
+    assert [len(one["token_embeddings"]) for one in streamed] == [len(vectors), 3]
+
+
+def test_sparse_vectors_are_said_to_be_missing(ask: Ask) -> None:
+    for rpc in ("Embed/EmbedSparse", "Embed/EmbedSparseStream"):
+        answer = ask(rpc, {"inputs": "a"})
+        assert (answer["code"], answer["details"]) == ("FAILED_PRECONDITION", "no task makes sparse vectors")
+
+
+def _labels(scored: Any) -> dict[str, Any]:
+    return {one.label: pytest.approx(one.score, abs=_TOLERANCE) for one in scored}
+
+
+def test_predict(ask: Ask, ours: Client) -> None:
+    expected = _labels(ours.classify("classifier", _TEXT, top_k=4))
+    found = _only(ask("Predict/Predict", {"inputs": _TEXT}))["predictions"]
+    assert {one["label"]: one["score"] for one in found} == expected
+    pair = _only(ask("Predict/PredictPair", {"inputs": _TWO}))["predictions"]
+    assert {one["label"]: one["score"] for one in pair} == _labels(ours.classify("classifier", *_TWO, top_k=4))
+    assert len(ask("Predict/PredictStream", {"inputs": "a"}, {"inputs": "b"})["messages"]) == 2
+    assert len(ask("Predict/PredictPairStream", {"inputs": _TWO}, {"inputs": _TWO})["messages"]) == 2
+
+
+def test_rerank(ask: Ask, ours: Client) -> None:
+    texts = ["A dog ran.", "A cat sat.", "Nobody."]
+    expected = [
+        (one.index, texts[one.index], pytest.approx(one.score, abs=_TOLERANCE))
+        for one in ours.rerank("reranker", "Who sat?", texts)
+    ]
+
+    def ranks(answer: dict[str, Any]) -> list[tuple[int, str, Any]]:
+        # JSON leaves out an index of 0.
+        return [(one.get("index", 0), one["text"], one["score"]) for one in _only(answer)["ranks"]]
+
+    assert ranks(ask("Rerank/Rerank", {"query": "Who sat?", "texts": texts, "return_text": True})) == expected
+    streamed = [{"query": "Who sat?", "text": text} for text in texts]
+    streamed[0]["return_text"] = True  # type: ignore[assignment]
+    assert ranks(ask("Rerank/RerankStream", *streamed)) == expected
+    plain = _only(ask("Rerank/Rerank", {"query": "Who sat?", "texts": texts}))["ranks"]
+    assert all("text" not in one for one in plain)
+
+
+def test_a_stream_of_two_queries_is_refused(ask: Ask) -> None:
+    answer = ask("Rerank/RerankStream", {"query": "a", "text": "b"}, {"query": "b", "text": "b"})
+    assert answer["code"] == "INVALID_ARGUMENT"
+    assert answer["details"] == "query: must be the same in every message of a stream"
+
+
+def test_tokenize_and_decode(ask: Ask, ours: Client) -> None:
+    (first, *_, last) = tokens = _only(ask("Tokenize/Tokenize", {"inputs": "Ä day.", "add_special_tokens": True}))[
+        "tokens"
+    ]
+    assert [one["id"] for one in tokens] == [one.token_id for one in ours.tokenize("minilm", "Ä day.")]
+    assert (first["text"], first["special"], last["text"]) == ("[CLS]", True, "[SEP]")
+    assert not {"start", "stop"} & set(first)
+    # The umlaut takes two bytes; JSON shows a start of 0 that is set.
+    assert [(one["text"], one["start"], one["stop"]) for one in tokens[1:-1]] == [
+        ("Ä", 0, 2),
+        ("day", 3, 6),
+        (".", 6, 7),
+    ]
+    bare = _only(ask("Tokenize/Tokenize", {"inputs": "Ä day."}))["tokens"]
+    assert [one["id"] for one in bare] == [one["id"] for one in tokens[1:-1]]
+    ids = [one["id"] for one in tokens]
+    assert _only(ask("Tokenize/Decode", {"ids": ids, "skip_special_tokens": True})) == {"text": "a day."}
+    both = ask("Tokenize/DecodeStream", {"ids": ids}, {"ids": ids[1:2]})["messages"]
+    assert [one["text"] for one in both] == ["[CLS] a day. [SEP]", "a"]
+    assert len(ask("Tokenize/TokenizeStream", {"inputs": "a"}, {"inputs": "b"})["messages"]) == 2
+
+
+def test_info(ask: Ask) -> None:
+    info = _only(ask("Info/Info", {}))
+    assert (info["model_id"], info["model_dtype"], info["max_input_length"]) == ("minilm", "float32", 256)
+    kinds = {
+        name: _only(ask("Info/Info", {}, neuronpipe_model=name)).get("model_type", "MODEL_TYPE_EMBEDDING")
+        for name in ("minilm", "classifier", "reranker")
+    }
+    assert list(kinds.values()) == ["MODEL_TYPE_EMBEDDING", "MODEL_TYPE_CLASSIFIER", "MODEL_TYPE_RERANKER"]
+
+
+@pytest.mark.parametrize(
+    ("message", "metadata", "code", "details"),
+    [
+        (
+            {"inputs": "word " * 600},
+            {},
+            "INVALID_ARGUMENT",
+            "inputs: 602 tokens, the model takes 256; set truncation to cut",
+        ),
+        ({"inputs": "a", "prompt_name": "query"}, {}, "INVALID_ARGUMENT", "prompt_name: is not supported"),
+        ({"inputs": "a"}, {"neuronpipe_model": "classifier"}, "FAILED_PRECONDITION", ""),
+        ({"inputs": "a"}, {"neuronpipe_model": "none"}, "NOT_FOUND", ""),
+        ({"inputs": "a"}, {"neuronpipe_version": "7"}, "NOT_FOUND", "model 'minilm' has no version 7; it has: 1"),
+        (
+            {"inputs": "a"},
+            {"neuronpipe_priority": "high"},
+            "INVALID_ARGUMENT",
+            "neuronpipe-priority: must be interactive or bulk",
+        ),
+    ],
+)
+def test_errors(ask: Ask, message: dict[str, Any], metadata: dict[str, str], code: str, details: str) -> None:
+    answer = ask("Embed/Embed", message, **metadata)
+    assert answer["code"] == code
+    assert details in answer["details"]
+
+
+def test_a_text_that_is_too_long_is_cut_where_asked(ask: Ask) -> None:
+    for direction in ("TRUNCATION_DIRECTION_RIGHT", "TRUNCATION_DIRECTION_LEFT"):
+        message = {"inputs": "word " * 600, "truncate": True, "truncation_direction": direction}
+        assert _only(ask("Embed/Embed", message, neuronpipe_priority="bulk"))["metadata"]["compute_tokens"] == 256
+
+
+_CLIENT = """
+import sys
+from tei_client.clients.grpc_client import GrpcClient
+client = GrpcClient(sys.argv[1])
+(one, two), (tokens,) = client.embed(["A fine day.", "Lovely weather."]), client.tokenize("A fine day.")
+print(len(one), len(two), len(tokens.tokens), client.decode(tokens.get_ids()), client.info().server_model_id)
+"""
+
+
+def test_tei_client(http_server: HttpServer) -> None:
+    command = [sys.executable, "-c", _CLIENT, http_server.process.target]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert output.split() == ["384", "384", "6", "a", "fine", "day.", "minilm"]
+
+
+def test_stages_in_other_processes_answer_as_well(http_repository: Any, ours: Client) -> None:
+    with four_processes(http_repository) as processes, _caller(processes["gateway"].target) as ask:
+        message = _only(ask("Embed/Embed", {"inputs": _TEXT}, neuronpipe_model="minilm"))
+        np.testing.assert_allclose(message["embeddings"], ours.embed("minilm", _TEXT), atol=_TOLERANCE)
+        command = [sys.executable, "-m", "neuronpipe", "health", "--target", processes["gateway"].target]
+        subprocess.run([*command, "--service", "tei.v1.Embed"], check=True)
+        tokens = _only(ask("Tokenize/Tokenize", {"inputs": _TEXT}, neuronpipe_model="minilm"))["tokens"]
+        assert [one["text"] for one in tokens[:3]] == ["Ann", "lives", "in"]
+
+
+def test_names_and_numbers_are_those_of_the_published_proto() -> None:
+    """Of a release of its; a later one has more fields."""
+    script = (
+        "import sys; from tei_client.stubs import tei_pb2; sys.stdout.buffer.write(tei_pb2.DESCRIPTOR.serialized_pb)"
+    )
+    published = FileDescriptorProto.FromString(
+        subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout
+    )
+    own = FileDescriptorProto.FromString(tei_pb2.DESCRIPTOR.serialized_pb)
+    assert published.package == own.package
+    theirs, ours = _fields(published), _fields(own)
+    assert theirs == {name: ours[name] for name in theirs if name in ours}
+    assert set(ours) - set(theirs) == {"EmbedRequest.dimensions"}
+    assert [one.SerializeToString() for one in published.service] == [one.SerializeToString() for one in own.service]
+    assert [one.SerializeToString() for one in published.enum_type] == [
+        one.SerializeToString() for one in own.enum_type
+    ]
+
+
+def _fields(file: FileDescriptorProto) -> dict[str, tuple[Any, ...]]:
+    def described(field: FieldDescriptorProto) -> tuple[Any, ...]:
+        return field.number, field.type, field.label, field.type_name
+
+    return {
+        f"{message.name}.{field.name}": described(field) for message in file.message_type for field in message.field
+    }

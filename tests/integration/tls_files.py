@@ -1,0 +1,65 @@
+"""The files of a deployment with mTLS: an authority, and a certificate for each service and for callers."""
+
+import shutil
+from pathlib import Path
+
+from neuronpipe.client import TlsFiles
+from tests.certificates import LOCAL, Authority, Issued, replace
+
+STAGES = ("tokenizer", "neuron-executor", "postprocessor")
+_SERVICES = ("gateway", "all", *STAGES)
+
+
+class Deployment:
+    """A folder for each service, and for the caller "caller", with tls.crt, tls.key and ca.crt."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = Authority()
+        for name in (*_SERVICES, "caller"):
+            self.renew(name)
+
+    def renew(self, name: str, days: tuple[float, float] = (-1, 30)) -> Issued:
+        """A new certificate in place of the one before, which names the service by its SPIFFE id, too."""
+        folder = self.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        replace(folder / "ca.crt", self.authority.certificate)
+        return self.authority.issue(*LOCAL, f"spiffe://tests/{name}", days=days).write(folder)
+
+    def swap(self, name: str) -> None:
+        """The same as Kubernetes does it: a new folder, and a link that is pointed to it."""
+        folder = self.folder / name
+        if not folder.is_symlink():
+            folder.rename(self.folder / f"{name}-0")
+            folder.symlink_to(f"{name}-0")
+        new = f"{name}-{int(folder.readlink().name.rpartition('-')[2]) + 1}"
+        shutil.copytree(folder, self.folder / new)
+        self.authority.issue(*LOCAL, f"spiffe://tests/{name}").write(self.folder / new)
+        link = self.folder / f"{name}-new"
+        link.symlink_to(new)
+        link.replace(folder)
+
+    def files(self, name: str = "caller") -> TlsFiles:
+        """What a client is given."""
+        folder = self.folder / name
+        return TlsFiles(folder / "tls.crt", folder / "tls.key", folder / "ca.crt")
+
+    def options(self, name: str = "caller") -> list[str]:
+        """The same for commands."""
+        files = self.files(name)
+        return [f"--tls-ca={files.ca}", f"--tls-certificate={files.certificate}", f"--tls-key={files.key}"]
+
+    def environment(self, *, is_mutual: bool = True) -> dict[str, str]:
+        """The settings of all services: stages answer the gateway only."""
+        variables: dict[str, str] = {}
+        for name in _SERVICES:
+            prefix = f"NEURONPIPE_{name.replace('-', '_').upper()}_"
+            files = self.files(name)
+            variables[f"{prefix}TLS_CERTIFICATE"] = str(files.certificate)
+            variables[f"{prefix}TLS_KEY"] = str(files.key)
+            if is_mutual or name in STAGES:
+                variables[f"{prefix}TLS_CLIENT_CA"] = str(files.ca)
+            if name in STAGES:
+                variables[f"{prefix}ALLOWED_PEERS"] = "spiffe://tests/gateway"
+        variables["NEURONPIPE_GATEWAY_TLS_CA"] = str(self.files("gateway").ca)
+        return variables

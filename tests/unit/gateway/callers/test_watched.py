@@ -1,0 +1,111 @@
+"""gateway/callers/watched.py: a file's last good content."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.names import Metrics
+from neuronpipe.gateway.callers import watched
+from neuronpipe.gateway.callers.watched import WatchedFile
+
+
+def _parse(content: bytes) -> int:
+    try:
+        return int(content)
+    except ValueError as error:
+        raise SetupError("--number: is no number") from error
+
+
+class _Numbers:
+    def __init__(self, path: Path) -> None:
+        self.meters = Meters()
+        self.file = WatchedFile("--number", path, _parse, self.meters)
+
+    @property
+    def is_good(self) -> bool:
+        (family,) = [one for one in self.meters.families() if one.instrument is Metrics.FILE_LOADED]
+        (gauge,) = family.series.values()
+        return bool(family.number(gauge))
+
+    async def until(self, number: int, *, is_good: bool) -> None:
+        async with asyncio.timeout(10):
+            while (self.file.value, self.is_good) != (number, is_good):
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(watched, "LOOK_EVERY_S", 0.01)
+    path = tmp_path / "number"
+    path.write_text("1")
+    return path
+
+
+@asynccontextmanager
+async def _watching(path: Path) -> AsyncIterator[_Numbers]:
+    numbers = _Numbers(path)
+    task = asyncio.create_task(numbers.file.watch())
+    yield numbers
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_changed_file_is_read_again(path: Path) -> None:
+    async with _watching(path) as numbers:
+        path.write_text("22")
+        await numbers.until(22, is_good=True)
+
+
+async def test_a_replaced_file_of_the_same_size_and_time_is_read_again(path: Path) -> None:
+    async with _watching(path) as numbers:
+        times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+        new = path.with_name("new")
+        new.write_text("2")
+        os.utime(new, ns=times)
+        new.replace(path)
+        await numbers.until(2, is_good=True)
+
+
+async def test_a_link_that_points_elsewhere_is_read_again(path: Path) -> None:
+    """As Kubernetes replaces the files of a secret."""
+    link = path.with_name("link")
+    link.symlink_to(path)
+    async with _watching(link) as numbers:
+        path.with_name("other").write_text("2")
+        fresh = path.with_name("fresh")
+        fresh.symlink_to(path.with_name("other"))
+        fresh.replace(link)
+        await numbers.until(2, is_good=True)
+
+
+async def test_a_broken_file_leaves_the_last_good_content(path: Path) -> None:
+    async with _watching(path) as numbers:
+        path.write_text("nonsense")
+        await numbers.until(1, is_good=False)
+        path.write_text("3")
+        await numbers.until(3, is_good=True)
+
+
+async def test_a_missing_file_leaves_the_last_good_content(path: Path) -> None:
+    async with _watching(path) as numbers:
+        path.unlink()
+        await numbers.until(1, is_good=False)
+        path.write_text("1")
+        await numbers.until(1, is_good=True)
+
+
+def test_a_broken_file_is_refused_at_first(path: Path) -> None:
+    path.write_text("nonsense")
+    with pytest.raises(SetupError, match="is no number"):
+        _Numbers(path)
+
+
+def test_a_missing_file_is_refused_at_first(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"--number .*missing: No such file"):
+        _Numbers(tmp_path / "missing")

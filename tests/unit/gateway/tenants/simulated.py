@@ -1,0 +1,134 @@
+"""Tenants' requests through the real gate to a simulated model, in simulated time."""
+
+import asyncio
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from neuronpipe.core.callers import Caller
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import Overloaded
+from neuronpipe.core.items import ModelKey
+from neuronpipe.core.metrics import Meters
+from neuronpipe.gateway.admission import Gate
+from neuronpipe.gateway.tenants.rights import Rights
+from neuronpipe.gateway.tenants.tenants import Tenants
+from tests.unit.neuron_executor.jumping_time import JumpingLoop
+
+_MODEL = ModelKey("m", 1)
+_TOKENS = 10
+_LIMITS = (1024, 1 << 20)
+
+
+def _cancel(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+
+
+@dataclass(frozen=True)
+class Device:
+    """Takes the oldest requests as a batch, which takes `batch_s(requests)`."""
+
+    batch_s: Callable[[int], float]
+    max_batch: int
+
+    @property
+    def capacity(self) -> float:
+        """Requests a second."""
+        return max(size / self.batch_s(size) for size in range(1, self.max_batch + 1))
+
+
+@dataclass
+class Outcome:
+    """Of one tenant: latencies of its answered requests in seconds, and how many were refused."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    refused: int = 0
+
+    def percentile(self, percent: int) -> float:
+        return statistics.quantiles(self.latencies_s, n=100)[percent - 1]
+
+
+class Simulation:
+    """One model behind a gate."""
+
+    def __init__(self, loop: JumpingLoop, device: Device, window_s: float | None) -> None:
+        """`window_s`: None for a gate that knows no tenants."""
+        self._loop = loop
+        self._device = device
+        tenants = None if window_s is None else Tenants(lambda name: Rights(), _LIMITS, window_s, Meters(), loop.time)
+        self._gate = Gate(*_LIMITS, tenants)
+        self._queue: list[asyncio.Future[None]] = []
+        self._has_work = asyncio.Event()
+
+    async def run(self, rates: dict[str, float], seconds: float) -> dict[str, Outcome]:
+        """Each tenant's requests at the times of a Poisson process, for so long."""
+        outcomes = {tenant: Outcome() for tenant in rates}
+        tasks = [
+            asyncio.create_task(self._send(tenant, rate, random.Random(seed), outcomes[tenant]))
+            for seed, (tenant, rate) in enumerate(rates.items())
+        ]
+        tasks.append(asyncio.create_task(self._compute()))
+        await asyncio.sleep(seconds)
+        told = {tenant: Outcome(list(one.latencies_s), one.refused) for tenant, one in outcomes.items()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return told
+
+    async def _send(self, tenant: str, rate: float, random_: random.Random, outcome: Outcome) -> None:
+        call = Call(caller=Caller(tenant, tenant))
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(random_.expovariate(rate))
+                group.create_task(self._ask(call, outcome))
+
+    async def _ask(self, call: Call, outcome: Outcome) -> None:
+        began_s = self._loop.time()
+        try:
+            self._gate.check_room(None, call.caller.tenant)
+            task = asyncio.current_task()
+            assert task
+            with self._gate.admit(call, 0, _TOKENS, shed=partial(_cancel, task)) as admission:
+                async with admission.turn(_MODEL):
+                    computed: asyncio.Future[None] = self._loop.create_future()
+                    self._queue.append(computed)
+                    self._has_work.set()
+                    await computed
+        except (Overloaded, asyncio.CancelledError):
+            outcome.refused += 1
+        else:
+            outcome.latencies_s.append(self._loop.time() - began_s)
+
+    async def _compute(self) -> None:
+        while True:
+            await self._has_work.wait()
+            self._queue = [one for one in self._queue if not one.done()]
+            batch, self._queue = self._queue[: self._device.max_batch], self._queue[self._device.max_batch :]
+            if not batch:
+                self._has_work.clear()
+                continue
+            await asyncio.sleep(self._device.batch_s(len(batch)))
+            for one in batch:
+                if not one.done():
+                    one.set_result(None)
+
+
+def simulate(
+    monkeypatch: pytest.MonkeyPatch, device: Device, rates: dict[str, float], seconds: float, window_s: float | None
+) -> dict[str, Outcome]:
+    """The outcomes of tenants that send so many requests a second."""
+    loop = JumpingLoop()
+    for module in ("admission", "load_shedding"):
+        monkeypatch.setattr(f"neuronpipe.gateway.{module}.time", loop)
+
+    async def run() -> dict[str, Outcome]:
+        return await Simulation(loop, device, window_s).run(rates, seconds)
+
+    try:
+        return loop.run_until_complete(run())
+    finally:
+        loop.close()

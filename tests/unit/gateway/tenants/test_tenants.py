@@ -1,0 +1,226 @@
+"""gateway/tenants/tenants.py, behind the gate: quotas, and whose requests make room for whose."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from neuronpipe.api.v1.inference_pb2 import Priority
+from neuronpipe.core.callers import ANONYMOUS, Caller
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import Overloaded
+from neuronpipe.core.items import ModelKey
+from neuronpipe.core.metrics import Counter, Meters
+from neuronpipe.core.model import ModelTable
+from neuronpipe.core.names import Metrics
+from neuronpipe.gateway.admission import Admission, Gate
+from neuronpipe.gateway.tenants.rights import NOTHING, Rights
+from neuronpipe.gateway.tenants.tenants import Tenants
+
+_MODEL = ModelKey("m", 1)
+
+
+class _Gate:
+    """A gate with tenants, and a clock under the test's control."""
+
+    def __init__(self, max_requests: int = 8, max_tokens: int = 1000, **rights: Rights) -> None:
+        self.now_s = 10.0
+        self.rights = rights
+        self.meters = Meters()
+        self.shed: list[str] = []
+        self.tenants = Tenants(
+            lambda name: self.rights.get(name, Rights()), (max_requests, max_tokens), 0.05, self.meters, self._clock
+        )
+        self.gate = Gate(max_requests, max_tokens, self.tenants)
+        self._stack = ExitStack()
+
+    def _clock(self) -> float:
+        return self.now_s
+
+    def enter(self, name: str, tokens: int = 1, *, is_bulk: bool = False) -> Admission:
+        """A request of the tenant that the first letter of its name stands for."""
+        priority = Priority.PRIORITY_BULK if is_bulk else Priority.PRIORITY_INTERACTIVE
+        call = Call(priority=priority, caller=Caller("x", name[0]))
+        return self._stack.enter_context(self.gate.admit(call, 0, tokens, shed=lambda: self.shed.append(name)))
+
+    def leave(self, admission: Admission) -> None:
+        admission.__exit__(None, None, None)
+        admission.is_shed = True  # so that the stack leaves it alone
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def refusals(self, tenant: str, quota: str) -> float:
+        counter = self.meters.counter(Metrics.TENANT_REFUSED, tenant, quota)
+        assert isinstance(counter, Counter)
+        return counter.value
+
+
+@pytest.fixture
+def gates() -> Iterator[list[_Gate]]:
+    made: list[_Gate] = []
+    yield made
+    for gate in made:
+        gate.close()
+
+
+def _with(gates: list[_Gate], **options: object) -> _Gate:
+    gates.append(_Gate(**options))  # type: ignore[arg-type]
+    return gates[-1]
+
+
+def test_a_tenant_has_so_many_requests_in_flight(gates: list[_Gate]) -> None:
+    gate = _with(gates, a=Rights(max_requests_in_flight=2))
+    gate.enter("a1")
+    gate.enter("a2")
+    with pytest.raises(Overloaded, match="tenant 'a': 2 requests in flight, the limit is 2"):
+        gate.enter("a3")
+    gate.enter("b1")
+    assert gate.refusals("a", "requests_in_flight") == 1
+
+
+def test_a_tenant_has_so_many_tokens_in_flight(gates: list[_Gate]) -> None:
+    gate = _with(gates, a=Rights(max_tokens_in_flight=10))
+    first = gate.enter("a1", 8)
+    with pytest.raises(Overloaded, match="tenant 'a': about 8 tokens in flight, the limit is 10"):
+        gate.enter("a2", 3)
+    gate.leave(first)
+    gate.enter("a3", 3)
+
+
+def test_a_request_larger_than_the_quota_is_let_in_alone(gates: list[_Gate]) -> None:
+    gate = _with(gates, a=Rights(max_tokens_in_flight=10))
+    gate.enter("a1", 500)
+    with pytest.raises(Overloaded):
+        gate.enter("a2", 1)
+
+
+def test_a_budget_says_when_to_come_back(gates: list[_Gate]) -> None:
+    gate = _with(gates, a=Rights(tokens_per_minute=60))
+    _run(gate, gate.enter("a1", 60))
+    with pytest.raises(Overloaded, match="tenant 'a': the limit is 60 tokens a minute") as raised:
+        gate.enter("a2", 7)
+    assert raised.value.retry_after_s == 7
+    gate.now_s += 7
+    gate.enter("a3", 7)
+
+
+def test_a_tenant_without_budget_is_refused_before_its_message_is_read(gates: list[_Gate]) -> None:
+    gate = _with(gates, a=Rights(tokens_per_minute=60))
+    _run(gate, gate.enter("a1", 100))
+    with pytest.raises(Overloaded) as raised:
+        gate.gate.check_room(None, "a")
+    assert raised.value.retry_after_s == 41  # a debt of 40, and one for the next
+    gate.gate.check_room(None, "b")
+
+
+def test_a_request_that_never_ran_costs_nothing(gates: list[_Gate]) -> None:
+    gate = _with(gates, a=Rights(tokens_per_minute=60))
+    gate.leave(gate.enter("a1", 60))
+    gate.enter("a2", 60)
+
+
+def test_real_tokens_replace_the_estimate_in_the_budget(gates: list[_Gate]) -> None:
+    gate = _with(gates, a=Rights(tokens_per_minute=60))
+    call = Call(caller=Caller("x", "a"))
+    with gate.gate.admit(call, 40, shed=lambda: None) as admission:  # ten tokens, a quarter of a token a byte
+        admission.count(50)
+        with pytest.raises(Overloaded):
+            gate.enter("a2", 11)
+        gate.enter("a3", 10)
+
+
+def test_rights_count_as_they_are_now(gates: list[_Gate]) -> None:
+    gate = _with(gates, a=Rights(max_requests_in_flight=1))
+    gate.enter("a1")
+    gate.rights["a"] = Rights(max_requests_in_flight=2)
+    gate.enter("a2")
+    gate.rights["a"] = Rights(max_requests_in_flight=1)
+    with pytest.raises(Overloaded):
+        gate.enter("a3")
+
+
+def test_in_a_full_gate_the_newest_of_whoever_has_most_makes_room(gates: list[_Gate]) -> None:
+    gate = _with(gates, max_requests=4)
+    for number in range(4):
+        gate.enter(f"a{number}")
+    gate.enter("b0")
+    gate.enter("b1")
+    assert gate.shed == ["a3", "a2"]
+    with pytest.raises(Overloaded):
+        gate.enter("b2")
+
+
+def test_shares_of_a_full_gate_follow_the_weights(gates: list[_Gate]) -> None:
+    gate = _with(gates, max_requests=4, b=Rights(weight=3))
+    for number in range(4):
+        gate.enter(f"a{number}")
+    for number in range(3):
+        gate.enter(f"b{number}")
+    assert gate.shed == ["a3", "a2", "a1"]
+    with pytest.raises(Overloaded):
+        gate.enter("b3")
+
+
+def test_tokens_count_as_much_as_requests_do(gates: list[_Gate]) -> None:
+    gate = _with(gates, max_requests=100, max_tokens=100)
+    gate.enter("a0", 60)
+    gate.enter("a1", 40)
+    gate.enter("b0", 30)
+    assert gate.shed == ["a1"]
+
+
+def test_a_full_gate_is_no_reason_to_refuse_whoever_has_less_than_another(gates: list[_Gate]) -> None:
+    gate = _with(gates, max_requests=4)
+    for number in range(4):
+        gate.enter(f"a{number}")
+    with pytest.raises(Overloaded):
+        gate.gate.check_room(None, "a")
+    gate.gate.check_room(None, "b")
+
+
+async def test_a_request_that_is_shed_as_its_turn_comes_gives_it_back(gates: list[_Gate]) -> None:
+    gate = _with(gates, max_requests=100)
+    running = asyncio.Event()
+    ends = asyncio.Event()
+
+    async def work(name: str) -> None:
+        admission = gate.enter(name)
+        async with admission.turn(_MODEL):
+            running.set()
+            await ends.wait()
+
+    task = asyncio.create_task(work("a0"))
+    await running.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    turns = gate.tenants._turns[_MODEL]
+    assert turns._running == 0
+    assert turns._running_tokens == 0
+
+
+def test_a_priority_above_the_tenants_becomes_its_highest() -> None:
+    gate = _Gate(a=Rights(highest_priority="bulk"))
+    assert gate.tenants.restrict(Call(caller=Caller("x", "a"))).is_bulk
+    assert not gate.tenants.restrict(Call(caller=Caller("x", "b"))).is_bulk
+
+
+def test_a_table_holds_what_a_caller_may_use() -> None:
+    table = ModelTable({("m", 1): 1, ("m", 2): 2, ("n", 1): 3})
+    gate = _Gate(a=Rights(models=frozenset({"m", "unknown"})), b=NOTHING)
+    assert list(gate.tenants.table_of(Caller("x", "a"), table)) == [1, 2]
+    assert list(gate.tenants.table_of(Caller("x", "b"), table)) == []
+    assert gate.tenants.table_of(Caller("x", "c"), table) is table
+    assert gate.tenants.table_of(ANONYMOUS, table) is table
+
+
+def _run(gate: _Gate, admission: Admission) -> None:
+    """Runs a request to its end."""
+
+    async def run() -> None:
+        async with admission.turn(_MODEL):
+            pass
+
+    asyncio.run(run())
+    gate.leave(admission)

@@ -1,0 +1,82 @@
+"""gateway/many.py: answers in the order of the requests of a stream."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.gateway.many import answer_in_order
+
+
+async def _numbers(count: int, read: list[int]) -> AsyncIterator[int]:
+    for number in range(count):
+        read.append(number)
+        yield number
+
+
+async def test_a_quick_answer_waits_for_those_before_it() -> None:
+    first_may_end = asyncio.Event()
+    ended: list[int] = []
+
+    async def answer(number: int) -> int:
+        if number == 0:
+            await first_may_end.wait()
+        ended.append(number)
+        if number == 2:
+            first_may_end.set()
+        return number
+
+    assert [one async for one in answer_in_order(_numbers(3, []), answer, 3)] == [0, 1, 2]
+    assert ended == [1, 2, 0]
+
+
+async def test_no_more_than_the_limit_is_read_until_the_caller_takes_an_answer() -> None:
+    read: list[int] = []
+
+    async def answer(number: int) -> int:
+        return number
+
+    answers = answer_in_order(_numbers(9, read), answer, 2)
+    assert await anext(answers) == 0
+    for _ in range(10):
+        await asyncio.sleep(0)
+    # Two are inside, and the next one is read and waits for a place.
+    assert read == [0, 1, 2]
+    await answers.aclose()  # type: ignore[attr-defined]
+
+
+async def test_the_first_error_ends_it_and_what_runs_behind_it() -> None:
+    cancelled: list[int] = []
+
+    async def answer(number: int) -> int:
+        if number == 1:
+            raise InvalidInput("text", "is empty")
+        if number > 1:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(number)
+                raise
+        return number
+
+    answers = answer_in_order(_numbers(9, []), answer, 4)
+    assert await anext(answers) == 0
+    with pytest.raises(InvalidInput):
+        await anext(answers)
+    assert cancelled == [2, 3, 4][: len(cancelled)]
+    assert cancelled
+
+
+async def test_an_error_of_reading_comes_after_the_answers_to_what_was_read() -> None:
+    async def requests() -> AsyncIterator[int]:
+        yield 0
+        raise InvalidInput("request", "is broken")
+
+    async def answer(number: int) -> int:
+        return number
+
+    answers = answer_in_order(requests(), answer, 4)
+    assert await anext(answers) == 0
+    with pytest.raises(InvalidInput, match="is broken"):
+        await anext(answers)

@@ -1,0 +1,72 @@
+"""tasks/tokenization.py: what a tokenizer answers alone, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import DetokenizationInput, Token, TokenizationInput
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.tasks.tokenization import DETOKENIZATION, TOKENIZATION
+from tests.unit.model_specs import model_spec
+from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer, encode_checked
+
+_MODEL = model_spec(max_tokens=3)
+_A, _FINE, _DAY = 10, 11, 12  # in the order in which the tokenizer meets them
+
+
+def _result(task: Any, input: Any) -> Any:
+    encoded = encode_checked(task, input, WordTokenizer("a", "fine", "day"), _MODEL)
+    assert encoded.sequences == []
+    return task.decode(type(input)(), _MODEL, encoded.annotations, [])
+
+
+def test_a_text_longer_than_the_model_takes_becomes_tokens_with_their_places() -> None:
+    assert list(_result(TOKENIZATION, TokenizationInput(text="a  fine day")).tokens) == [
+        Token(token_id=CLS, text="[CLS]", is_special=True),
+        Token(token_id=_A, text="a", start=0, end=1),
+        Token(token_id=_FINE, text="fine", start=3, end=7),
+        Token(token_id=_DAY, text="day", start=8, end=11),
+        Token(token_id=SEP, text="[SEP]", is_special=True),
+    ]
+
+
+def test_special_tokens_are_left_out_where_asked() -> None:
+    tokens = _result(TOKENIZATION, TokenizationInput(text="a day", skip_special_tokens=True)).tokens
+    assert [(one.token_id, one.is_special) for one in tokens] == [(_A, False), (_DAY, False)]
+
+
+@pytest.mark.parametrize(("skips", "text"), [(False, "[CLS] a day [SEP]"), (True, "a day")])
+def test_tokens_become_a_text(skips: bool, text: str) -> None:
+    input = DetokenizationInput(token_ids=[CLS, _A, _DAY, SEP], skip_special_tokens=skips)
+    assert _result(DETOKENIZATION, input).text == text
+
+
+@pytest.mark.parametrize(
+    ("task", "input", "problem"),
+    [
+        (TOKENIZATION, TokenizationInput(), "text: is empty"),
+        (TOKENIZATION, TokenizationInput(text="a\0"), "text: has the character NUL at position 1"),
+        (TOKENIZATION, TokenizationInput(text="a " * 16_383), "text: 16385 tokens, the limit of tokenization is 16384"),
+        (DETOKENIZATION, DetokenizationInput(), "token_ids: is empty"),
+        (DETOKENIZATION, DetokenizationInput(token_ids=[1000]), "token_ids: the id 1000, the vocabulary has 1000"),
+        (
+            DETOKENIZATION,
+            DetokenizationInput(token_ids=[1] * 16_385),
+            "token_ids: 16385 ids, the limit of detokenization is 16384",
+        ),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(task: Any, input: Any, problem: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{problem}$"):
+        _result(task, input)
+
+
+def test_what_is_answered_otherwise_has_other_traits() -> None:
+    tokenized = [TokenizationInput(text="a"), TokenizationInput(text="a", skip_special_tokens=True)]
+    assert len({TOKENIZATION.traits(input) for input in tokenized}) == 2
+    joined = [
+        DetokenizationInput(token_ids=[1]),
+        DetokenizationInput(token_ids=[1, 1]),
+        DetokenizationInput(token_ids=[1], skip_special_tokens=True),
+    ]
+    assert len({DETOKENIZATION.traits(input) for input in joined}) == 3
