@@ -6,12 +6,15 @@ It needs gRPC, protobuf and NumPy only.
 from neuronpipe.client.asynchronous import AsyncClient
 from neuronpipe.client.synchronous import Client
 from neuronpipe.core.errors import (
+    AlreadyExists,
     Cancelled,
     DeadlineExceeded,
     InternalError,
     InvalidInput,
+    JobNotFound,
     ModelNotFound,
     NeuronpipeError,
+    NotConfigured,
     Overloaded,
     SetupError,
     Unauthenticated,
@@ -21,14 +24,17 @@ from neuronpipe.core.errors import (
 from neuronpipe.tls.files import TlsFiles
 
 __all__ = [
+    "AlreadyExists",
     "AsyncClient",
     "Cancelled",
     "Client",
     "DeadlineExceeded",
     "InternalError",
     "InvalidInput",
+    "JobNotFound",
     "ModelNotFound",
     "NeuronpipeError",
+    "NotConfigured",
     "Overloaded",
     "SetupError",
     "TlsFiles",

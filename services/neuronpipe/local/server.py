@@ -9,6 +9,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.access import Access
 from neuronpipe.gateway.assembly import running_gateway
 from neuronpipe.gateway.doors.assembly import INFERENCE_SERVICES, gateway_doors, gateway_handlers
+from neuronpipe.jobs.door import JOBS, running_jobs
 from neuronpipe.local.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.local.stages import running_stages
 from neuronpipe.process.door import Door, Handler
@@ -26,7 +27,7 @@ async def run(settings: PipelineProcessSettings, telemetry: Telemetry, tls: Serv
 
         await run_fronted(settings, telemetry, access)
         return
-    doors = gateway_doors(settings, settings, telemetry, tls, access.guard)
+    doors = gateway_doors(settings, settings, telemetry, tls, access.guard, addition=JOBS)
     await serve(settings.service, settings, doors, partial(running_pipeline, settings, telemetry, access, doors))
 
 
@@ -58,7 +59,11 @@ async def running_pipeline(
         running_stages(bundles, settings, telemetry, report, stage_tls) as stages,
         access.kept_up_to_date(),
         running_gateway(bundles, stages, settings, settings, telemetry, access.tenants) as gateway,
+        running_jobs(settings, settings, gateway, access.tenants) as job_handlers,
     ):
         life.in_flight.check_room = gateway.pipeline.check_room
         targets = list(settings.far_targets.values())
-        yield gateway_handlers(gateway, settings, settings, telemetry, doors, life.health, targets, stage_tls)
+        handlers = gateway_handlers(
+            gateway, settings, settings, telemetry, doors, life.health, targets, stage_tls, JOBS
+        )
+        yield {**handlers, **job_handlers}

@@ -16,7 +16,7 @@ from neuronpipe.core.logs import log, log_fault, log_warning
 from neuronpipe.process.door import Door, Handler
 from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.in_flight import InFlight
-from neuronpipe.process.settings import ServerSettings
+from neuronpipe.process.settings import ProcessSettings
 
 # The time limit for unloading models after all calls have ended. A device that hangs must not keep the process alive.
 _UNLOAD_LIMIT_S = 10.0
@@ -29,7 +29,7 @@ _LATE_CALLS_LIMIT_S = 1.0
 class Life:
     """A process that serves. Its parts use this object."""
 
-    def __init__(self, name: str, settings: ServerSettings, doors: Sequence[Door]) -> None:
+    def __init__(self, name: str, settings: ProcessSettings, doors: Sequence[Door]) -> None:
         self.health = HealthBoard(service for door in doors for service in door.services)
         self.is_open = False
         self._doors = doors
@@ -86,7 +86,7 @@ Assemble: TypeAlias = Callable[[Life], AbstractAsyncContextManager[Mapping[str, 
 
 
 async def serve(
-    name: str, settings: ServerSettings, doors: Sequence[Door], assemble: Assemble, *, listens_first: bool = True
+    name: str, settings: ProcessSettings, doors: Sequence[Door], assemble: Assemble, *, listens_first: bool = True
 ) -> None:
     """Serves until SIGTERM or SIGINT.
 

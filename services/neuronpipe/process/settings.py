@@ -66,11 +66,10 @@ class ServerTlsSettings(Settings):
         return files if files.certificate else None
 
 
-class ServerSettings(ServerTlsSettings):
+class ProcessSettings(ServerTlsSettings):
     """The settings that every service has."""
 
     listen: str = listen_field("127.0.0.1:0")
-    repository: Path = Field(description="folder of bundles, as `neuronpipe compile` writes it")
     grace_s: float = Field(
         10.0, ge=0, le=3600, description="seconds that requests in flight get to finish after SIGTERM"
     )
@@ -113,6 +112,12 @@ class ServerSettings(ServerTlsSettings):
     @classmethod
     def _check_port(cls, listen: str) -> str:
         return check_port(listen)
+
+
+class ServerSettings(ProcessSettings):
+    """What every service with models has."""
+
+    repository: Path = Field(description="folder of bundles, as `neuronpipe compile` writes it")
 
 
 class StageSettings(ServerSettings):

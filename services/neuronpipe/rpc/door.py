@@ -19,7 +19,7 @@ from neuronpipe.core.logs import log
 from neuronpipe.process.door import Guard, Handler
 from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.in_flight import MAX_CALLS, InFlight
-from neuronpipe.process.settings import ServerSettings
+from neuronpipe.process.settings import ProcessSettings
 from neuronpipe.rpc.abort import abort
 from neuronpipe.rpc.health import HEALTH_SERVICE, health_handlers
 from neuronpipe.rpc.peers import check_peer, credentials_of, server_credentials
@@ -46,7 +46,7 @@ class GrpcDoor:
 
     def __init__(
         self,
-        settings: ServerSettings,
+        settings: ProcessSettings,
         rpcs: Iterable[Rpc],
         tls: ServerTls | None = None,
         guard: Guard | None = None,
@@ -262,7 +262,7 @@ def _decoded(rpc: Rpc, data: bytes) -> Any:
         ) from error
 
 
-def _options(settings: ServerSettings, shares_port: bool) -> Iterable[tuple[str, int]]:
+def _options(settings: ProcessSettings, shares_port: bool) -> Iterable[tuple[str, int]]:
     # gRPC's default lets any two processes listen on one port, each of which gets a share of the connections.
     yield "grpc.so_reuseport", int(shares_port)
     yield "grpc.max_receive_message_length", settings.max_message_bytes

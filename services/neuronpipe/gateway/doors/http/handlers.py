@@ -1,5 +1,7 @@
 """All protocols of the HTTP door."""
 
+from collections.abc import Sequence
+
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.doors.choice import ModelChoice
@@ -32,8 +34,9 @@ def http_handlers(
     gateway: Gateway,
     pipeline: PipelineSettings,
     telemetry: Telemetry,
+    added: Sequence[Route] = (),
 ) -> dict[str, HttpHandler]:
-    """The handlers of all routes, by their keys."""
+    """The handlers of all routes, by their keys. `added`: routes of others, for the document of all."""
     catalog = gateway.catalog
     return {
         **native.native_handlers(gateway.pipeline),
@@ -45,5 +48,5 @@ def http_handlers(
         **sagemaker.sagemaker_handlers(inference, models, catalog),
         **oip.oip_handlers(tensors),
         **metrics.metrics_handlers(telemetry.write_metrics),
-        **openapi_handlers(_DESCRIBED),
+        **openapi_handlers((*_DESCRIBED, *added)),
     }
