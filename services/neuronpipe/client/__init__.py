@@ -4,6 +4,7 @@ It needs gRPC, protobuf and NumPy only.
 """
 
 from neuronpipe.client.asynchronous import AsyncClient
+from neuronpipe.client.jobs import AsyncJob, Job, JobStatus
 from neuronpipe.client.synchronous import Client
 from neuronpipe.core.errors import (
     AlreadyExists,
@@ -26,12 +27,15 @@ from neuronpipe.tls.files import TlsFiles
 __all__ = [
     "AlreadyExists",
     "AsyncClient",
+    "AsyncJob",
     "Cancelled",
     "Client",
     "DeadlineExceeded",
     "InternalError",
     "InvalidInput",
+    "Job",
     "JobNotFound",
+    "JobStatus",
     "ModelNotFound",
     "NeuronpipeError",
     "NotConfigured",

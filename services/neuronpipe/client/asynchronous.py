@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import grpc
+from google.longrunning.operations_pb2_grpc import OperationsStub
 
 from neuronpipe.api.v1.inference_pb2 import (
     InferBatchRequest,
@@ -16,8 +17,11 @@ from neuronpipe.api.v1.inference_pb2 import (
     InferStreamResponse,
 )
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
+from neuronpipe.api.v1.jobs_pb2 import JobPriority, SubmitInferenceRequest
+from neuronpipe.api.v1.jobs_pb2_grpc import JobServiceStub
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Model
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
+from neuronpipe.client.jobs import AsyncJob, JobCalls, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.rpc.api_key import key_metadata
@@ -27,6 +31,7 @@ from neuronpipe.tls.files import TlsFiles
 
 if TYPE_CHECKING:  # what the stubs are of a channel of grpc.aio
     from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceAsyncStub
+    from neuronpipe.api.v1.jobs_pb2_grpc import JobServiceAsyncStub
     from neuronpipe.api.v1.models_pb2_grpc import ModelServiceAsyncStub
 
 ResponseT = TypeVar("ResponseT")
@@ -55,10 +60,14 @@ RETRIES = {
 class _Stubs(NamedTuple):
     inference: "InferenceServiceAsyncStub"
     models: "ModelServiceAsyncStub"
+    jobs: "JobServiceAsyncStub"
+    operations: Any
 
     @classmethod
     def of(cls, channel: grpc.aio.Channel) -> "_Stubs":
-        return cls(InferenceServiceStub(channel), ModelServiceStub(channel))
+        return cls(
+            InferenceServiceStub(channel), ModelServiceStub(channel), JobServiceStub(channel), OperationsStub(channel)
+        )
 
 
 class AsyncClient(TaskMethods):
@@ -98,6 +107,7 @@ class AsyncClient(TaskMethods):
         self._timeout_s = timeout_s
         self._metadata = key_metadata(api_key)
         self._connection = Connection(target, _Stubs.of, RETRIES if retries else None, tls)
+        self._jobs = JobCalls(self._connection, self._metadata, timeout_s)
 
     async def _call(self, call: TaskCall[ValueT]) -> ValueT:
         return call.read((await self.infer(call.request)).result)
@@ -144,6 +154,43 @@ class AsyncClient(TaskMethods):
                 call.cancel()
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
+
+    async def submit(
+        self,
+        requests: Iterable[InferRequest] = (),
+        *,
+        input_uri: str = "",
+        output_uri: str = "",
+        request_id: str = "",
+        time_to_live_s: int = 0,
+        work_limit_s: int = 0,
+        priority: "JobPriority.ValueType" = JobPriority.JOB_PRIORITY_NORMAL,
+        notification_url: str = "",
+    ) -> AsyncJob:
+        """Submits a job of requests, or of the object `input_uri`; it outlives this client.
+
+        The other arguments are the fields of SubmitInferenceRequest (jobs.proto). With a `request_id` a call may be
+        repeated: the same job is returned.
+        """
+        message = SubmitInferenceRequest(
+            requests=requests,
+            input_uri=input_uri,
+            output_uri=output_uri,
+            request_id=request_id,
+            time_to_live_s=time_to_live_s,
+            work_limit_s=work_limit_s,
+            priority=priority,
+            notification_url=notification_url,
+        )
+        return self.job((await self._jobs.submit(message)).name)
+
+    def job(self, name: str) -> AsyncJob:
+        """A job that was submitted before, by the name of its operation."""
+        return AsyncJob(name, self._jobs)
+
+    async def list_jobs(self, limit: int = 100) -> Sequence[JobStatus]:
+        """The caller's jobs, the newest first."""
+        return [JobStatus.described(operation) for operation in await self._jobs.list_all(limit)]
 
     async def list_models(self) -> Sequence[Model]:
         """Every version of every model."""

@@ -252,7 +252,7 @@ class Metrics:
         "{call}",
         "calls by outcome: accepted, or why not, which callers are not told: missing, malformed, unknown_key, expired, "
         "not_yet_valid, wrong_audience, wrong_issuer, wrong_signature, wrong_algorithm, unknown_signing_key, "
-        "missing_claim, no_tenant, unknown_certificate",
+        "missing_claim, no_tenant, unknown_certificate, acts_for_others (without the right to)",
         Attributes.OUTCOME,
     )
     FILE_LOADED = _gauge(

@@ -47,7 +47,7 @@ class Access:
             return
         if callers.tenants:
             self._book = WatchedFile("--tenants", callers.tenants, parse_tenants, self._meters)
-        guard = self.guard = Authenticator(callers, self._tenant_of, self._meters)
+        guard = self.guard = Authenticator(callers, self._tenant_of, self._meters, self._acts_for_others)
         limits = pipeline.max_requests_in_flight, pipeline.max_tokens_in_flight
         self.tenants = Tenants(self._rights_of, limits, callers.fair_window_ms / 1000, self._meters)
         if "metrics" not in guard.open_services:
@@ -81,3 +81,6 @@ class Access:
 
     def _tenant_of(self, name: str) -> str:
         return self._book.value.tenant_of(name) if self._book else ""
+
+    def _acts_for_others(self, tenant: str) -> bool:
+        return bool(self._book) and self._rights_of(tenant).acts_for_others

@@ -8,12 +8,13 @@ from neuronpipe.gateway.doors.assembly import Addition
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.jobs.grpc_door import job_rpc_handlers, job_rpcs
+from neuronpipe.jobs.http import ROUTES, job_http_handlers
 from neuronpipe.jobs.service import Jobs
 from neuronpipe.jobs.settings import JobSettings
 from neuronpipe.process.door import Handler
 
 # What the doors take, whether jobs are set up or not.
-JOBS = Addition(rpcs=tuple(job_rpcs()))
+JOBS = Addition(rpcs=tuple(job_rpcs()), routes=ROUTES)
 
 
 @asynccontextmanager
@@ -28,4 +29,4 @@ async def running_jobs(
         store = JobStore(settings)
     jobs = Jobs(store, settings, pipeline, gateway.catalog, tenants.max_jobs if tenants else lambda tenant: 0)
     async with jobs.running():
-        yield job_rpc_handlers(jobs)
+        yield {**job_rpc_handlers(jobs), **job_http_handlers(jobs)}

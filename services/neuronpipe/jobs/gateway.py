@@ -3,7 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import grpc
 
@@ -17,6 +18,8 @@ from neuronpipe.rpc.api_key import key_metadata
 from neuronpipe.rpc.client import error_of
 from neuronpipe.rpc.connection import Connection
 from neuronpipe.tls.files import TlsFiles
+
+ResultT = TypeVar("ResultT")
 
 # Between attempts while the gateway cannot be reached: doubled each time.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0
@@ -46,25 +49,31 @@ class Gateway:
         Calls `sent` each time.
         """
         request.priority = Priority.PRIORITY_BULK
+        metadata = self.metadata(tenant, trace)
+        try:
+            return await self.admitted(lambda: self._infer(request, metadata, limit_s), sent)
+        except NeuronpipeError as error:
+            return InferOutcome(error=to_status(error))
+
+    def metadata(self, tenant: str, trace: SpanContext | None) -> list[tuple[str, str]]:
+        """What a call for a tenant shows the gateway."""
         metadata = [*self._key, *([(ON_BEHALF, tenant)] if tenant else [])]
-        if trace:
-            metadata.append((TRACEPARENT, trace.traceparent))
+        return [*metadata, (TRACEPARENT, trace.traceparent)] if trace else metadata
+
+    async def admitted(self, call: Callable[[], Awaitable[ResultT]], sent: Callable[[], None]) -> ResultT:
+        """What a call returns, which is made until the gateway admits it. Raises the call's other errors."""
         pause_s = _FIRST_PAUSE_S
         while True:
             async with self._places:
                 await asyncio.sleep(self.closed_s)
                 sent()
                 try:
-                    return await self._infer(request, metadata, limit_s)
+                    return await call()
                 except Overloaded as error:
                     self._close(error.retry_after_s)
-                    continue
                 except (Unavailable, Cancelled):
                     self._close(pause_s)
                     pause_s = min(_LAST_PAUSE_S, 2 * pause_s)
-                    continue
-                except NeuronpipeError as error:
-                    return InferOutcome(error=to_status(error))
 
     async def close(self) -> None:
         """Ends all calls."""

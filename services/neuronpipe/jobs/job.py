@@ -33,7 +33,8 @@ class Job:
     """A job. Times are Redis's, in milliseconds since 1970; 0 for what has not happened.
 
     `end`: the form of `end_of`, empty before. `request`: the serialized SubmitInferenceRequest, empty once it has
-    ended. `trace`: the traceparent of the submitter.
+    ended. `invocation`: in place of it, an Invocation of SageMaker's clients as JSON. `trace`: the traceparent of the
+    submitter. `limit_s`: of the work on an input.
     """
 
     id: str
@@ -43,12 +44,14 @@ class Job:
     request_id: str
     request: bytes
     trace: str
+    invocation: str
     notify: str
     end: bytes
     created_ms: int
     started_ms: int
     ended_ms: int
     expires_ms: int
+    limit_s: int
     inputs: int
     completed: int
     attempts: int
@@ -72,12 +75,14 @@ class Job:
             request_id=text(b"request_id"),
             request=fields.get(b"request", b""),
             trace=text(b"trace"),
+            invocation=text(b"invocation"),
             notify=text(b"notify"),
             end=fields.get(b"end", b""),
             created_ms=number(b"created"),
             started_ms=number(b"started"),
             ended_ms=number(b"ended"),
             expires_ms=number(b"expires"),
+            limit_s=number(b"limit"),
             inputs=number(b"inputs"),
             completed=number(b"completed"),
             attempts=number(b"attempts"),
@@ -143,6 +148,30 @@ class TakenJob:
     job: Job
     entry: str
     left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """An asynchronous invocation of SageMaker's clients: an object that is a body for an endpoint."""
+
+    endpoint: str
+    input_uri: str
+    content_type: str
+    accept: str
+    output_uri: str = ""
+    failure_uri: str = ""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a job is. `has_begun`: anything was sent to the gateway."""
+
+    completed: int = 0
+    has_begun: bool = False
+
+    def begin(self) -> None:
+        """Something is sent."""
+        self.has_begun = True
 
 
 @dataclass(frozen=True, slots=True)

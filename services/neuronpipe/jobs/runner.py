@@ -2,51 +2,43 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from google.protobuf import json_format
 
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest
 from neuronpipe.api.v1.jobs_pb2 import JobResult, SubmitInferenceRequest
-from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Unavailable
+from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.jobs.gateway import Gateway
-from neuronpipe.jobs.job import Job
+from neuronpipe.jobs.invocations import Invoker, object_failed
+from neuronpipe.jobs.job import Job, Progress
 from neuronpipe.storage.objects import Storage, StorageError
 from neuronpipe.storage.uris import ObjectUri
 
-_WORK_S = 900
 # Requests of one job that wait for a place at the gateway at once.
 _LANES = 64
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a job is. `has_begun`: anything was sent to the gateway."""
-
-    completed: int = 0
-    has_begun: bool = False
-
-    def begin(self) -> None:
-        """Something is sent."""
-        self.has_begun = True
 
 
 class Runner:
     """Runs jobs. `max_input_bytes`: of an object; `max_result_bytes`: of outcomes that are in no object."""
 
-    def __init__(self, gateway: Gateway, storage: Storage, max_input_bytes: int, max_result_bytes: int) -> None:
+    def __init__(
+        self, gateway: Gateway, invoker: Invoker, storage: Storage, max_input_bytes: int, max_result_bytes: int
+    ) -> None:
         self._gateway = gateway
+        self._invoker = invoker
         self._storage = storage
         self._max_input_bytes = max_input_bytes
         self._max_result_bytes = max_result_bytes
 
     async def run(self, job: Job, progress: Progress, trace: SpanContext | None) -> JobResult:
         """What comes of a job. Raises NeuronpipeError where it fails as a whole."""
+        if job.invocation:
+            return await self._invoker.run(job, progress, trace)
         submitted = SubmitInferenceRequest.FromString(job.request)
         inputs = await self._inputs(submitted)
-        outcomes = await self._outcomes(job, inputs, submitted.work_limit_s or _WORK_S, progress, trace)
+        outcomes = await self._outcomes(job, inputs, progress, trace)
         failed = sum(outcome.HasField("error") for outcome in outcomes)
         result = JobResult(succeeded=len(outcomes) - failed, failed=failed)
         if submitted.output_uri:
@@ -65,14 +57,13 @@ class Runner:
         try:
             data = self._storage.read(ObjectUri.parse(uri), self._max_input_bytes)
         except StorageError as error:
-            raise _failed("input_uri", uri, error) from error
+            raise object_failed("input_uri", uri, error) from error
         return [_read_line(number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
 
     async def _outcomes(
         self,
         job: Job,
         inputs: "Sequence[InferRequest | InvalidInput]",
-        limit_s: float,
         progress: Progress,
         trace: SpanContext | None,
     ) -> list[InferOutcome]:
@@ -86,7 +77,7 @@ class Runner:
                     outcomes[number].error.CopyFrom(to_status(one))
                 else:
                     one.request_id = one.request_id or f"{job.id}/{number}"
-                    outcomes[number] = await self._gateway.outcome(one, job.tenant, trace, limit_s, progress.begin)
+                    outcomes[number] = await self._gateway.outcome(one, job.tenant, trace, job.limit_s, progress.begin)
                 progress.completed += 1
 
         async with asyncio.TaskGroup() as group:
@@ -105,7 +96,7 @@ class Runner:
         try:
             await asyncio.to_thread(write)
         except StorageError as error:
-            raise _failed("output_uri", uri, error) from error
+            raise object_failed("output_uri", uri, error) from error
 
     def _add_outcomes(self, result: JobResult, outcomes: Sequence[InferOutcome]) -> None:
         """Those that would make the result larger than its limit become errors, as in InferBatch."""
@@ -127,7 +118,3 @@ def _read_line(number: int, line: bytes) -> InferRequest | InvalidInput:
         return json_format.Parse(line, InferRequest())
     except (json_format.ParseError, UnicodeDecodeError, RecursionError):
         return InvalidInput("input_uri", f"line {number} is no InferRequest in JSON")
-
-
-def _failed(field: str, uri: str, error: StorageError) -> NeuronpipeError:
-    return InvalidInput(field, f"{uri} {error}") if error.is_lasting else Unavailable(f"{field}: {uri} {error}")

@@ -2,8 +2,10 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from google.longrunning.operations_pb2 import ListOperationsResponse, Operation
@@ -19,7 +21,8 @@ from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.request_checks import check_fields, check_input
 from neuronpipe.gateway.settings import PipelineSettings
-from neuronpipe.jobs.job import PRIORITIES, Job, NewJob, cancelled, end_of, expired, id_of, new_id
+from neuronpipe.jobs.job import PRIORITIES, Invocation, Job, NewJob, cancelled, end_of, expired, id_of, new_id
+from neuronpipe.jobs.post import check_host
 from neuronpipe.jobs.settings import MAX_TTL_S, MAX_WORK_S, JobSettings
 from neuronpipe.storage.uris import parse_below
 
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from neuronpipe.jobs.store import JobStore
 
 _MAX_REQUEST_ID = 256
+# Of one input.
+_WORK_LIMIT_S = 900
 _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 # A waiter looks so often where no message has told it of the end.
 _LOOK_EVERY_S = 5.0
@@ -53,32 +58,54 @@ class Jobs:
 
     async def submit(self, submitted: SubmitInferenceRequest, call: Call) -> Operation:
         """Stores a job. Raises NeuronpipeError as jobs.proto says."""
-        store, tenant = self._store, call.caller.tenant
-        self._check(submitted, tenant, call)
-        id, content = new_id(), submitted.SerializeToString(deterministic=True)
+        self._check(submitted, call.caller.tenant, call)
+        content = submitted.SerializeToString(deterministic=True)
         if len(content) > self._settings.jobs_max_payload_bytes:
             limit = f"the limit is {self._settings.jobs_max_payload_bytes} (the gateway's jobs_max_payload_bytes)"
             raise InvalidInput("requests", f"{len(content)} bytes, {limit}; submit larger jobs as an input_uri")
-        digest = hashlib.sha256(content).hexdigest()
-        key = hashlib.sha256(f"{tenant}\0{submitted.request_id or id}".encode()).hexdigest()
+        about: dict[str, str | int] = {"inputs": len(submitted.requests), "notify": submitted.notification_url}
+        return await self._submit(submitted, content, about, call)
+
+    async def invoke(self, invocation: Invocation, timing: SubmitInferenceRequest, call: Call) -> Invocation:
+        """Stores a job of SageMaker's clients. `timing`: its id and its limits. Returns it with the objects to which
+        its output goes. Raises NeuronpipeError.
+        """
+        folder = self._settings.sagemaker_folder(call.caller.tenant)
+        if not folder:
+            raise NotConfigured("this gateway has no folder for asynchronous invocations: set jobs_sagemaker_output")
+        self._check_limits(timing)
+        self._check_uri("X-Amzn-SageMaker-InputLocation", invocation.input_uri, call.caller.tenant)
+        self._catalog.spec(invocation.endpoint)
+        key = _key(call.caller.tenant, timing.request_id)
+        invocation = replace(invocation, output_uri=f"{folder}{key}.out", failure_uri=f"{folder}{key}-error.out")
+        written = json.dumps(asdict(invocation))
+        await self._submit(timing, written.encode(), {"inputs": 1, "invocation": written}, call)
+        return invocation
+
+    async def _submit(
+        self, submitted: SubmitInferenceRequest, content: bytes, about: Mapping[str, str | int], call: Call
+    ) -> Operation:
+        """Stores a job, or finds the one with the same id and content."""
+        tenant, id, digest = call.caller.tenant, new_id(), hashlib.sha256(content).hexdigest()
         fields: dict[str, str | int] = {
             "request_id": submitted.request_id,
-            "inputs": len(submitted.requests),
             "trace": call.trace.traceparent if call.trace else "",
-            "notify": submitted.notification_url,
+            "notify": "",
+            "limit": submitted.work_limit_s or _WORK_LIMIT_S,
         }
         new = NewJob(
             id=id,
-            key=key,
+            key=_key(tenant, submitted.request_id or id),
             digest=digest,
             tenant=tenant,
             priority=PRIORITIES[submitted.priority],
             request=content,
             ttl_s=submitted.time_to_live_s or self._settings.jobs_ttl_s,
             retention_s=self._settings.jobs_retention_s,
-            fields=fields,
+            fields={**fields, **about},
         )
-        known, known_digest = await store.submit(new, self._settings.jobs_max_open, self._max_jobs_of(tenant))
+        limits = self._settings.jobs_max_open, self._max_jobs_of(tenant)
+        known, known_digest = await self._store.submit(new, *limits)
         if known_digest != digest:
             raise AlreadyExists("request_id: another job has it, with other content")
         return (await self._find(known, tenant)).operation()
@@ -174,6 +201,10 @@ class Jobs:
 
     def _check(self, submitted: SubmitInferenceRequest, tenant: str, call: Call) -> None:
         """Raises InvalidInput, ModelNotFound and WrongTask."""
+        self._check_limits(submitted)
+        self._check_content(submitted, tenant, call)
+
+    def _check_limits(self, submitted: SubmitInferenceRequest) -> None:
         if len(submitted.request_id) > _MAX_REQUEST_ID:
             raise InvalidInput("request_id", f"{len(submitted.request_id)} characters, the limit is {_MAX_REQUEST_ID}")
         if submitted.priority not in PRIORITIES:
@@ -181,6 +212,8 @@ class Jobs:
         for field, limit in (("time_to_live_s", MAX_TTL_S), ("work_limit_s", MAX_WORK_S)):
             if getattr(submitted, field) > limit:
                 raise InvalidInput(field, f"{getattr(submitted, field)}, the limit is {limit}")
+
+    def _check_content(self, submitted: SubmitInferenceRequest, tenant: str, call: Call) -> None:
         if bool(submitted.requests) == bool(submitted.input_uri):
             raise InvalidInput("requests", "one of requests and input_uri must be given, and not both")
         count, limit = len(submitted.requests), self._settings.jobs_max_inputs
@@ -190,7 +223,10 @@ class Jobs:
             if uri := getattr(submitted, field):
                 self._check_uri(field, uri, tenant)
         if submitted.notification_url:
-            raise InvalidInput("notification_url", "this gateway tells nobody of jobs")
+            try:
+                check_host(submitted.notification_url, self._settings.jobs_notification_hosts)
+            except ValueError as error:
+                raise InvalidInput("notification_url", str(error)) from error
         for number, request in enumerate(submitted.requests):
             self._check_request(number, request, call)
 
@@ -217,6 +253,11 @@ class Jobs:
             check_input(one, self._catalog.spec(request.model, request.version), self._pipeline)
         except InvalidInput as error:
             raise InvalidInput(f"requests[{number}].{error.field}", error.problem) from error
+
+
+def _key(tenant: str, request_id: str) -> str:
+    """What two jobs have in common that are the same."""
+    return hashlib.sha256(f"{tenant}\0{request_id}".encode()).hexdigest()
 
 
 async def _wait_for(event: asyncio.Event, seconds: float) -> None:

@@ -14,8 +14,8 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Attributes, Metrics, Spans
 from neuronpipe.core.tracing import Link, Span, SpanContext, enter_span
 from neuronpipe.jobs.gateway import Gateway
-from neuronpipe.jobs.job import EndState, TakenJob, end_of, expired
-from neuronpipe.jobs.runner import Progress, Runner
+from neuronpipe.jobs.job import EndState, Progress, TakenJob, end_of, expired
+from neuronpipe.jobs.runner import Runner
 from neuronpipe.jobs.store import JobStore, worker_name
 
 # How often it looks for jobs of workers that have died, and for new ones where no message tells of them.
