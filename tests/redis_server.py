@@ -23,7 +23,8 @@ _START_LIMIT_S = 10
 class RedisServer:
     """A redis-server of its own, empty and without files. Options are those of its command line.
 
-    `is_durable`: it has a file, with which it can be started again. `tls`: a folder with tls.crt, tls.key and ca.crt; then it takes TLS only, from clients with a certificate.
+    `is_durable`: it has a file, with which it can be started again. `tls`: a folder with tls.crt, tls.key and ca.crt;
+    then it takes TLS only, from clients with a certificate.
     """
 
     def __init__(

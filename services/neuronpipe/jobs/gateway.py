@@ -10,7 +10,8 @@ import grpc
 
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, Priority
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
-from neuronpipe.core.errors import Cancelled, NeuronpipeError, Overloaded, Unavailable
+from neuronpipe.core.errors import Cancelled, NeuronpipeError, Overloaded, Unauthenticated, Unavailable
+from neuronpipe.core.logs import log_warning
 from neuronpipe.core.names import ON_BEHALF, TRACEPARENT
 from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import SpanContext
@@ -51,7 +52,7 @@ class Gateway:
         request.priority = Priority.PRIORITY_BULK
         metadata = self.metadata(tenant, trace)
         try:
-            return await self.admitted(lambda: self._infer(request, metadata, limit_s), sent)
+            return await self.admitted(lambda: self._infer(request, metadata, limit_s), tenant, sent)
         except NeuronpipeError as error:
             return InferOutcome(error=to_status(error))
 
@@ -60,7 +61,7 @@ class Gateway:
         metadata = [*self._key, *([(ON_BEHALF, tenant)] if tenant else [])]
         return [*metadata, (TRACEPARENT, trace.traceparent)] if trace else metadata
 
-    async def admitted(self, call: Callable[[], Awaitable[ResultT]], sent: Callable[[], None]) -> ResultT:
+    async def admitted(self, call: Callable[[], Awaitable[ResultT]], tenant: str, sent: Callable[[], None]) -> ResultT:
         """What a call returns, which is made until the gateway admits it. Raises the call's other errors."""
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -71,7 +72,9 @@ class Gateway:
                     return await call()
                 except Overloaded as error:
                     self._close(error.retry_after_s)
-                except (Unavailable, Cancelled):
+                except (Unavailable, Cancelled, Unauthenticated) as error:
+                    if isinstance(error, Unauthenticated):
+                        log_warning("the gateway does not let this worker call for the tenant of a job", tenant=tenant)
                     self._close(pause_s)
                     pause_s = min(_LAST_PAUSE_S, 2 * pause_s)
 

@@ -4,9 +4,18 @@
 
 import asyncio
 import json
+from functools import partial
 
 from neuronpipe.api.v1.jobs_pb2 import JobResult
-from neuronpipe.core.errors import InvalidInput, NeuronpipeError, NotConfigured, Overloaded, SetupError, Unavailable
+from neuronpipe.core.errors import (
+    InvalidInput,
+    NeuronpipeError,
+    NotConfigured,
+    Overloaded,
+    SetupError,
+    Unauthenticated,
+    Unavailable,
+)
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.jobs.gateway import Gateway
 from neuronpipe.jobs.job import Invocation, Job, Progress
@@ -32,7 +41,8 @@ class Invoker:
         """What comes of an invocation. Raises NeuronpipeError where its objects cannot be read or written."""
         invocation = Invocation(**json.loads(job.invocation))
         body = await self._read(invocation.input_uri)
-        answer = await self._gateway.admitted(lambda: self._send(invocation, job, body, trace), progress.begin)
+        send = partial(self._send, invocation, job, body, trace)
+        answer = await self._gateway.admitted(send, job.tenant, progress.begin)
         has_failed = answer.status >= 300
         uri = invocation.failure_uri if has_failed else invocation.output_uri
         await self._write(uri, answer.body)
@@ -55,6 +65,8 @@ class Invoker:
             raise Unavailable(f"the gateway does not answer over HTTP: {error}") from error
         if answer.status == 429:
             raise Overloaded("the gateway is overloaded", int(answer.headers.get("retry-after-ms", "1000")) / 1000)
+        if answer.status == 401:
+            raise Unauthenticated("the gateway does not let this worker call")
         if answer.status == 503:
             raise Unavailable("the gateway cannot answer now")
         return answer
