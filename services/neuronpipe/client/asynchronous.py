@@ -1,6 +1,7 @@
 """The asynchronous client."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypeVar
@@ -37,13 +38,21 @@ if TYPE_CHECKING:  # what the stubs are of a channel of grpc.aio
 ResponseT = TypeVar("ResponseT")
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[InferStreamRequest, InferStreamResponse]"
 
-# Inference has no side effects, so a call may be repeated if no server began it (UNAVAILABLE), if a server refused it
+# Inference has no side effects, and a job has an id of its caller's, so a call may be repeated if no server began it (UNAVAILABLE), if a server refused it
 # because of overload (RESOURCE_EXHAUSTED), or if a stopping server cut it off (CANCELLED). gRPC itself retries: it
 # waits as long as the server's pushback says, and stops retrying while most calls fail.
 RETRIES = {
     "methodConfig": [
         {
-            "name": [{"service": "neuronpipe.api.v1.InferenceService"}, {"service": "neuronpipe.api.v1.ModelService"}],
+            "name": [
+                {"service": service}
+                for service in (
+                    "neuronpipe.api.v1.InferenceService",
+                    "neuronpipe.api.v1.ModelService",
+                    "neuronpipe.api.v1.JobService",
+                    "google.longrunning.Operations",
+                )
+            ],
             "retryPolicy": {
                 "maxAttempts": 4,
                 "initialBackoff": "0.1s",
@@ -169,14 +178,14 @@ class AsyncClient(TaskMethods):
     ) -> AsyncJob:
         """Submits a job of requests, or of the object `input_uri`; it outlives this client.
 
-        The other arguments are the fields of SubmitInferenceRequest (jobs.proto). With a `request_id` a call may be
-        repeated: the same job is returned.
+        The other arguments are the fields of SubmitInferenceRequest (jobs.proto). A `request_id` again gets the same
+        job; without one, a random one makes the retries of this call safe.
         """
         message = SubmitInferenceRequest(
             requests=requests,
             input_uri=input_uri,
             output_uri=output_uri,
-            request_id=request_id,
+            request_id=request_id or uuid.uuid4().hex,
             time_to_live_s=time_to_live_s,
             work_limit_s=work_limit_s,
             priority=priority,

@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from neuronpipe.api.v1.inference_pb2 import InferOutcome
 from neuronpipe.api.v1.jobs_pb2 import JobMetadata, JobResult, SubmitInferenceRequest
-from neuronpipe.core.errors import DeadlineExceeded
+from neuronpipe.core.errors import DeadlineExceeded, Unavailable
 from neuronpipe.core.status import from_status
 from neuronpipe.rpc.client import error_of
 from neuronpipe.rpc.connection import Connection
@@ -24,6 +24,8 @@ ResultT = TypeVar("ResultT")
 # Of one call that waits; then the next one does.
 _WAIT_S = 60.0
 _PAGE = 100
+# While neither the gateway nor its Redis can say how a job is.
+_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +93,15 @@ class JobCalls:
             left_s = _WAIT_S if ends_s is None else min(_WAIT_S, ends_s - asyncio.get_running_loop().time())
             message = operations_pb2.WaitOperationRequest(name=name, timeout=Duration())
             message.timeout.FromNanoseconds(int(max(0.0, left_s) * 1e9))
-            operation = await self._call(
-                lambda stubs: stubs.operations.WaitOperation, message, timeout_s=max(0.0, left_s) + _WAIT_S
-            )
-            if operation.done:
-                return operation
-            if left_s < _WAIT_S:
+            try:
+                operation = await self._call(
+                    lambda stubs: stubs.operations.WaitOperation, message, timeout_s=max(0.0, left_s) + _WAIT_S
+                )
+                if operation.done:
+                    return operation
+            except Unavailable:  # the job outlives the gateway and its Redis
+                await asyncio.sleep(_PAUSE_S)
+            if ends_s is not None and asyncio.get_running_loop().time() >= ends_s:
                 raise DeadlineExceeded(f"{name} has not ended within {timeout_s:g} s")
 
     async def cancel(self, name: str) -> None:

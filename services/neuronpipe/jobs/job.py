@@ -101,11 +101,14 @@ class Job:
 
     def operation(self) -> Operation:
         """Its operation."""
-        operation = Operation(name=self.name, done=bool(self.end), metadata=_packed(self._metadata()))
+        operation, metadata = Operation(name=self.name, done=bool(self.end)), self._metadata()
         if self.end[:1] == _RESULT:
-            operation.response.CopyFrom(_packed(JobResult.FromString(self.end[1:])))
+            result = JobResult.FromString(self.end[1:])
+            metadata.inputs = metadata.completed_inputs = result.succeeded + result.failed
+            operation.response.CopyFrom(_packed(result))
         elif self.end:
             operation.error.CopyFrom(Status.FromString(self.end[1:]))
+        operation.metadata.CopyFrom(_packed(metadata))
         return operation
 
     def _metadata(self) -> JobMetadata:
@@ -114,7 +117,7 @@ class Job:
             request_id=self.request_id,
             priority=_PRIORITY_OF[self.priority],
             inputs=self.inputs,
-            completed_inputs=self.inputs if self.state == "succeeded" else self.completed,
+            completed_inputs=self.completed,
             attempts=self.attempts,
             create_time=_timestamp(self.created_ms),
             expire_time=_timestamp(self.expires_ms),

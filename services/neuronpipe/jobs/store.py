@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
 from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
 from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError, ResponseError
 
 from neuronpipe.cache.remote import open_client
@@ -30,10 +32,14 @@ class JobStore:
 
     def __init__(self, settings: JobStoreSettings) -> None:
         """Raises SetupError for an invalid URL."""
+        options = {
+            "socket_timeout": _TIMEOUT_S,
+            "socket_connect_timeout": _TIMEOUT_S,
+            # Every script may be run twice. A restart of Redis leaves stale connections in the pool.
+            "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), 3),
+        }
         try:
-            client, self._sentinels = open_client(
-                settings.jobs_redis_url, {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S}
-            )
+            client, self._sentinels = open_client(settings.jobs_redis_url, options)
         except (ValueError, TypeError, RedisError, RedisClusterException) as error:
             raise SetupError("jobs_redis_url: not a Redis URL (see docs/jobs.md)") from error
         if isinstance(client, RedisCluster):
