@@ -38,9 +38,10 @@ if TYPE_CHECKING:  # what the stubs are of a channel of grpc.aio
 ResponseT = TypeVar("ResponseT")
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[InferStreamRequest, InferStreamResponse]"
 
-# Inference has no side effects, and a job has an id of its caller's, so a call may be repeated if no server began it (UNAVAILABLE), if a server refused it
-# because of overload (RESOURCE_EXHAUSTED), or if a stopping server cut it off (CANCELLED). gRPC itself retries: it
-# waits as long as the server's pushback says, and stops retrying while most calls fail.
+# Inference has no side effects, and a job has an id of its caller's. So a call may be repeated if no server began it
+# (UNAVAILABLE), if a server refused it because of overload (RESOURCE_EXHAUSTED), or if a stopping server cut it off
+# (CANCELLED). gRPC itself retries: it waits as long as the server's pushback says, and stops retrying while most calls
+# fail.
 RETRIES = {
     "methodConfig": [
         {
