@@ -38,30 +38,24 @@ if TYPE_CHECKING:  # what the stubs are of a channel of grpc.aio
 ResponseT = TypeVar("ResponseT")
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[InferStreamRequest, InferStreamResponse]"
 
-# Inference has no side effects, and a job has an id of its caller's. So a call may be repeated if no server began it
-# (UNAVAILABLE), if a server refused it because of overload (RESOURCE_EXHAUSTED), or if a stopping server cut it off
-# (CANCELLED). gRPC itself retries: it waits as long as the server's pushback says, and stops retrying while most calls
-# fail.
+# Inference has no side effects, so a call may be repeated if no server began it (UNAVAILABLE), if a server refused it
+# because of overload (RESOURCE_EXHAUSTED), or if a stopping server cut it off (CANCELLED). gRPC itself retries: it
+# waits as long as the server's pushback says, and stops retrying while most calls fail. A job has an id of its caller's
+# and may be submitted again, but not where there are too many: the pushback is longer than most deadlines.
+_BACKOFF = {"maxAttempts": 4, "initialBackoff": "0.1s", "maxBackoff": "2s", "backoffMultiplier": 2}
 RETRIES = {
     "methodConfig": [
         {
-            "name": [
-                {"service": service}
-                for service in (
-                    "neuronpipe.api.v1.InferenceService",
-                    "neuronpipe.api.v1.ModelService",
-                    "neuronpipe.api.v1.JobService",
-                    "google.longrunning.Operations",
-                )
-            ],
+            "name": [{"service": "neuronpipe.api.v1.InferenceService"}, {"service": "neuronpipe.api.v1.ModelService"}],
             "retryPolicy": {
-                "maxAttempts": 4,
-                "initialBackoff": "0.1s",
-                "maxBackoff": "2s",
-                "backoffMultiplier": 2,
+                **_BACKOFF,
                 "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"],
             },
-        }
+        },
+        {
+            "name": [{"service": "neuronpipe.api.v1.JobService"}, {"service": "google.longrunning.Operations"}],
+            "retryPolicy": {**_BACKOFF, "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"]},
+        },
     ],
     "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
 }

@@ -122,7 +122,7 @@ class Attributes:
     JOB_ID = Name("neuronpipe.job.id", "the job's id")
     JOB_PRIORITY = Name("neuronpipe.job.priority", "high, normal or low")
     JOB_STATE = Name("neuronpipe.job.state", "how a job ended: succeeded, failed, cancelled, expired or dead")
-    INPUTS = Name("neuronpipe.job.inputs", "the number of the job's inputs")
+    INPUTS = Name("neuronpipe.job.inputs", "the number of the job's inputs; 0 where they are in an object")
     ROW = Name("neuronpipe.batch.row", "the sequence's row in the batch")
     CORE = Name("neuronpipe.core", "the core that runs the batch")
     IS_ALONE = Name("neuronpipe.batch.is_alone", "whether the batch ran alone, on all cores")

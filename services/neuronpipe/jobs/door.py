@@ -1,25 +1,32 @@
 """Jobs as a part of a gateway: what its doors take, and what answers."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.doors.assembly import Addition
-from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.gateway.doors.http.exchange import Route
+from neuronpipe.gateway.settings import HttpSettings, PipelineSettings
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.jobs.grpc_door import job_rpc_handlers, job_rpcs
-from neuronpipe.jobs.http import ROUTES, job_http_handlers
 from neuronpipe.jobs.service import Jobs
 from neuronpipe.jobs.settings import JobSettings
 from neuronpipe.process.door import Handler
 
+
+def _routes() -> Sequence[Route]:
+    from neuronpipe.jobs.http import ROUTES  # what HTTP needs is imported for an HTTP door only
+
+    return ROUTES
+
+
 # What the doors take, whether jobs are set up or not.
-JOBS = Addition(rpcs=tuple(job_rpcs()), routes=ROUTES)
+JOBS = Addition(rpcs=tuple(job_rpcs()), routes=_routes)
 
 
 @asynccontextmanager
 async def running_jobs(
-    settings: JobSettings, pipeline: PipelineSettings, gateway: Gateway, tenants: Tenants | None
+    settings: JobSettings, pipeline: PipelineSettings, http: HttpSettings, gateway: Gateway, tenants: Tenants | None
 ) -> AsyncIterator[dict[str, Handler]]:
     """The handlers of jobs. Raises SetupError."""
     store = None
@@ -29,4 +36,9 @@ async def running_jobs(
         store = JobStore(settings)
     jobs = Jobs(store, settings, pipeline, gateway.catalog, tenants.max_jobs if tenants else lambda tenant: 0)
     async with jobs.running():
-        yield {**job_rpc_handlers(jobs), **job_http_handlers(jobs)}
+        handlers: dict[str, Handler] = dict(job_rpc_handlers(jobs))
+        if http.http_listen:
+            from neuronpipe.jobs.http import job_http_handlers
+
+            handlers |= job_http_handlers(jobs)
+        yield handlers

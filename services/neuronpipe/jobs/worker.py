@@ -166,7 +166,11 @@ class Worker:
         if not context:
             return None
         span = Span(Spans.JOB, context, None, time.monotonic_ns())
-        span.attributes |= {Attributes.JOB_ID: job.id, Attributes.JOB_PRIORITY: job.priority}
+        span.attributes |= {
+            Attributes.JOB_ID: job.id,
+            Attributes.JOB_PRIORITY: job.priority,
+            Attributes.INPUTS: job.inputs,
+        }
         if submitter:
             span.links.append(Link(submitter))
         enter_span(span)

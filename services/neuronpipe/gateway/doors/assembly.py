@@ -1,6 +1,6 @@
 """A gateway's doors, and what each of them answers with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from neuronpipe.core.metrics import Telemetry
@@ -28,10 +28,13 @@ INFERENCE_SERVICES = [service.full_name for service in (INFERENCE_SERVICE, OIP_S
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What a package above the gateway has its doors take besides: its handlers have the same keys."""
+    """What a package above the gateway has its doors take besides: its handlers have the same keys.
+
+    `routes`: asked for where there is an HTTP door.
+    """
 
     rpcs: Sequence[Rpc] = ()
-    routes: Sequence[Route] = ()
+    routes: Callable[[], Sequence[Route]] = tuple
 
 
 def gateway_doors(
@@ -54,7 +57,7 @@ def gateway_doors(
         from neuronpipe.gateway.doors.http.door import HttpDoor
         from neuronpipe.gateway.doors.http.handlers import ROUTES
 
-        routes = (*ROUTES, *addition.routes, *(CONSOLE_ROUTES if http.has_console else ()))
+        routes = (*ROUTES, *addition.routes(), *(CONSOLE_ROUTES if http.has_console else ()))
         health, limit, age_s = INFERENCE_SERVICE.full_name, server.max_message_bytes, server.max_connection_age_s
         doors.append(HttpDoor(http.http_listen, routes, health, limit, age_s, tls, guard, shares_port=shares_port))
     return doors
@@ -88,7 +91,7 @@ def gateway_handlers(
     if http.http_listen:
         from neuronpipe.gateway.doors.http.handlers import http_handlers
 
-        handlers |= http_handlers(inference, models, tensors, gateway, pipeline, telemetry, addition.routes)
+        handlers |= http_handlers(inference, models, tensors, gateway, pipeline, telemetry, addition.routes())
         if http.has_console:
             from neuronpipe.gateway.doors.http.console.pages import console_handlers
 
