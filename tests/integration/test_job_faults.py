@@ -37,9 +37,12 @@ class Endings:
         self._pubsub.subscribe(_ENDED)
         self.counts: Counter[str] = Counter()
 
-    def read(self) -> Counter[str]:
-        """How often each job has ended."""
-        while (message := self._pubsub.get_message(timeout=0.3)) or self._pubsub.connection.can_read(0.1):
+    def read(self, at_least: int) -> Counter[str]:
+        """How often each job has ended, once there are so many messages, and no more of them."""
+        give_up_s, quiet = time.monotonic() + 20, 0
+        while time.monotonic() < give_up_s and (self.counts.total() < at_least or quiet < 3):
+            message = self._pubsub.get_message(timeout=0.1)
+            quiet = 0 if message else quiet + 1
             if message:
                 self.counts[f"jobs/{message['data'].decode()}"] += 1
         return self.counts
@@ -110,7 +113,7 @@ def test_a_job_whose_worker_is_killed_is_run_by_another_and_answered_once(slow_j
             job = client.job(job_id)
             job.wait(60)
             assert job.status().metadata.attempts == 2
-        assert endings.read() == {job_id: 1}
+        assert endings.read(1) == {job_id: 1}
 
 
 def _submit_behind(jobs: JobSystem) -> str:
@@ -220,13 +223,11 @@ def test_no_job_is_lost_and_none_is_answered_twice(quick_jobs: JobSystem) -> Non
                     killed.signal(signal.SIGKILL)
                 if number == 2 * _JOBS // 3:
                     drained.signal(signal.SIGTERM)
-                if number % 100 == 0:
-                    endings.read()
             for name in names:
                 (outcome,) = client.job(name).wait(60)
                 assert outcome.response.request_id == f"{name.removeprefix('jobs/')}/0"
             killed.wait()
-        counts = endings.read()
+        counts = endings.read(_JOBS)
         assert {name: count for name, count in counts.items() if count != 1} == {}
         assert set(counts) == set(names)
         assert jobs.redis.ask("XLEN", "neuronpipe-jobs:normal") == 0

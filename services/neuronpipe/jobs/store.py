@@ -68,10 +68,7 @@ class JobStore:
         if wrong:
             raise SetupError(f"jobs_redis_url: this Redis would lose jobs: {'; '.join(wrong)} (see docs/jobs.md)")
         for stream in _STREAMS:
-            try:
-                await self._ask(self._client.xgroup_create(f"{self._prefix}:{stream}", "workers", "0", mkstream=True))
-            except _GroupExists:
-                continue
+            await self._ask(self._make_group(f"{self._prefix}:{stream}"))
         self._is_checked = True
 
     async def wait_until_usable(self) -> None:
@@ -219,6 +216,13 @@ class JobStore:
         for client in (self._client, *self._sentinels):
             await client.aclose()
 
+    async def _make_group(self, stream: str) -> None:
+        try:
+            await self._client.xgroup_create(stream, "workers", "0", mkstream=True)
+        except ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):  # it is there
+                raise
+
     async def _run(self, script: str, *arguments: str | bytes | float) -> Any:
         await self.check()
         return await self._ask(self._scripts[script](keys=[], args=[self._prefix, *arguments]))
@@ -236,14 +240,8 @@ class JobStore:
             raise Unavailable(f"the Redis of jobs does not answer ({type(error).__name__})") from error
 
 
-class _GroupExists(NeuronpipeError):
-    """A consumer group is there already."""
-
-
 def _known(error: ResponseError) -> NeuronpipeError | ResponseError:
     words = str(error)
-    if words.startswith("BUSYGROUP"):
-        return _GroupExists(words)
     if "OOM" in words:
         return Overloaded("the Redis of jobs is full", _FULL_RETRY_S)
     if words.startswith(("LOADING", "READONLY", "MASTERDOWN", "MISCONF", "NOGROUP", "UNBLOCKED")):
