@@ -1,8 +1,10 @@
-"""What a flood of jobs does to real-time requests: `python -m tests.bench.jobs_beside REPOSITORY MODEL`.
+"""What a flood of jobs does to real-time requests.
 
-One gateway, one Redis and one worker. Turns with jobs waiting and turns without take place one after the other in one
-run; in each turn a few callers send texts of their own and wait for their answers. Prints p50 and p99 of both, and the
-ratio of the p99. Nothing is written.
+Run: `python -m tests.bench.jobs_beside REPOSITORY MODEL [WORKER'S OPTION…]`
+
+MODEL makes sentence embeddings. One gateway, one Redis and one worker. Turns with jobs waiting and turns without take
+place one after the other in one run; in each turn a few callers send texts of their own and wait for their answers.
+Prints p50 and p99 of both, and the ratio of the p99. Nothing is written.
 """
 
 import asyncio
@@ -12,7 +14,8 @@ from pathlib import Path
 from statistics import median
 
 from neuronpipe.client import AsyncClient
-from tests.integration.job_system import JobSystem, job_system, text_request
+from tests.integration.job_system import JobSystem, job_system
+from tests.integration.requests import embed
 
 _TURNS, _TURN_S, _CALLERS = 8, 6.0, 4
 _FLOOD, _INPUTS = 40, 100
@@ -26,7 +29,7 @@ async def _latencies(client: AsyncClient, model: str, seconds: float) -> list[fl
         number = 0
         while (began_s := time.monotonic()) < ends_s:
             number += 1
-            await client.infer(text_request(f"a text of caller {caller}, number {number} at {began_s}", model))
+            await client.infer(embed(f"a text of caller {caller}, number {number} at {began_s}", model=model))
             found.append(time.monotonic() - began_s)
             await asyncio.sleep(0.02)
 
@@ -37,7 +40,7 @@ async def _latencies(client: AsyncClient, model: str, seconds: float) -> list[fl
 async def _flood(client: AsyncClient, model: str, turn: int) -> list[str]:
     names = []
     for number in range(_FLOOD):
-        texts = [text_request(f"turn {turn} job {number} input {one}", model) for one in range(_INPUTS)]
+        texts = [embed(f"turn {turn} job {number} input {one}", model=model) for one in range(_INPUTS)]
         names.append((await client.submit(texts)).name)
     return names
 
@@ -55,8 +58,8 @@ async def _measure(jobs: JobSystem, model: str) -> None:
             alone.append(await _latencies(client, model, _TURN_S))
             names = await _flood(client, model, turn)
             beside.append(await _latencies(client, model, _TURN_S))
-            left = sum(not (await client.job(name).status()).is_done for name in names)
-            print(f"turn {turn}: {left} of {_FLOOD} jobs were left at its end", flush=True)
+            left = [name for name in names if not (await client.job(name).status()).is_done]
+            print(f"turn {turn}: {len(left)} of {_FLOOD} jobs were left at its end", flush=True)
             for name in names:
                 await client.job(name).cancel()
             await asyncio.sleep(4)  # until the worker has renewed its leases, and stopped what was cancelled
@@ -73,8 +76,8 @@ async def _measure(jobs: JobSystem, model: str) -> None:
 
 def main() -> None:
     """Measures."""
-    repository, model = Path(sys.argv[1]), sys.argv[2]
-    with job_system(repository) as jobs, jobs.worker("--lease-s", "6"):
+    repository, model, *options = sys.argv[1:]
+    with job_system(Path(repository)) as jobs, jobs.worker("--lease-s", "6", *options):
         asyncio.run(_measure(jobs, model))
 
 

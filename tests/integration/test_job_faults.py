@@ -32,8 +32,8 @@ class Endings:
     """The messages of Redis that jobs have ended."""
 
     def __init__(self, jobs: JobSystem) -> None:
-        client: Any = redis.Redis.from_url(jobs.redis.url)
-        self._pubsub = client.pubsub(ignore_subscribe_messages=True)
+        self._client: Any = redis.Redis.from_url(jobs.redis.url)  # which ends the subscription with itself
+        self._pubsub = self._client.pubsub(ignore_subscribe_messages=True)
         self._pubsub.subscribe(_ENDED)
         self.counts: Counter[str] = Counter()
 
