@@ -137,7 +137,7 @@ def test_files_of_a_slow_tokenizer_give_the_same_ids_as_transformers(
 ) -> None:
     reference = make(tmp_path)
 
-    tokenizer = JsonTokenizer(compiled(source=str(tmp_path)).tokenizer_file())
+    tokenizer = JsonTokenizer(compiled(source=str(tmp_path)).tokenizer_json())
 
     for text in _TEXTS:
         assert tokenizer.encode(text).token_ids.tolist() == reference(text)["input_ids"]
@@ -153,7 +153,7 @@ def test_special_tokens_in_texts_are_text_as_transformers_splits_them(
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path, use_fast=True)
     text = "[CLS] and </s> and <mask> and [MASK]."
 
-    tokenizer = JsonTokenizer(compiled(source=str(tmp_path)).tokenizer_file())
+    tokenizer = JsonTokenizer(compiled(source=str(tmp_path)).tokenizer_json())
 
     assert tokenizer.encode(text).token_ids.tolist() == reference(text, split_special_tokens=True)["input_ids"]
 
@@ -165,7 +165,7 @@ def test_special_tokens_in_texts_are_text_as_sentencepiece_sees_them(
     _xlm_roberta(tmp_path)
     reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sentencepiece.bpe.model"))
 
-    tokenizer = JsonTokenizer(compiled(source=str(tmp_path)).tokenizer_file())
+    tokenizer = JsonTokenizer(compiled(source=str(tmp_path)).tokenizer_json())
 
     for text in ("a </s> b", "<s>", "<pad><unk></s>x", "<mask>", "The <mask> is </s>"):
         # fairseq's numbers: <s> 0, <pad> 1, </s> 2, <unk> 3, then the pieces of SentencePiece from its 3 on.
