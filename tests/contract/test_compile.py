@@ -34,7 +34,8 @@ from neuronpipe.bundles.compiler.accuracy import Conversion
 from neuronpipe.bundles.compiler.buckets import BucketRequest
 from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.bundles.manifest import Accuracy
-from neuronpipe.bundles.repository import Bundle
+from neuronpipe.bundles.repository import Bundle, read_bundle
+from neuronpipe.bundles.signing import SigningKey, TrustedKeys, create_key
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.openvino import has_bfloat16, openvino
 from neuronpipe.tokenizer.text import JsonTokenizer
@@ -73,6 +74,14 @@ def compiled(sources: dict[str, Path], tmp_path: Path) -> Callable[..., Bundle]:
         return compile_bundle(dataclasses.replace(request, **changes), lambda line: None)
 
     return run
+
+
+def test_a_bundle_is_signed_as_it_is_compiled(compiled: Callable[..., Bundle], tmp_path: Path) -> None:
+    create_key(tmp_path / "key", tmp_path / "public")
+    bundle = compiled(signing_key=SigningKey.read(tmp_path / "key", "--sign-key"))
+    trusted = read_bundle(bundle.folder, TrustedKeys.read(tmp_path / "public"))
+    trusted.files.check()
+    assert trusted.signer
 
 
 def _bert(folder: Path) -> Any:
