@@ -76,7 +76,7 @@ def _refusal(service: str, signed: _Signed, trusted: Path, *options: str) -> str
 def test_signed_bundles_are_served_and_the_log_says_by_which_key(signed: _Signed) -> None:
     with ServiceProcess("all", "--repository", str(signed.repository), "--trusted-keys", str(signed.public)) as process:
         process.wait_until_ready()
-        assert process.wait_for("bundle verified")["key"] == SigningKey.read(signed.key, "--key").id
+        assert process.wait_for("bundle signature verified")["key"] == SigningKey.read(signed.key, "--key").id
         with Client(process.target) as client:
             assert client.classify("classifier", "A fine day.")
 

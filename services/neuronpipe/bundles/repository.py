@@ -157,7 +157,7 @@ def _read(folder: Path, trusted: "TrustedKeys | None") -> Bundle:
     bundle = Bundle(folder, Manifest.parse(written, path), sha256(written).hexdigest(), signer)
     if trusted:
         bundle.files.check_names()
-        log("bundle verified", model=bundle.spec.name, version=bundle.spec.version, key=signer)
+        log("bundle signature verified", model=bundle.spec.name, version=bundle.spec.version, key=signer)
     return bundle
 
 
