@@ -5,8 +5,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from neuronpipe.core.errors import RefusedBundle, SetupError
@@ -71,7 +71,7 @@ class BundleFiles:
         for name in self.digests:
             self.verify(name)
 
-    def _open(self, name: str) -> BinaryIO:
+    def _open(self, name: str) -> BufferedReader:
         path = self.folder / name
         if not path.is_file():  # a device or a pipe would have no end
             raise self._missing(name)

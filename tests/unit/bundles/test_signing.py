@@ -160,6 +160,15 @@ def test_a_bundle_that_was_tampered_with_is_refused_by_what_was_done(
         read_bundle(repository / "m/1", keys.trusted("ours")).files.check()
 
 
+@pytest.mark.parametrize(("tamper", "said"), [(_add, "late.so"), (_add_linked_folder, "linked"), (_remove, _BIN)])
+def test_files_that_are_not_those_of_the_manifest_are_refused_before_anything_is_loaded(
+    repository: Path, keys: _Keys, tamper: Callable[[Path], None], said: str
+) -> None:
+    tamper(repository / "m/1")
+    with pytest.raises(RefusedBundle, match=said):
+        read_repository(repository, keys.trusted("ours"))
+
+
 @pytest.mark.parametrize("tamper", [_change, _swap_files, _remove])
 def test_a_file_of_a_signed_bundle_is_refused_when_it_is_loaded(
     repository: Path, keys: _Keys, tamper: Callable[[Path], None]
