@@ -1,5 +1,6 @@
 """The context of a request: its caller, deadline, priority and trace."""
 
+import random
 import time
 from dataclasses import dataclass
 
@@ -54,6 +55,11 @@ class Call:
         """Raises DeadlineExceeded if no time is left, so that no work is done whose result nobody waits for."""
         if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
             raise DeadlineExceeded("the deadline passed before the work began")
+
+
+def new_request_id() -> str:
+    """An id for a request whose caller gave none: unique, not secret, so a fast source of random numbers is enough."""
+    return f"{random.getrandbits(128):032x}"
 
 
 def internal_error(fault: Exception, call: Call) -> InternalError:
