@@ -7,10 +7,11 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable
 
 from neuronpipe.api.v1 import inference_pb2, models_pb2
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
-from neuronpipe.core.calls import Call, new_request_id
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.packed import Packed
 from neuronpipe.core.status import to_status
+from neuronpipe.core.tracing import new_request_id
 from neuronpipe.forward.v1 import inference_pb2 as wire
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import InferenceOutcome, InferenceRequest, InferenceResult, StageTimings, Usage

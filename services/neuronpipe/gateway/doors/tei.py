@@ -24,9 +24,10 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TokenizationInput,
     Truncation,
 )
-from neuronpipe.core.calls import Call, new_request_id
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.names import Name, Spans
+from neuronpipe.core.tracing import new_request_id
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.doors.choice import (
     MODEL_FIELD,

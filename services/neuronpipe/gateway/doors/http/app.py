@@ -14,10 +14,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from neuronpipe.core.callers import current_caller, enter_caller
-from neuronpipe.core.calls import Call, internal_error, new_request_id
+from neuronpipe.core.calls import Call, internal_error
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.names import TRACEPARENT, TRACESTATE
-from neuronpipe.core.tracing import SpanContext
+from neuronpipe.core.tracing import SpanContext, new_request_id
 from neuronpipe.gateway.doors.choice import PRIORITY_FIELD, read_priority
 from neuronpipe.gateway.doors.http.bodies import read_body, write_body
 from neuronpipe.gateway.doors.http.caller import Caller, Receive, too_large

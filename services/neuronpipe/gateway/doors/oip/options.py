@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority
-from neuronpipe.core.calls import Call, new_request_id
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.tracing import new_request_id
 from neuronpipe.gateway.doors.oip.model import Parameter, shown
 
 CACHE_CONTROL = "cache_control"
