@@ -24,7 +24,7 @@ from tests.integration.guarded import guarded_server, make_files
 from tests.integration.http_server import HttpServer, running_http_server
 from tests.integration.test_node import FOLDER as NODE
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _AXE = NODE / "node_modules" / "axe-core" / "axe.min.js"
 # Of each task, a model of the tests, and what a readable result of its sample has.

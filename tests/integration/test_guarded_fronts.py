@@ -19,7 +19,7 @@ from tests.integration.requests import classify, embed
 from tests.integration.test_tls import _shown
 from tests.integration.tls_files import Deployment
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 # So many connections all go to one of two processes once in 2 ** 15 times.
 _CONNECTIONS = 16
