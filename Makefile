@@ -3,7 +3,8 @@
 # test      every test but the containers and the benchmarks, on all cores; of large matrices and long suites a sample
 # oracle    the whole of the matrices of which test takes a sample: every case of the oracle suites, and more
 # sampled   the long suites whole: console, demo, front processes, frameworks and others
-# verify    format, lint, types, imports, protos, generated docs, links
+# verify    format, lint, types, imports, protos, generated docs, links, locks, advisories of what is locked
+# sbom      a software bill of materials for each image, written to .cache/sbom
 # verify-package  the wheel and the sdist, each installed into an environment of its own, where the client's tests run
 # docs      the site of docs/, in .cache/site; it needs no server and no network
 # check     verify, verify-package and test
@@ -171,7 +172,7 @@ check: setup verify verify-package test
 
 .PHONY: verify fix
 verify: verify-format verify-lint verify-types verify-imports
-verify: verify-protos verify-telemetry verify-docs verify-locks verify-models
+verify: verify-protos verify-telemetry verify-docs verify-locks verify-models verify-audit
 fix: fix-protos fix-telemetry fix-docs fix-locks fix-lint fix-format
 
 .PHONY: verify-format fix-format

@@ -98,10 +98,9 @@ def compiled(tmp_path: Path, calibration_file: Path) -> Callable[..., Bundle]:
 
 def _load(bundle: Bundle) -> Backend:
     artifact = bundle.artifact("openvino")
-    return load_backend(
-        "openvino",
-        BackendRequest(bundle.spec, bundle.artifact_files(artifact), artifact.properties, cores=1, threads=1),
-    )
+    with bundle.artifact_files(artifact) as files:
+        request = BackendRequest(bundle.spec, files, artifact.properties, cores=1, threads=1)
+        return load_backend("openvino", request)
 
 
 def _source_module(bundle: Bundle) -> SourceModule:
