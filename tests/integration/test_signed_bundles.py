@@ -21,7 +21,7 @@ from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.neuron_executor.backends import load_backend
 from neuronpipe.neuron_executor.backends.base import BackendRequest
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _SERVICES = ("all", "gateway", "tokenizer", "neuron-executor", "postprocessor")
 _TARGETS = [f"--{stage}-target=127.0.0.1:9" for stage in ("tokenizer", "executor", "postprocessor")]
