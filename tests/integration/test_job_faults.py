@@ -32,8 +32,9 @@ class Endings:
     """The messages of Redis that jobs have ended."""
 
     def __init__(self, jobs: JobSystem) -> None:
-        self._client: Any = redis.Redis.from_url(jobs.redis.url)  # which ends the subscription with itself
-        self._pubsub = self._client.pubsub(ignore_subscribe_messages=True)
+        client: Any = redis.Redis.from_url(jobs.redis.url)
+        self._client = client  # which ends the subscription with itself
+        self._pubsub = client.pubsub(ignore_subscribe_messages=True)
         self._pubsub.subscribe(_ENDED)
         self.counts: Counter[str] = Counter()
 

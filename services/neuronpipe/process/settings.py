@@ -118,6 +118,11 @@ class ServerSettings(ProcessSettings):
     """What every service with models has."""
 
     repository: Path = Field(description="folder of bundles, as `neuronpipe compile` writes it")
+    trusted_keys: Path | None = Field(
+        None,
+        description="file or folder of ed25519 public keys in PEM form; bundles that none of them signed (`neuronpipe "
+        "bundle sign`) are refused; read at the start; without it every bundle is loaded",
+    )
 
 
 class StageSettings(ServerSettings):
