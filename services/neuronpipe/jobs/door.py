@@ -38,7 +38,9 @@ async def running_jobs(
     async with jobs.running():
         handlers: dict[str, Handler] = dict(job_rpc_handlers(jobs))
         if http.http_listen:
+            from neuronpipe.gateway.doors.http.handlers import DESCRIBED
+            from neuronpipe.gateway.doors.http.openapi import openapi_handlers
             from neuronpipe.jobs.http import job_http_handlers
 
-            handlers |= job_http_handlers(jobs)
+            handlers |= job_http_handlers(jobs) | openapi_handlers((*DESCRIBED, *_routes()))
         yield handlers

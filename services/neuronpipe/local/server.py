@@ -59,11 +59,8 @@ async def running_pipeline(
         running_stages(bundles, settings, telemetry, report, stage_tls) as stages,
         access.kept_up_to_date(),
         running_gateway(bundles, stages, settings, settings, telemetry, access.tenants) as gateway,
-        running_jobs(settings, settings, settings, gateway, access.tenants) as job_handlers,
+        running_jobs(settings, settings, settings, gateway, access.tenants) as jobs,
     ):
         life.in_flight.check_room = gateway.pipeline.check_room
         targets = list(settings.far_targets.values())
-        handlers = gateway_handlers(
-            gateway, settings, settings, telemetry, doors, life.health, targets, stage_tls, JOBS
-        )
-        yield {**handlers, **job_handlers}
+        yield gateway_handlers(gateway, settings, settings, telemetry, doors, life.health, targets, stage_tls) | jobs

@@ -1,6 +1,6 @@
 """A gateway's doors, and what each of them answers with."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from neuronpipe.core.metrics import Telemetry
@@ -72,8 +72,7 @@ def gateway_handlers(
     health: HealthBoard,
     targets: Sequence[str] = (),
     stage_tls: WatchedTls | None = None,
-    addition: Addition = Addition(),
-) -> Mapping[str, Handler]:
+) -> dict[str, Handler]:
     """The handlers of all of its doors, which listen. `targets`: stages in other processes, which keep traces, too.
 
     Raises SetupError for a default model that is not served.
@@ -91,7 +90,7 @@ def gateway_handlers(
     if http.http_listen:
         from neuronpipe.gateway.doors.http.handlers import http_handlers
 
-        handlers |= http_handlers(inference, models, tensors, gateway, pipeline, telemetry, addition.routes())
+        handlers |= http_handlers(inference, models, tensors, gateway, pipeline, telemetry)
         if http.has_console:
             from neuronpipe.gateway.doors.http.console.pages import console_handlers
 

@@ -1,7 +1,5 @@
 """All protocols of the HTTP door."""
 
-from collections.abc import Sequence
-
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.doors.choice import ModelChoice
@@ -12,7 +10,7 @@ from neuronpipe.gateway.doors.inference import Inference
 from neuronpipe.gateway.doors.oip.service import TensorService
 from neuronpipe.gateway.settings import PipelineSettings
 
-_DESCRIBED: tuple[Route, ...] = (
+DESCRIBED: tuple[Route, ...] = (
     *HEALTH_ROUTES,
     *native.ROUTES,
     *openai.ROUTES,
@@ -24,7 +22,7 @@ _DESCRIBED: tuple[Route, ...] = (
     *oip.ROUTES,
     *metrics.ROUTES,
 )
-ROUTES = (*_DESCRIBED, OPENAPI)
+ROUTES = (*DESCRIBED, OPENAPI)
 
 
 def http_handlers(
@@ -34,9 +32,8 @@ def http_handlers(
     gateway: Gateway,
     pipeline: PipelineSettings,
     telemetry: Telemetry,
-    added: Sequence[Route] = (),
 ) -> dict[str, HttpHandler]:
-    """The handlers of all routes, by their keys. `added`: routes of others, for the document of all."""
+    """The handlers of all routes, by their keys."""
     catalog = gateway.catalog
     return {
         **native.native_handlers(gateway.pipeline),
@@ -48,5 +45,5 @@ def http_handlers(
         **sagemaker.sagemaker_handlers(inference, models, catalog),
         **oip.oip_handlers(tensors),
         **metrics.metrics_handlers(telemetry.write_metrics),
-        **openapi_handlers((*_DESCRIBED, *added)),
+        **openapi_handlers(DESCRIBED),
     }
