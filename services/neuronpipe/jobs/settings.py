@@ -111,7 +111,11 @@ class WorkerSettings(JobStoreSettings, ProcessSettings):
         8, ge=0, le=1024, description="jobs that it runs at once; 0: none, and it only tells KEDA of them"
     )
     max_requests_in_flight: int = Field(
-        32, ge=1, le=4096, description="requests that it has at the gateway at once, of all of its jobs"
+        8,
+        ge=1,
+        le=4096,
+        description="requests that it has at the gateway at once, of all of its jobs; more makes larger batches, and "
+        "longer tails of real-time requests",
     )
     lease_s: float = Field(
         30.0, ge=1, le=3600, description="seconds after which another worker takes the jobs of one that has died"
