@@ -17,9 +17,7 @@ class Bodies:
     somewhere.
     """
 
-    def __init__(
-        self, chance: random.Random, schemas: Mapping[str, Any], words: Mapping[str, Sequence[str]]
-    ) -> None:
+    def __init__(self, chance: random.Random, schemas: Mapping[str, Any], words: Mapping[str, Sequence[str]]) -> None:
         self._chance = chance
         self._schemas = schemas
         self._words = words

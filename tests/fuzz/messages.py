@@ -16,7 +16,21 @@ _MAX_DEPTH = 6
 _COUNTS = (0, 1, 1, 1, 2, 3, 8)
 _MANY = 300
 _LONG = 6000
-_TEXTS = ("", " ", "a", "A fine day.", "Paris is the [MASK] of France.", "\x00", "{}", "ﬁ ß İ ǆ", "日本語", "👩‍👩‍👧‍👦", "é́́", "\ufeff", "[SEP]")
+_TEXTS = (
+    "",
+    " ",
+    "a",
+    "A fine day.",
+    "Paris is the [MASK] of France.",
+    "\x00",
+    "{}",
+    "ﬁ ß İ ǆ",
+    "日本語",
+    "👩‍👩‍👧‍👦",
+    "é́́",
+    "\ufeff",
+    "[SEP]",
+)
 _INTEGERS = (0, 1, 2, 3, 5, 127, 128, 255, 1000, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, math.nan, math.inf, -math.inf, 1e-45, 3e38)
 _ALPHABET = "abc XYZ.,'\"\n\t01[]#äßλ中😀\u0301\u200d"

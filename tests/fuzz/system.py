@@ -102,9 +102,7 @@ class Target:
 
 def targets() -> list[Target]:
     """Every method that a process has, but for those that never end."""
-    methods = [
-        method for file in _API for service in file.services_by_name.values() for method in service.methods
-    ]
+    methods = [method for file in _API for service in file.services_by_name.values() for method in service.methods]
     stages = [
         Target(stage, stages_pb2.DESCRIPTOR.services_by_name[service].methods[0]) for service, stage in _STAGES.items()
     ]
@@ -182,18 +180,14 @@ async def _add_seeds(system: FuzzedSystem) -> None:
             encoded = (await _stage(channels, "tokenizer", tokenize, stages_pb2.TokenizeResponse)).encoded
             outputs: Sequence[tensors_pb2.TensorSet] = ()
             if encoded.sequences:
-                execute = stages_pb2.ExecuteRequest(
-                    items=[stages_pb2.ExecuteItem(**head, sequences=encoded.sequences)]
-                )
+                execute = stages_pb2.ExecuteRequest(items=[stages_pb2.ExecuteItem(**head, sequences=encoded.sequences)])
                 outputs = (
                     await _stage(channels, "neuron-executor", execute, stages_pb2.ExecuteResponse)
                 ).prediction.outputs
                 _add(seeds, execute)
             postprocess = stages_pb2.PostprocessRequest(
                 items=[
-                    stages_pb2.PostprocessItem(
-                        **head, input=input, annotations=encoded.annotations, outputs=outputs
-                    )
+                    stages_pb2.PostprocessItem(**head, input=input, annotations=encoded.annotations, outputs=outputs)
                 ]
             )
             _add(seeds, tokenize, postprocess)

@@ -53,7 +53,7 @@ def _check_annotations(sizes: AnnotationSizes, arrays: Arrays, tokens: int, mode
         if wanted != "any" and len(array) != (tokens if wanted == "tokens" else wanted):
             raise InvalidInput(f"{place}.{name}", f"has {len(array)} values; the output has {tokens} tokens")
         least, most = _RANGES.get(name, (-1, None))
-        if array.size and (array.min() < least or most == "vocabulary" and array.max() >= model.vocabulary_size):
+        if array.size and (array.min() < least or (most == "vocabulary" and array.max() >= model.vocabulary_size)):
             raise InvalidInput(f"{place}.{name}", f"has values below {least}, or beyond the vocabulary")
     if "char_end" in sizes and (arrays["char_end"] < arrays["char_start"]).any():
         raise InvalidInput(f"{place}.char_end", "is before char_start")
