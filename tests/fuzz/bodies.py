@@ -8,7 +8,7 @@ from typing import Any
 from tests.fuzz.messages import change_bytes, make_integer, make_text
 
 _MAX_DEPTH = 6
-_ODD = (None, True, 0, -1, 1.5, "", "a", [], {}, [None], {"": None}, [[[[[]]]]], 1e308, 2**64, "\ud800")
+_ODD: Sequence[Any] = (None, True, 0, -1, 1.5, "", "a", [], {}, [None], {"": None}, [[[[[]]]]], 1e308, 2**64, "\ud800")
 _COUNTS = (0, 1, 1, 2, 3, 40)
 
 

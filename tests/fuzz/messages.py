@@ -99,7 +99,7 @@ class Maker:
             agree(message, self._chance)
         return message
 
-    def change(self, message: Message, depth: int = 0) -> None:
+    def change(self, message: Any, depth: int = 0) -> None:
         """Changes one field, somewhere in the message."""
         descriptor = message.DESCRIPTOR
         inner = [field for field, _ in message.ListFields() if field.type == _Kind.TYPE_MESSAGE and not _is_map(field)]
@@ -108,13 +108,13 @@ class Maker:
             value = getattr(message, field.name)
             self.change(self._chance.choice(value) if field.is_repeated else value, depth + 1)
         elif descriptor.fields:
-            field = self._chance.choice(descriptor.fields)
-            if self._chance.random() < 0.3 or not field.is_repeated:
-                message.ClearField(field.name)
+            chosen = self._chance.choice(descriptor.fields)
+            if self._chance.random() < 0.3 or not chosen.is_repeated:
+                message.ClearField(chosen.name)
             if self._chance.random() < 0.8:
-                self._fill(message, field, depth)
+                self._fill(message, chosen, depth)
 
-    def _fill(self, message: Message, field: FieldDescriptor, depth: int) -> None:
+    def _fill(self, message: Message, field: Any, depth: int) -> None:
         if field.type == _Kind.TYPE_MESSAGE and depth >= _MAX_DEPTH:
             return
         if _is_map(field):
@@ -137,7 +137,7 @@ class Maker:
             else:
                 values[key] = value
 
-    def _value(self, field: FieldDescriptor, depth: int) -> Any:
+    def _value(self, field: Any, depth: int) -> Any:
         if field.type == _Kind.TYPE_MESSAGE:
             return self.make(field.message_type, depth + 1)
         if field.type == _Kind.TYPE_STRING:
@@ -195,6 +195,6 @@ def change_bytes(data: bytes, chance: random.Random) -> bytes:
     return bytes(changed)
 
 
-def _is_map(field: FieldDescriptor) -> bool:
+def _is_map(field: Any) -> bool:
     kind = field.message_type
     return bool(kind) and kind.GetOptions().map_entry

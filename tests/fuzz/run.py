@@ -94,7 +94,8 @@ class Fuzzer:
                 raise Failure(f"{target.path} ended as {code.name}: {details}\n{messages!r}") from failure
 
     async def _answers(self, target: Target, messages: list[bytes]) -> AsyncIterator[bytes]:
-        channel, method = self._channels[target.service], target.method
+        channel: Any = self._channels[target.service]
+        method = target.method
         if method.client_streaming and method.server_streaming:
             async for data in channel.stream_stream(target.path)(iter(messages), timeout=LIMIT_S):
                 yield data
@@ -110,7 +111,8 @@ class Fuzzer:
         """What a server answers to a stream, by gRPC's other client."""
         with grpc.insecure_channel(self._system.address(target.service)) as channel:
             # The same on the wire, also where the server answers once.
-            call = channel.stream_stream(target.path)(iter(messages), timeout=LIMIT_S)
+            method: Any = channel.stream_stream(target.path)
+            call = method(iter(messages), timeout=LIMIT_S)
             with suppress(grpc.RpcError):
                 for _ in call:
                     pass

@@ -175,7 +175,11 @@ async def _add_seeds(system: FuzzedSystem) -> None:
             request = inference_pb2.InferRequest(model=model, request_id="seed", input=input)
             await _call(channels["gateway"], "/neuronpipe.api.v1.InferenceService/Infer", request)
             _add(seeds, request, inference_pb2.InferStreamRequest(request=request))
-            head = {"context": stages_pb2.ItemContext(item_id=1, request_id="seed"), "model": model, "version": "1"}
+            head: Any = {
+                "context": stages_pb2.ItemContext(item_id=1, request_id="seed"),
+                "model": model,
+                "version": "1",
+            }
             tokenize = stages_pb2.TokenizeRequest(items=[stages_pb2.TokenizeItem(**head, input=input)])
             encoded = (await _stage(channels, "tokenizer", tokenize, stages_pb2.TokenizeResponse)).encoded
             outputs: Sequence[tensors_pb2.TensorSet] = ()
@@ -191,8 +195,8 @@ async def _add_seeds(system: FuzzedSystem) -> None:
                 ]
             )
             _add(seeds, tokenize, postprocess)
-        for one in list(seeds["neuronpipe.api.v1.InferRequest"]):
-            _add(seeds, inference_pb2.InferBatchRequest(requests=[one, *seeds["neuronpipe.api.v1.InferRequest"][:3]]))
+        requests: Any = seeds["neuronpipe.api.v1.InferRequest"]
+        _add(seeds, *(inference_pb2.InferBatchRequest(requests=[one, *requests[:3]]) for one in requests))
         await _add_tensor_requests(channels["gateway"], seeds)
     finally:
         for channel in channels.values():
@@ -231,14 +235,16 @@ async def _add_tensor_requests(channel: grpc.aio.Channel, seeds: dict[str, list[
 
 
 async def _call(channel: grpc.aio.Channel, path: str, request: Message) -> bytes:
-    answer: bytes = await channel.unary_unary(path)(request.SerializeToString(), timeout=_SEED_LIMIT_S)
+    method: Any = channel.unary_unary(path)
+    answer: bytes = await method(request.SerializeToString(), timeout=_SEED_LIMIT_S)
     return answer
 
 
 async def _stage(channels: Mapping[str, grpc.aio.Channel], service: str, request: Message, response: Any) -> Any:
     """The outcome of the one item of a request."""
     (target,) = (one for one in targets() if one.service == service)
-    call = channels[service].stream_stream(target.path)(iter([request.SerializeToString()]), timeout=_SEED_LIMIT_S)
+    method: Any = channels[service].stream_stream(target.path)
+    call = method(iter([request.SerializeToString()]), timeout=_SEED_LIMIT_S)
     outcomes = [outcome async for data in call for outcome in response.FromString(data).outcomes]
     assert len(outcomes) == 1
     assert not outcomes[0].HasField("error"), outcomes[0]
@@ -273,7 +279,7 @@ AGREE: Mapping[str, Agree] = {
 }
 
 
-def statuses_in(message: Message) -> Iterator[Status]:
+def statuses_in(message: Any) -> Iterator[Status]:
     """Every google.rpc.Status within a message."""
     if isinstance(message, Status):
         yield message
