@@ -23,7 +23,8 @@ pytestmark = pytest.mark.local_only
 _MESSAGES = int(os.environ.get("NEURONPIPE_FUZZ_MESSAGES", "3000"))
 _SECONDS = float(os.environ.get("NEURONPIPE_FUZZ_S", "inf"))
 _SEED = int(os.environ.get("NEURONPIPE_FUZZ_SEED", "0")) or random.SystemRandom().getrandbits(32)
-_EXAMPLES = 100
+# Of each method.
+_EXAMPLES = max(5, _MESSAGES // 10_000)
 # After this share of the messages, at most so many, a process has loaded what it loads late, and its caches are full.
 _WARM_UP, _WARM_UP_MESSAGES = 0.2, 50_000
 # What the allocator may keep in pieces. One object that is kept for each message shows in a million: 100 bytes each are
@@ -32,29 +33,29 @@ _GROWTH_MIB = 64
 
 
 @pytest.fixture(scope="module")
-def system(http_repository: Path) -> Iterator[FuzzedSystem]:
+def fuzzed(http_repository: Path) -> Iterator[FuzzedSystem]:
     with running_system(http_repository) as system:
         yield system
 
 
-def _document(system: FuzzedSystem) -> Any:
-    return httpx.get(f"http://{system.http_address}/openapi.json", timeout=60).json()
+def _document(fuzzed: FuzzedSystem) -> Any:
+    return httpx.get(f"http://{fuzzed.http_address}/openapi.json", timeout=60).json()
 
 
 @pytest.mark.timeout(0 if _MESSAGES > 10_000 else 300)
-def test_no_message_is_a_fault_of_a_server_and_none_leaves_anything_behind(system: FuzzedSystem) -> None:
+def test_no_message_is_a_fault_of_a_server_and_none_leaves_anything_behind(fuzzed: FuzzedSystem) -> None:
     print(f"NEURONPIPE_FUZZ_SEED={_SEED}")
 
     async def send() -> Fuzzer:
-        fuzzer = Fuzzer(system, random.Random(_SEED), _document(system))
+        fuzzer = Fuzzer(fuzzed, random.Random(_SEED), _document(fuzzed))
         try:
             await fuzzer.run(for_messages(min(int(_MESSAGES * _WARM_UP), _WARM_UP_MESSAGES)))
-            before_mib = system.rss_mib()
+            before_mib = fuzzed.rss_mib()
             await fuzzer.run(for_messages(_MESSAGES, _SECONDS))
         finally:
             await fuzzer.close()
-        system.check_at_rest()
-        grown_mib = {name: mib - before_mib[name] for name, mib in system.rss_mib().items()}
+        fuzzed.check_at_rest()
+        grown_mib = {name: mib - before_mib[name] for name, mib in fuzzed.rss_mib().items()}
         print(f"{fuzzer.sent} messages; grown in MiB: {grown_mib}; {sorted(fuzzer.outcomes.items())}")
         assert max(grown_mib.values()) < _GROWTH_MIB, grown_mib
         return fuzzer
@@ -68,12 +69,12 @@ def test_no_message_is_a_fault_of_a_server_and_none_leaves_anything_behind(syste
 
 
 @pytest.mark.parametrize("target", targets(), ids=lambda one: one.path)
-def test_the_smallest_message_that_is_a_fault_of_a_server(system: FuzzedSystem, target: Any) -> None:
+def test_the_smallest_message_that_is_a_fault_of_a_server(fuzzed: FuzzedSystem, target: Any) -> None:
     """The same with few messages, of which hypothesis finds the smallest one that fails."""
-    document = _document(system)
+    document = _document(fuzzed)
 
     @settings(
-        max_examples=max(1, _EXAMPLES // len(targets())),
+        max_examples=_EXAMPLES,
         deadline=None,
         database=None,
         derandomize=True,
@@ -82,7 +83,7 @@ def test_the_smallest_message_that_is_a_fault_of_a_server(system: FuzzedSystem, 
     @given(st.randoms(use_true_random=False))
     def check(chance: random.Random) -> None:
         async def send() -> None:
-            fuzzer = Fuzzer(system, chance, document)
+            fuzzer = Fuzzer(fuzzed, chance, document)
             try:
                 await fuzzer.call(target)
             finally:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from neuronpipe.core.callers import enter_caller
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeError, Overloaded, SetupError
 from neuronpipe.core.logs import log
 from neuronpipe.core.names import Metrics
-from neuronpipe.process.caller_waits import CallerWaits
 from neuronpipe.process.door import Guard, Handler
 from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.in_flight import MAX_CALLS, InFlight
@@ -27,6 +26,7 @@ from neuronpipe.rpc.abort import abort
 from neuronpipe.rpc.connections import count_connections, end_connection
 from neuronpipe.rpc.health import HEALTH_SERVICE, WATCH, health_handlers
 from neuronpipe.rpc.peers import check_peer, credentials_of, server_credentials
+from neuronpipe.rpc.reads import StreamRead, read_message
 from neuronpipe.rpc.rpcs import Context, Rpc, by_path, rpcs_of
 from neuronpipe.tls.server import ServerTls
 
@@ -68,7 +68,7 @@ class GrpcDoor:
         self._event = event
         self._rpcs = {rpc.path: rpc for rpc in rpcs}
         self._handlers: Mapping[str, Handler] = {}
-        self._reads: set[_StreamRead] = set()
+        self._reads: set[StreamRead] = set()
         self._is_draining = False
         # Our own count refuses first, with a retry delay. gRPC's limit is the last resort: calls that are being
         # refused, health, reflection.
@@ -211,7 +211,7 @@ class GrpcDoor:
             )  # ends the read, too, which cannot be cancelled safely
 
         try:
-            data = await self._in_flight.receive(context.peer(), partial(_read, context), refuse)
+            data = await self._in_flight.receive(context.peer(), partial(read_message, context), refuse)
         finally:
             if refusals:
                 await refusals[0]  # raises AbortError
@@ -234,13 +234,13 @@ class GrpcDoor:
         self._ended.add()
         asyncio.get_running_loop().run_in_executor(None, end_connection, self.port, peer)
 
-    def _stream_read(self, rpc: Rpc, context: Context) -> "_StreamRead":
+    def _stream_read(self, rpc: Rpc, context: Context) -> StreamRead:
         def error_of(is_late: bool) -> NeuronpipeError:
             return self._in_flight.waited(is_late, "next request of the stream", self._settings.max_stream_idle_s)
 
-        return _StreamRead(context, self._idle, error_of, is_answered=rpc.server_streaming)
+        return StreamRead(context, self._idle, error_of, is_answered=rpc.server_streaming)
 
-    async def _requests(self, rpc: Rpc, read: "_StreamRead") -> AsyncIterator[Any]:
+    async def _requests(self, rpc: Rpc, read: StreamRead) -> AsyncIterator[Any]:
         """A caller's stream until the caller ends it.
 
         Raises Unavailable as soon as the door drains, because no new work is begun then, and DeadlineExceeded where the
@@ -257,78 +257,6 @@ class GrpcDoor:
         finally:
             self._reads.discard(read)
         raise self._in_flight.stopping()
-
-
-async def _read(context: Context) -> Any:
-    """The next message, or EOF. It is read in a task of its own, which ends with the call: gRPC never frees the 1.5 KB of
-    a read that is cancelled (seen 2026-11-22, grpcio 1.85.1), and callers can have as many cancelled as they like.
-    """
-    reading = asyncio.ensure_future(context.read())
-    try:
-        return await asyncio.shield(reading)
-    except asyncio.CancelledError:
-        reading.add_done_callback(lambda task: task.cancelled() or task.exception())
-        raise
-
-
-class _StreamRead:
-    """Reads the messages of one stream, for one task, until it is ended.
-
-    The stream is idle while a read waits and no request is without its answer. `error_of`: see InFlight.waited.
-    `is_answered`: whether each request has an answer of its own.
-    """
-
-    def __init__(
-        self, context: Context, idle: CallerWaits, error_of: Callable[[bool], NeuronpipeError], *, is_answered: bool
-    ) -> None:
-        self._context = context
-        self._idle = idle
-        self._error_of = error_of
-        self._is_answered = is_answered
-        self._unanswered = 0
-        self._idle_number: int | None = None
-        self._error: NeuronpipeError | None = None
-        self._is_ended = False
-        self._task: asyncio.Task[Any] | None = None
-
-    async def next(self) -> Any:
-        """The next message, or EOF; None where the read was ended. Raises what `error_of` says of an idle stream."""
-        task = self._task = asyncio.current_task()
-        self._begin_idle()
-        try:
-            data = await _read(self._context)
-            self._unanswered += self._is_answered
-            return data
-        except asyncio.CancelledError:
-            if not (self._is_ended and task and task.uncancel() == 0):  # cancelled by others
-                raise
-            if self._error:
-                raise self._error from None
-            return None
-        finally:
-            self._task = None
-            if self._idle_number is not None:
-                self._idle.done(self._idle_number)
-                self._idle_number = None
-
-    def answered(self) -> None:
-        """A request has its answer."""
-        self._unanswered = max(0, self._unanswered - 1)
-        self._begin_idle()
-
-    def _begin_idle(self) -> None:
-        if self._task and not self._unanswered and self._idle_number is None:
-            self._idle_number = self._idle.begin(self._end_idle)
-
-    def _end_idle(self, is_late: bool) -> None:
-        self._error = self._error_of(is_late)
-        self.end()
-
-    def end(self) -> None:
-        """Ends the read that waits, if one does. Not by asyncio.timeout, which takes as long as a small message."""
-        if self._task and not self._is_ended:
-            self._is_ended = True
-            self._task.cancel()
 
 
 class _AtMost(AbstractContextManager[None]):
