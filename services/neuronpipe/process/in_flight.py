@@ -119,7 +119,8 @@ class InFlight:
         await self._begin_read()
         reading = _Reading(connection, refuse, time.monotonic())
         self._look_at(reading, reading.began_s + _QUICK_S)
-        arrival = self._arrivals.begin(lambda is_late: refuse(self.waited(is_late, "message", self._max_receive_s)))
+        late = f"the message took longer than {self._max_receive_s:g} s, the limit"
+        arrival = self._arrivals.begin(lambda is_late: refuse(self.waited(is_late, late)))
         try:
             return await read()
         finally:
@@ -226,10 +227,10 @@ class InFlight:
             came_late = self._came_late
             await asyncio.sleep(min(_QUIET_S, left_s))
 
-    def waited(self, is_late: bool, what: str, limit_s: float) -> NeuronpipeError:
-        """The error of a call that waited for its caller for too long, or while too many others did."""
+    def waited(self, is_late: bool, late: str) -> NeuronpipeError:
+        """The error of a call that waited for its caller for too long, as `late` says, or while too many others did."""
         if is_late:
-            return DeadlineExceeded(f"the {what} took longer than {limit_s:g} s, the limit")
+            return DeadlineExceeded(late)
         return Overloaded(f"{_MAX_WAITS} calls wait for their callers, the limit", retry_after_s=1)
 
     def stopping(self) -> Unavailable:

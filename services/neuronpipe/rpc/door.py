@@ -236,7 +236,8 @@ class GrpcDoor:
 
     def _stream_read(self, rpc: Rpc, context: Context) -> StreamRead:
         def error_of(is_late: bool) -> NeuronpipeError:
-            return self._in_flight.waited(is_late, "next request of the stream", self._settings.max_stream_idle_s)
+            limit_s = self._settings.max_stream_idle_s
+            return self._in_flight.waited(is_late, f"the stream had no request for {limit_s:g} s, the limit")
 
         return StreamRead(context, self._idle, error_of, is_answered=rpc.server_streaming)
 
