@@ -9,8 +9,8 @@ from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.doors.http.bodies import Body, Count, Many, TokenIds, write_body
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
-from neuronpipe.gateway.doors.http.inference import Inference
 from neuronpipe.gateway.doors.http.problems import OPENAI_ERROR
+from neuronpipe.gateway.doors.inference import Inference
 from neuronpipe.gateway.doors.vectors import embedding_input, float32_bytes, listed, vector
 
 
