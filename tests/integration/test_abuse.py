@@ -80,9 +80,14 @@ def _message(request: InferRequest | None = None) -> bytes:
     return (request or classify("A fine day.")).SerializeToString()
 
 
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
 @pytest.mark.parametrize("door", ["grpc", "http"])
 @pytest.mark.parametrize(
-    "part", [b"", b"PRI * HT", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], ids=["nothing", "half", "preface"]
+    "part",
+    [b"", _PREFACE[:8], _PREFACE, _PREFACE + b"\0\0\0\4\0\0\0\0\0"],
+    ids=["nothing", "half", "preface", "settings without an acknowledgement"],
 )
 def test_a_connection_without_a_handshake_is_ended(server: HttpServer, door: str, part: bytes) -> None:
     with connect(server.process.target if door == "grpc" else server.address) as connection:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from neuronpipe.core.metrics import Counter
 
 # Where too many wait, the one that has waited longest is ended; not before this time, in which any network delivers.
-_PATIENCE_S = 1.0
+_PATIENCE_S = 5.0
 
 
 class CallerWaits:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import socket
 from collections.abc import Collection, Generator, Mapping, Sequence
@@ -81,7 +82,7 @@ class HttpDoor:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=round(self._settings.max_connection_idle_s) or _FOR_EVER_S,
+            timeout_keep_alive=math.ceil(self._settings.max_connection_idle_s) or _FOR_EVER_S,
             backlog=_BACKLOG,
         )
         config.load()
