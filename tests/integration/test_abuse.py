@@ -21,7 +21,7 @@ from tests.integration.raw_http2 import RawHttp2, connect, is_ended
 from tests.integration.requests import classify
 from tests.integration.tls_files import Deployment
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _INFER = "/neuronpipe.api.v1.InferenceService/Infer"
 _INFER_STREAM = "/neuronpipe.api.v1.InferenceService/InferStream"
