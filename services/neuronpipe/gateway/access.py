@@ -10,7 +10,7 @@ from neuronpipe.core.watched import watching
 from neuronpipe.gateway.callers.authenticator import Authenticator
 from neuronpipe.gateway.callers.settings import CallerSettings, check_exposure
 from neuronpipe.gateway.callers.watched import WatchedFile
-from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.gateway.settings import GatewaySettings, PipelineSettings
 from neuronpipe.gateway.tenants.rights import EVERYTHING, Rights, TenantBook, parse_tenants
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.process.door import Credentials
@@ -83,3 +83,10 @@ class Access:
 
     def _acts_for_others(self, tenant: str) -> bool:
         return bool(self._book) and self._rights_of(tenant).acts_for_others
+
+
+def access_by(settings: GatewaySettings, telemetry: Telemetry) -> Access:
+    """Who may call, by the settings of a gateway. Raises SetupError."""
+    addresses = (settings.listen, settings.http_listen)
+    verifies_certificates = bool(settings.tls_client_ca)
+    return Access(settings, settings, settings, addresses, telemetry, verifies_certificates=verifies_certificates)

@@ -47,4 +47,4 @@ async def run(settings: WorkerSettings, telemetry: Telemetry, tls: ServerTls | N
             await store.close()
 
     door = GrpcDoor(settings, [*scaler_rpcs(), *trace_rpcs(telemetry.traces)], tls)
-    await serve("worker", settings, [door], assemble)
+    await serve("worker", settings, [door], assemble, telemetry.meters)

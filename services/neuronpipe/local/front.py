@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 
 from neuronpipe.core.background import run_beside
 from neuronpipe.core.metrics import Telemetry
+from neuronpipe.gateway.access import access_by
 from neuronpipe.gateway.doors.assembly import gateway_doors
 from neuronpipe.gateway.doors.native import INFERENCE_SERVICE
 from neuronpipe.jobs.door import JOBS
 from neuronpipe.local.metric_sums import write_families
-from neuronpipe.local.server import access_by, running_pipeline
+from neuronpipe.local.server import running_pipeline
 from neuronpipe.local.settings import AllSettings
 from neuronpipe.process.door import Handler
 from neuronpipe.process.life import Life, serve
@@ -51,7 +52,7 @@ async def run_front(settings: AllSettings, telemetry: Telemetry, tls: ServerTls 
             await reader.readline()
             yield handlers
 
-    await serve(settings.service, settings, doors, assemble, listens_first=False)
+    await serve(settings.service, settings, doors, assemble, telemetry.meters, listens_first=False)
     await tell(write_families(telemetry.meters.families()))
     writer.close()
     await writer.wait_closed()

@@ -6,7 +6,7 @@ from functools import partial
 
 from neuronpipe.bundles.repository import read_trusted_repository
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.gateway.access import Access
+from neuronpipe.gateway.access import Access, access_by
 from neuronpipe.gateway.assembly import running_gateway
 from neuronpipe.gateway.doors.assembly import INFERENCE_SERVICES, gateway_doors, gateway_handlers
 from neuronpipe.jobs.door import JOBS, running_jobs
@@ -28,14 +28,8 @@ async def run(settings: PipelineProcessSettings, telemetry: Telemetry, tls: Serv
         await run_fronted(settings, telemetry, access)
         return
     doors = gateway_doors(settings, settings, telemetry, tls, access.guard, addition=JOBS)
-    await serve(settings.service, settings, doors, partial(running_pipeline, settings, telemetry, access, doors))
-
-
-def access_by(settings: PipelineProcessSettings, telemetry: Telemetry) -> Access:
-    """Who may call, by the settings of a gateway. Raises SetupError."""
-    addresses = (settings.listen, settings.http_listen)
-    verifies_certificates = bool(settings.tls_client_ca)
-    return Access(settings, settings, settings, addresses, telemetry, verifies_certificates=verifies_certificates)
+    assemble = partial(running_pipeline, settings, telemetry, access, doors)
+    await serve(settings.service, settings, doors, assemble, telemetry.meters)
 
 
 @asynccontextmanager
