@@ -10,8 +10,8 @@
 # check     verify, verify-package and test
 # fuzz      a million random sequences through the scheduler, and a million messages to every method of real servers, or
 #           for FUZZ_S seconds: an hour
-# soak      ten minutes each of twice and of eight times the load that can be borne, and a minute of certificates that
-#           change every second
+# soak      ten minutes each of twice and of eight times the load that can be borne, a minute of certificates that
+#           change every second, and ten thousand jobs while workers die
 # bench     every measurement, written to docs/benchmarks
 # bench-quick  a short look, written to .cache/bench/quick
 # bench-cache  the caches, written to docs/benchmarks
@@ -46,6 +46,7 @@ FUZZ_MESSAGES ?= 1000000
 FUZZ_S ?= inf
 SOAK_S ?= 600
 ROTATION_S ?= 60
+JOBS ?= 10000
 PYTEST := -m pytest --numprocesses $(WORKERS)
 # Tests that also run with the transformers version of the Neuron SDK. Those that compile for Neuron take long.
 # With the newer transformers, they run only in `make oracle`.
@@ -153,9 +154,10 @@ fuzz: .venv/.dev
 	  $(BIN)/python -m pytest -s tests/integration/test_fuzz.py
 
 .PHONY: soak
-soak: .venv/.dev
-	NEURONPIPE_SOAK_S=$(SOAK_S) NEURONPIPE_ROTATION_S=$(ROTATION_S) $(BIN)/python -m pytest --timeout 1800 \
-	  tests/integration/test_overload.py tests/integration/test_tls.py
+soak: .venv/.dev redis-server
+	NEURONPIPE_SOAK_S=$(SOAK_S) NEURONPIPE_ROTATION_S=$(ROTATION_S) NEURONPIPE_JOBS=$(JOBS) \
+	  $(BIN)/python -m pytest --timeout 1800 \
+	  tests/integration/test_overload.py tests/integration/test_tls.py tests/integration/test_job_faults.py
 
 .PHONY: bench bench-quick bench-cache
 bench-cache: .venv/.dev redis-server

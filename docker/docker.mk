@@ -5,11 +5,12 @@ DOCKER ?= $(shell if ! docker buildx version >/dev/null 2>&1 && test -x /usr/bin
   then echo /usr/bin/docker; else echo docker; fi)
 COMPOSE ?= $(shell if docker compose version >/dev/null 2>&1; then echo docker compose; else echo docker-compose; fi)
 
-# What is added to the stack: observability, gpu, neuron, tls. Where Jaeger runs, or certificates were made, commands for
-# the running stack know it.
+# What is added to the stack: observability, gpu, neuron, tls, jobs. Where Jaeger or a worker runs, or certificates were
+# made, commands for the running stack know it.
 containers_of = $(shell $(DOCKER) ps -aq --filter label=com.docker.compose.project=$(PROJECT) \
   --filter label=com.docker.compose.service=$(1))
-LAYERS ?= $(if $(call containers_of,jaeger),observability) $(if $(call containers_of,certificates),tls)
+LAYERS ?= $(if $(call containers_of,jaeger),observability) $(if $(call containers_of,certificates),tls) \
+  $(if $(call containers_of,worker),jobs)
 COMPOSE_FILES ?= docker/compose.yaml $(LAYERS:%=docker/compose.%.yaml) \
   $(if $(and $(filter tls,$(LAYERS)),$(filter observability,$(LAYERS))),docker/compose.tls-observability.yaml)
 PROJECT = $(or $(COMPOSE_PROJECT_NAME),$(shell sed -n 's/^COMPOSE_PROJECT_NAME=//p' docker/.env))
@@ -18,7 +19,7 @@ compose = $(COMPOSE) $(COMPOSE_FILES:%=-f %)
 SERVICES := gateway tokenizer neuron-executor postprocessor
 executor = $(if $(filter neuron,$(LAYERS)),neuron,$(if $(filter gpu,$(LAYERS)),gpu,neuron-executor))
 images = $(SERVICES:neuron-executor=$(executor)) $(if $(filter neuron,$(LAYERS)),,compile) \
-  $(if $(filter tls,$(LAYERS)),certificates) $(if $(filter observability,$(LAYERS)),jaeger prometheus grafana)
+  $(if $(filter tls,$(LAYERS)),certificates) $(if $(filter jobs,$(LAYERS)),worker jobs-redis) $(if $(filter observability,$(LAYERS)),jaeger prometheus grafana)
 build = DOCKER="$(DOCKER)" docker/build
 
 .PHONY: images image-sizes up up-observability down logs ps redeploy
@@ -63,7 +64,7 @@ caller-certificates:
 	$(DOCKER) cp $(firstword $(call containers_of,certificates)):/tls/caller/. $(CALLER_CERTIFICATES)
 
 # Bundles and downloaded models go, too; `docker compose stop` keeps them.
-down: COMPOSE_FILES = docker/compose.yaml docker/compose.observability.yaml docker/compose.tls.yaml
+down: COMPOSE_FILES = docker/compose.yaml docker/compose.observability.yaml docker/compose.tls.yaml docker/compose.jobs.yaml
 down:
 	$(compose) down --volumes --remove-orphans
 
@@ -108,7 +109,7 @@ e2e: .venv/.dev $(NODE)/node_modules/.ready
 	$(DOCKER) info >/dev/null || { echo "make e2e needs a Docker engine: docker/with-engine make e2e starts one"; exit 1; }
 	bases=$$(docker/base-images)
 	export $$bases
-	$(build) $(SERVICES) compile prometheus certificates
+	$(build) $(SERVICES) compile prometheus certificates worker jobs-redis
 	DOCKER_BUILDKIT=1 $(DOCKER) build --file tests/e2e/Dockerfile \
 	  --build-arg "TOKENIZER_IMAGE=$$IMAGE_PREFIX/tokenizer:$$VERSION" --tag "$$IMAGE_PREFIX/receiver:$$VERSION" .
 	$(BIN)/python -m pytest tests/e2e --timeout 900

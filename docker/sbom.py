@@ -28,6 +28,7 @@ IMAGES: Mapping[str, tuple[str, ...]] = {
     "tokenizer": ("server", "tokenizer"),
     "neuron-executor": ("server", "neuron-executor"),
     "postprocessor": ("server",),
+    "worker": ("server", "worker"),
     "sagemaker": ("server", "sagemaker"),
     "compile": ("server", "compile", "torch-cpu"),
     "gpu": ("server", "gpu"),

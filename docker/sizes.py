@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
-_TARGETS = ("gateway", "tokenizer", "neuron-executor", "postprocessor", "sagemaker", "compile", "gpu")
+_TARGETS = ("gateway", "tokenizer", "neuron-executor", "postprocessor", "worker", "sagemaker", "compile", "gpu")
 _MARKS = re.compile(r"(?<=<!-- sizes: written by make image-sizes -->\n).*?(?=<!-- /sizes -->)", re.DOTALL)
 
 

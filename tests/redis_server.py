@@ -23,16 +23,20 @@ _START_LIMIT_S = 10
 class RedisServer:
     """A redis-server of its own, empty and without files. Options are those of its command line.
 
-    `tls`: a folder with tls.crt, tls.key and ca.crt; then it takes TLS only, from clients with a certificate.
+    `is_durable`: it has a file, with which it can be started again. `tls`: a folder with tls.crt, tls.key and ca.crt;
+    then it takes TLS only, from clients with a certificate.
     """
 
-    def __init__(self, *options: str, is_sentinel: bool = False, tls: Path | None = None) -> None:
+    def __init__(
+        self, *options: str, is_sentinel: bool = False, is_durable: bool = False, tls: Path | None = None
+    ) -> None:
         if not shutil.which("redis-server"):
             raise RuntimeError("redis-server is missing; `make setup` installs it")
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self._options = options
         self._tls = tls
+        self._is_durable = is_durable
         self._is_sentinel = is_sentinel
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -69,7 +73,9 @@ class RedisServer:
             port += [word for kind, file in files.items() for word in (f"--tls-{kind}-file", str(self._tls / file))]
             port += ["--port", "0", "--tls-cluster", "yes", "--tls-replication", "yes"]
         address = [*port, "--bind", "127.0.0.1", "--dir", self._folder.name]
-        kind = ["--sentinel"] if self._is_sentinel else ["--save", "", "--appendonly", "no"]
+        kind = (
+            ["--sentinel"] if self._is_sentinel else ["--save", "", "--appendonly", "yes" if self._is_durable else "no"]
+        )
         # A configuration file comes first.
         self._process = subprocess.Popen(["redis-server", *self._options, *address, *kind], stdout=subprocess.DEVNULL)
         give_up_s = time.monotonic() + _START_LIMIT_S
@@ -105,9 +111,9 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server(*options: str, tls: Path | None = None) -> Iterator[RedisServer]:
+def redis_server(*options: str, is_durable: bool = False, tls: Path | None = None) -> Iterator[RedisServer]:
     """A server for the time of a block."""
-    with RedisServer(*options, tls=tls) as server:
+    with RedisServer(*options, is_durable=is_durable, tls=tls) as server:
         yield server
 
 

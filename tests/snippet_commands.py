@@ -24,6 +24,7 @@ from neuronpipe.api.v1 import inference_pb2, models_pb2, traces_pb2
 from neuronpipe.cli import main, make_parser
 from neuronpipe.cli.serve import read_arguments
 from neuronpipe.core.errors import SetupError
+from neuronpipe.process.settings import ServerSettings
 from neuronpipe.tei.v1 import tei_pb2
 from tests.pages import ROOT
 
@@ -64,7 +65,7 @@ def _serve(service: str, arguments: Sequence[str]) -> bool:
         settings = read_arguments(service, arguments)
     except SetupError as error:
         sys.exit(str(error))
-    if not settings.repository.is_dir():
+    if not (isinstance(settings, ServerSettings) and settings.repository.is_dir()):
         return False
     pairs = zip(["", *arguments], arguments, strict=False)
     options = ["127.0.0.1:0" if before.endswith("listen") else argument for before, argument in pairs]

@@ -16,6 +16,7 @@ from cryptography import x509
 
 from neuronpipe import __version__
 from neuronpipe.core.settings import variable_name
+from neuronpipe.jobs.settings import WorkerSettings
 from neuronpipe.local.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.neuron_executor.settings import NeuronExecutorSettings
 from neuronpipe.postprocessor.settings import PostprocessorSettings
@@ -34,6 +35,7 @@ _LAYERS: dict[str, tuple[str, ...]] = {
     "neuron": ("neuron",),
     "neuron, observability": ("neuron", "observability"),
     "tls": ("tls",),
+    "jobs": ("jobs",),
     "tls, observability": ("observability", "tls", "tls-observability"),
 }
 # They end before the services start.
@@ -140,12 +142,32 @@ def test_every_service_has_settings_that_exist(merged: dict[str, Any]) -> None:
         assert {variable for variable in environment if variable.startswith("NEURONPIPE_")} <= known
 
 
+def test_the_redis_of_jobs_loses_nothing_and_is_not_that_of_the_caches() -> None:
+    services = _merged(("jobs",))["services"]
+    command = services["jobs-redis"]["command"]
+    given = dict(zip(command[1::2], command[2::2], strict=True))
+    must = {"--maxmemory-policy": "noeviction", "--appendonly": "yes", "--appendfsync": "always"}
+    assert must.items() <= given.items()
+    mounts = services["jobs-redis"]["volumes"]
+    assert given["--dir"] in [one["target"] if isinstance(one, dict) else one.split(":")[1] for one in mounts]
+    known = {variable_name(WorkerSettings, field) for field in WorkerSettings.model_fields}
+    environment = services["worker"]["environment"]
+    assert environment.keys() <= known
+    url = environment[variable_name(WorkerSettings, "jobs_redis_url")]
+    gateway = services["gateway"]["environment"]
+    assert gateway[variable_name(PipelineProcessSettings, "jobs_redis_url")] == url
+    assert gateway[variable_name(PipelineProcessSettings, "redis_url")] != url
+    grace_s = WorkerSettings.model_fields["grace_s"].default
+    assert int(services["worker"]["stop_grace_period"].removesuffix("s")) > grace_s
+
+
 def test_services_start_after_what_they_need_is_healthy(merged: dict[str, Any]) -> None:
     conditions = {
         name: {needed: how["condition"] for needed, how in service["depends_on"].items()}
         for name, service in merged["services"].items()
         if isinstance(service.get("depends_on"), dict) and name in _SERVICES
     }
+    conditions["gateway"].pop("jobs-redis", None)
     steps = dict.fromkeys(_STEPS & merged["services"].keys(), "service_completed_successfully")
     stages = {name: "service_healthy" for name in _SERVICES if name != "gateway"}
     assert conditions == {"gateway": steps | stages, **dict.fromkeys(stages, steps)}
@@ -163,12 +185,12 @@ def _stages() -> Mapping[str, str]:
     return {part.split("\n", 1)[0]: part for part in parts}
 
 
-@pytest.mark.parametrize("target", [*_SERVICES, "gpu", "neuron"])
+@pytest.mark.parametrize("target", [*_SERVICES, "gpu", "neuron", "worker"])
 def test_an_image_runs_as_nobody_and_is_asked_for_its_health_by_grpc(target: str) -> None:
     stage = _stages()[target]
     assert re.findall("^USER (.*)$", stage, re.MULTILINE)[-1] == "65532:65532"
-    name = target if target in _SERVICES else "neuron-executor"
-    prefix = str(_SERVICES[name].model_config["env_prefix"])
+    name = target if target in _SERVICES or target == "worker" else "neuron-executor"
+    prefix = str((WorkerSettings if name == "worker" else _SERVICES[name]).model_config["env_prefix"])
     [port] = re.findall(rf"{prefix}LISTEN=0\.0\.0\.0:(\d+)", stage)
     health = json.loads(re.findall(r"HEALTHCHECK [^\[]*CMD (\[.*\])", stage)[0])
     assert health[-3:] == ["health", "--target", f"127.0.0.1:{port}"]
@@ -222,7 +244,7 @@ def test_nothing_is_installed_that_is_not_pinned_with_its_hash() -> None:
                 assert version == pinned[name], f"{lock.name}: {name}"
 
 
-@pytest.mark.parametrize("lock", ["server", "gateway", "tokenizer", "neuron-executor", "sagemaker"])
+@pytest.mark.parametrize("lock", ["server", "gateway", "tokenizer", "neuron-executor", "worker", "sagemaker"])
 def test_no_service_is_locked_with_what_only_compiling_needs(lock: str) -> None:
     names = set(re.findall(r"^([\w.-]+)==", (_DOCKER / "requirements" / f"{lock}.txt").read_text(), re.MULTILINE))
     assert names & {"torch", "transformers", "nncf", "scipy", "scikit-learn", "safetensors"} == set()

@@ -24,6 +24,7 @@ PROJECT = "neuronpipe-e2e"
 SERVICES = ("gateway", "tokenizer", "neuron-executor", "postprocessor")
 _FILES = ("docker/compose.yaml", "docker/compose.observability.yaml")
 _TLS_FILES = ("docker/compose.tls.yaml", "docker/compose.tls-observability.yaml")
+_JOB_FILES = ("docker/compose.jobs.yaml",)
 _LAST_FILES = ("tests/e2e/compose.e2e.yaml",)
 # Grafana cannot be made from Debian's packages.
 _STARTED = (*SERVICES, "redis", "jaeger", "prometheus")
@@ -106,7 +107,7 @@ class Stack:
 
     def down(self) -> None:
         """Ends it and deletes what it has made, with any layer."""
-        self._files = (*_FILES, *_TLS_FILES, *_LAST_FILES)
+        self._files = (*_FILES, *_TLS_FILES, *_JOB_FILES, *_LAST_FILES)
         self.make("down")
 
     def image(self, service: str) -> str:
@@ -149,6 +150,19 @@ class Stack:
             yield
         finally:
             self.compose("rm", "--stop", "--force", "certificates")
+            self._files = before
+            self.up()
+
+    @contextmanager
+    def with_jobs(self) -> Iterator[None]:
+        """The same stack with the layer jobs for the time of a block."""
+        before = self._files
+        self._files = (*_FILES, *_JOB_FILES, *_LAST_FILES)
+        try:
+            self.up("worker", "jobs-redis")
+            yield
+        finally:
+            self.compose("rm", "--stop", "--force", "worker", "jobs-redis")
             self._files = before
             self.up()
 

@@ -1,12 +1,15 @@
 """One error of each class, for tests that must hold for all of them."""
 
 from neuronpipe.core.errors import (
+    AlreadyExists,
     Cancelled,
     DeadlineExceeded,
     InternalError,
     InvalidInput,
+    JobNotFound,
     ModelNotFound,
     NeuronpipeError,
+    NotConfigured,
     Overloaded,
     Unauthenticated,
     Unavailable,
@@ -23,4 +26,7 @@ EVERY_ERROR: tuple[NeuronpipeError, ...] = (
     Unavailable("the tokenizer cannot be reached"),
     InternalError("internal error"),
     Unauthenticated("no valid API key came with the call"),
+    JobNotFound("there is no such job"),
+    AlreadyExists("another job has this request_id"),
+    NotConfigured("this gateway takes no jobs: set jobs_redis_url"),
 )

@@ -1,4 +1,4 @@
-"""Redis, by redis-py. No other file imports redis-py.
+"""Redis, by redis-py, as the caches use it.
 
 URLs are redis-py's own (redis://, rediss:// with TLS, unix://; user, password, database and, after a question mark, any
 option of its connections, such as ssl_ca_certs). Two more forms exist, because redis-py has no URLs for these:
@@ -56,7 +56,7 @@ class Remote:
             "max_connections": 2 * connections,
         }
         try:
-            self._client, self._sentinels = _client(url, options)
+            self._client, self._sentinels = open_client(url, options)
         except (ValueError, TypeError, RedisError, RedisClusterException) as error:
             # Without the message of the parser, which may hold a password.
             raise SetupError(f"redis_url: not a Redis URL; it must be one of {_FORMS} (see docs/caching.md)") from error
@@ -144,8 +144,8 @@ class Remote:
             asking.exception()  # marks it as retrieved; the caller has it already
 
 
-def _client(url: str, options: Mapping[str, Any]) -> "tuple[Redis | RedisCluster, Sequence[Redis]]":
-    """The client of a URL, and those of the sentinels that it asks."""
+def open_client(url: str, options: Mapping[str, Any]) -> "tuple[Redis | RedisCluster, Sequence[Redis]]":
+    """The client of a URL, and those of the sentinels that it asks. Raises what redis-py raises for an invalid one."""
     parts = urlsplit(url)
     scheme, _, kind = parts.scheme.partition("+")
     plain = urlunsplit(parts._replace(scheme=scheme))

@@ -57,9 +57,9 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_request(parser: argparse.ArgumentParser) -> None:
+def add_request(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
     """Adds the options that read_requests reads."""
-    model = parser.add_argument("--model", required=True, metavar="M", help="the model's name")
+    model = parser.add_argument("--model", required=is_required, metavar="M", help="the model's name")
     completed_by(model, complete_models)
     parser.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
     parser.add_argument(

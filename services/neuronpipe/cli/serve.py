@@ -14,7 +14,7 @@ from neuronpipe.core.errors import RefusedBundle, SetupError
 
 if TYPE_CHECKING:
     from neuronpipe.core.metrics import Telemetry
-    from neuronpipe.process.settings import ServerSettings
+    from neuronpipe.process.settings import ProcessSettings
     from neuronpipe.tls.server import ServerTls
 
 HELP = "run one service, or all of them in one process"
@@ -28,6 +28,7 @@ SERVICES = {
     "tokenizer": ("neuronpipe.tokenizer", "TokenizerSettings", "tokenizer"),
     "neuron-executor": ("neuronpipe.neuron_executor", "NeuronExecutorSettings", "executor-openvino"),
     "postprocessor": ("neuronpipe.postprocessor", "PostprocessorSettings", "postprocessor"),
+    "worker": ("neuronpipe.jobs", "WorkerSettings", "worker"),
 }
 # The package of a back end, which a bundle may choose, and the extra that installs it.
 _BACKEND_EXTRAS = {"torch": "executor-torch", "torch_neuronx": "executor-neuronx"}
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
 
 def run_service(
     service: str,
-    settings: "ServerSettings",
+    settings: "ProcessSettings",
     serving: "Callable[[Telemetry, ServerTls | None], Coroutine[Any, Any, None]]",
     variables: Mapping[str, str],
 ) -> None:
@@ -94,10 +95,10 @@ def run_service(
         sys.exit(1)
 
 
-def settings_of(service: str) -> "type[ServerSettings]":
+def settings_of(service: str) -> "type[ProcessSettings]":
     """The class of a service's settings."""
     package, name, _ = SERVICES[service]
-    kind: type[ServerSettings] = getattr(importlib.import_module(f"{package}.settings"), name)
+    kind: type[ProcessSettings] = getattr(importlib.import_module(f"{package}.settings"), name)
     return kind
 
 
@@ -118,7 +119,7 @@ def settings_parser(service: str) -> CommandParser:
     return parser
 
 
-def read_arguments(service: str, arguments: Sequence[str]) -> "ServerSettings":
+def read_arguments(service: str, arguments: Sequence[str]) -> "ProcessSettings":
     """The settings that the arguments behind `neuronpipe serve SERVICE`, and the environment, give.
     Raises SetupError."""
     from neuronpipe.core.settings import read_settings
@@ -129,7 +130,7 @@ def read_arguments(service: str, arguments: Sequence[str]) -> "ServerSettings":
     return read_settings(kind, given)
 
 
-def _check_required(kind: "type[ServerSettings]", given: Mapping[str, str]) -> None:
+def _check_required(kind: "type[ProcessSettings]", given: Mapping[str, str]) -> None:
     """Raises SetupError for a required setting that is neither on the command line nor in the environment."""
     from neuronpipe.core.settings import option_name, variable_name
 

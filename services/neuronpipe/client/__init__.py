@@ -4,14 +4,18 @@ It needs gRPC, protobuf and NumPy only.
 """
 
 from neuronpipe.client.asynchronous import AsyncClient
+from neuronpipe.client.jobs import AsyncJob, Job, JobStatus
 from neuronpipe.client.synchronous import Client
 from neuronpipe.core.errors import (
+    AlreadyExists,
     Cancelled,
     DeadlineExceeded,
     InternalError,
     InvalidInput,
+    JobNotFound,
     ModelNotFound,
     NeuronpipeError,
+    NotConfigured,
     Overloaded,
     SetupError,
     Unauthenticated,
@@ -21,14 +25,20 @@ from neuronpipe.core.errors import (
 from neuronpipe.tls.files import TlsFiles
 
 __all__ = [
+    "AlreadyExists",
     "AsyncClient",
+    "AsyncJob",
     "Cancelled",
     "Client",
     "DeadlineExceeded",
     "InternalError",
     "InvalidInput",
+    "Job",
+    "JobNotFound",
+    "JobStatus",
     "ModelNotFound",
     "NeuronpipeError",
+    "NotConfigured",
     "Overloaded",
     "SetupError",
     "TlsFiles",

@@ -1,11 +1,13 @@
 """The asynchronous client."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import grpc
+from google.longrunning.operations_pb2_grpc import OperationsStub
 
 from neuronpipe.api.v1.inference_pb2 import (
     InferBatchRequest,
@@ -16,8 +18,11 @@ from neuronpipe.api.v1.inference_pb2 import (
     InferStreamResponse,
 )
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
+from neuronpipe.api.v1.jobs_pb2 import JobPriority, SubmitInferenceRequest
+from neuronpipe.api.v1.jobs_pb2_grpc import JobServiceStub
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Model
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
+from neuronpipe.client.jobs import AsyncJob, JobCalls, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.rpc.api_key import key_metadata
@@ -27,6 +32,7 @@ from neuronpipe.tls.files import TlsFiles
 
 if TYPE_CHECKING:  # what the stubs are of a channel of grpc.aio
     from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceAsyncStub
+    from neuronpipe.api.v1.jobs_pb2_grpc import JobServiceAsyncStub
     from neuronpipe.api.v1.models_pb2_grpc import ModelServiceAsyncStub
 
 ResponseT = TypeVar("ResponseT")
@@ -34,19 +40,22 @@ _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[InferStreamRequest, InferStr
 
 # Inference has no side effects, so a call may be repeated if no server began it (UNAVAILABLE), if a server refused it
 # because of overload (RESOURCE_EXHAUSTED), or if a stopping server cut it off (CANCELLED). gRPC itself retries: it
-# waits as long as the server's pushback says, and stops retrying while most calls fail.
+# waits as long as the server's pushback says, and stops retrying while most calls fail. A job has an id of its caller's
+# and may be submitted again, but not where there are too many: the pushback is longer than most deadlines.
+_BACKOFF = {"maxAttempts": 4, "initialBackoff": "0.1s", "maxBackoff": "2s", "backoffMultiplier": 2}
 RETRIES = {
     "methodConfig": [
         {
             "name": [{"service": "neuronpipe.api.v1.InferenceService"}, {"service": "neuronpipe.api.v1.ModelService"}],
             "retryPolicy": {
-                "maxAttempts": 4,
-                "initialBackoff": "0.1s",
-                "maxBackoff": "2s",
-                "backoffMultiplier": 2,
+                **_BACKOFF,
                 "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"],
             },
-        }
+        },
+        {
+            "name": [{"service": "neuronpipe.api.v1.JobService"}, {"service": "google.longrunning.Operations"}],
+            "retryPolicy": {**_BACKOFF, "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"]},
+        },
     ],
     "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
 }
@@ -55,10 +64,14 @@ RETRIES = {
 class _Stubs(NamedTuple):
     inference: "InferenceServiceAsyncStub"
     models: "ModelServiceAsyncStub"
+    jobs: "JobServiceAsyncStub"
+    operations: Any
 
     @classmethod
     def of(cls, channel: grpc.aio.Channel) -> "_Stubs":
-        return cls(InferenceServiceStub(channel), ModelServiceStub(channel))
+        return cls(
+            InferenceServiceStub(channel), ModelServiceStub(channel), JobServiceStub(channel), OperationsStub(channel)
+        )
 
 
 class AsyncClient(TaskMethods):
@@ -98,6 +111,7 @@ class AsyncClient(TaskMethods):
         self._timeout_s = timeout_s
         self._metadata = key_metadata(api_key)
         self._connection = Connection(target, _Stubs.of, RETRIES if retries else None, tls)
+        self._jobs = JobCalls(self._connection, self._metadata, timeout_s)
 
     async def _call(self, call: TaskCall[ValueT]) -> ValueT:
         return call.read((await self.infer(call.request)).result)
@@ -144,6 +158,43 @@ class AsyncClient(TaskMethods):
                 call.cancel()
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
+
+    async def submit(
+        self,
+        requests: Iterable[InferRequest] = (),
+        *,
+        input_uri: str = "",
+        output_uri: str = "",
+        request_id: str = "",
+        time_to_live_s: int = 0,
+        work_limit_s: int = 0,
+        priority: "JobPriority.ValueType" = JobPriority.JOB_PRIORITY_NORMAL,
+        notification_url: str = "",
+    ) -> AsyncJob:
+        """Submits a job of requests, or of the object `input_uri`; it outlives this client.
+
+        The other arguments are the fields of SubmitInferenceRequest (jobs.proto). A `request_id` again gets the same
+        job; without one, a random one makes the retries of this call safe.
+        """
+        message = SubmitInferenceRequest(
+            requests=requests,
+            input_uri=input_uri,
+            output_uri=output_uri,
+            request_id=request_id or uuid.uuid4().hex,
+            time_to_live_s=time_to_live_s,
+            work_limit_s=work_limit_s,
+            priority=priority,
+            notification_url=notification_url,
+        )
+        return self.job((await self._jobs.submit(message)).name)
+
+    def job(self, name: str) -> AsyncJob:
+        """A job that was submitted before, by the name of its operation."""
+        return AsyncJob(name, self._jobs)
+
+    async def list_jobs(self, limit: int = 100) -> Sequence[JobStatus]:
+        """The caller's jobs, the newest first."""
+        return [JobStatus.described(operation) for operation in await self._jobs.list_all(limit)]
 
     async def list_models(self) -> Sequence[Model]:
         """Every version of every model."""

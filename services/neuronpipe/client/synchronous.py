@@ -9,8 +9,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, InferResponse, InferStreamResponse
+from neuronpipe.api.v1.jobs_pb2 import JobPriority
 from neuronpipe.api.v1.models_pb2 import Model
 from neuronpipe.client.asynchronous import AsyncClient
+from neuronpipe.client.jobs import Job, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.errors import Cancelled
@@ -78,6 +80,39 @@ class Client(TaskMethods):
                 answer = self._wait(stream.next(), is_begun=True)
         finally:
             self._leave(stream)
+
+    def submit(
+        self,
+        requests: Iterable[InferRequest] = (),
+        *,
+        input_uri: str = "",
+        output_uri: str = "",
+        request_id: str = "",
+        time_to_live_s: int = 0,
+        work_limit_s: int = 0,
+        priority: "JobPriority.ValueType" = JobPriority.JOB_PRIORITY_NORMAL,
+        notification_url: str = "",
+    ) -> Job:
+        """See AsyncClient.submit."""
+        submitting = self._client.submit(
+            requests,
+            input_uri=input_uri,
+            output_uri=output_uri,
+            request_id=request_id,
+            time_to_live_s=time_to_live_s,
+            work_limit_s=work_limit_s,
+            priority=priority,
+            notification_url=notification_url,
+        )
+        return Job(self._wait(submitting), self)
+
+    def job(self, name: str) -> Job:
+        """See AsyncClient.job."""
+        return Job(self._client.job(name), self)
+
+    def list_jobs(self, limit: int = 100) -> Sequence[JobStatus]:
+        """See AsyncClient.list_jobs."""
+        return self._wait(self._client.list_jobs(limit))
 
     def list_models(self) -> Sequence[Model]:
         """See AsyncClient.list_models."""

@@ -5,6 +5,9 @@
      ├─ InvalidInput       fix the input
      ├─ ModelNotFound      ask for another model or version
      ├─ WrongTask          ask for the task that the model has
+     ├─ JobNotFound        ask for another job; results are kept for a limited time
+     ├─ AlreadyExists      send another request_id, or the same content again
+     ├─ NotConfigured      set the server up for it; the message names the setting
      ├─ Overloaded         retry after `retry_after_s`
      ├─ DeadlineExceeded   give more time
      ├─ Cancelled          nothing if you cancelled; retry if the server stopped
@@ -56,6 +59,24 @@ class WrongTask(NeuronpipeError):
     """The model exists, but the input is for another task."""
 
     reason = "WRONG_TASK"
+
+
+class JobNotFound(NeuronpipeError):
+    """The caller has no such job, or no longer."""
+
+    reason = "JOB_NOT_FOUND"
+
+
+class AlreadyExists(NeuronpipeError):
+    """Something else has the same id already."""
+
+    reason = "ALREADY_EXISTS"
+
+
+class NotConfigured(NeuronpipeError):
+    """The server is not set up for this call."""
+
+    reason = "NOT_CONFIGURED"
 
 
 class Overloaded(NeuronpipeError):

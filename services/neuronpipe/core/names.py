@@ -9,6 +9,8 @@ from typing import Literal
 # W3C Trace Context, https://www.w3.org/TR/trace-context/: gRPC carries both as metadata under these keys.
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
+# The tenant for which a caller calls, where it may do that, as workers of jobs.
+ON_BEHALF = "neuronpipe-tenant"
 
 
 class Name(str):
@@ -76,6 +78,9 @@ class Spans:
         "neuron-executor: one run of the model, a trace of its own, with a link to the compute span of "
         "each sampled row",
     )
+    JOB = Name(
+        "job", "worker: one attempt to run a job, a trace of its own, with a link to the span that submitted the job"
+    )
 
 
 class Attributes:
@@ -114,6 +119,10 @@ class Attributes:
     )
     PADDED_TOKENS = Name("neuronpipe.padded_tokens", "tokens computed, padding included")
     PADDING_RATIO = Name("neuronpipe.padding_ratio", "share of padding in the computed tokens")
+    JOB_ID = Name("neuronpipe.job.id", "the job's id")
+    JOB_PRIORITY = Name("neuronpipe.job.priority", "high, normal or low")
+    JOB_STATE = Name("neuronpipe.job.state", "how a job ended: succeeded, failed, cancelled, expired or dead")
+    INPUTS = Name("neuronpipe.job.inputs", "the number of the job's inputs; 0 where they are in an object")
     ROW = Name("neuronpipe.batch.row", "the sequence's row in the batch")
     CORE = Name("neuronpipe.core", "the core that runs the batch")
     IS_ALONE = Name("neuronpipe.batch.is_alone", "whether the batch ran alone, on all cores")
@@ -148,6 +157,7 @@ class Events:
 # Upper bounds of histograms' buckets.
 _DURATIONS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
 _DURATIONS_NS = tuple(round(milliseconds * 1e6) for milliseconds in _DURATIONS_MS)
+_LONG_DURATIONS_NS = tuple(round(seconds * 1e9) for seconds in (0.05, 0.25, 1, 5, 15, 60, 300, 900, 3_600, 21_600))
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _RATIOS = (0.0, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75)
 
@@ -244,7 +254,7 @@ class Metrics:
         "{call}",
         "calls by outcome: accepted, or why not, which callers are not told: missing, malformed, unknown_key, expired, "
         "not_yet_valid, wrong_audience, wrong_issuer, wrong_signature, wrong_algorithm, unknown_signing_key, "
-        "missing_claim, no_tenant, unknown_certificate",
+        "missing_claim, no_tenant, unknown_certificate, acts_for_others (without the right to)",
         Attributes.OUTCOME,
     )
     FILE_LOADED = _gauge(
@@ -335,6 +345,35 @@ class Metrics:
         "neuronpipe.neuron.executions", "{execution}", "executions by outcome", Attributes.NEURON_OUTCOME
     )
     NEURON_ERRORS = _counter("neuronpipe.neuron.errors", "{error}", "errors of executions", Attributes.NEURON_ERROR)
+    JOBS_WAITING = _gauge("neuronpipe.jobs.waiting", "{job}", "jobs that no worker has", Attributes.JOB_PRIORITY)
+    JOBS_OLDEST = _gauge(
+        "neuronpipe.jobs.oldest", "s", "how long the first of these jobs has waited", Attributes.JOB_PRIORITY
+    )
+    JOBS_RUNNING = _gauge("neuronpipe.jobs.running", "{job}", "jobs that workers have", Attributes.JOB_PRIORITY)
+    JOBS_DEAD = _gauge("neuronpipe.jobs.dead", "{job}", "jobs that were set aside, since workers died with them")
+    JOBS_ENDED = _counter(
+        "neuronpipe.jobs.ended", "{job}", "jobs that this worker has ended, by how", Attributes.JOB_STATE
+    )
+    JOBS_RETRIED = _counter("neuronpipe.jobs.retried", "{job}", "jobs that this worker took from one that had died")
+    JOB_WAIT = _histogram(
+        "neuronpipe.job.wait",
+        "s",
+        "from the submission of a job to its first attempt",
+        _LONG_DURATIONS_NS,
+        Attributes.JOB_PRIORITY,
+    )
+    JOB_DURATION = _histogram(
+        "neuronpipe.job.duration", "s", "attempts to run a job, with any outcome", _LONG_DURATIONS_NS
+    )
+    NOTIFICATIONS = _counter(
+        "neuronpipe.job.notifications",
+        "{notification}",
+        "attempts to tell receivers of ended jobs: accepted; refused (will be tried again); given_up",
+        Attributes.OUTCOME,
+    )
+    NOTIFICATIONS_WAITING = _gauge(
+        "neuronpipe.job.notifications_waiting", "{notification}", "receivers that are still to be told"
+    )
     CONNECTIONS = _gauge("neuronpipe.connection.open", "{connection}", "open connections of a port", Attributes.DOOR)
     CONNECTIONS_ENDED = _counter(
         "neuronpipe.connection.ended",

@@ -11,12 +11,15 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from neuronpipe.core.errors import (
+    AlreadyExists,
     Cancelled,
     DeadlineExceeded,
     InternalError,
     InvalidInput,
+    JobNotFound,
     ModelNotFound,
     NeuronpipeError,
+    NotConfigured,
     Overloaded,
     Unauthenticated,
     Unavailable,
@@ -32,6 +35,9 @@ CODES: dict[type[NeuronpipeError], int] = {
     InvalidInput: code_pb2.INVALID_ARGUMENT,
     ModelNotFound: code_pb2.NOT_FOUND,
     WrongTask: code_pb2.FAILED_PRECONDITION,
+    JobNotFound: code_pb2.NOT_FOUND,
+    AlreadyExists: code_pb2.ALREADY_EXISTS,
+    NotConfigured: code_pb2.UNIMPLEMENTED,
     Overloaded: code_pb2.RESOURCE_EXHAUSTED,
     DeadlineExceeded: code_pb2.DEADLINE_EXCEEDED,
     Cancelled: code_pb2.CANCELLED,
@@ -42,7 +48,8 @@ CODES: dict[type[NeuronpipeError], int] = {
 # Used for a status without RetryInfo, which some other server sent.
 _DEFAULT_RETRY_AFTER_S = 1.0
 
-_BY_CODE: dict[int, Callable[[str], NeuronpipeError]] = {code: kind for kind, code in CODES.items()}
+# Of two with the same code the first, where the status does not say the reason.
+_BY_CODE: dict[int, Callable[[str], NeuronpipeError]] = {code: kind for kind, code in reversed(CODES.items())}
 
 
 def to_status(error: NeuronpipeError) -> Status:
@@ -70,6 +77,10 @@ def from_status(status: Status) -> NeuronpipeError:
         for retry_info in _unpack(status, RetryInfo):
             retry_after_s = retry_info.retry_delay.ToNanoseconds() / 1e9
         return Overloaded(status.message, retry_after_s)
+    if status.code == code_pb2.NOT_FOUND and any(
+        info.reason == JobNotFound.reason and info.domain == DOMAIN for info in _unpack(status, ErrorInfo)
+    ):
+        return JobNotFound(status.message)
     return _BY_CODE.get(status.code, InternalError)(status.message)
 
 

@@ -10,7 +10,7 @@ from neuronpipe.core.watched import watching
 from neuronpipe.gateway.callers.authenticator import Authenticator
 from neuronpipe.gateway.callers.settings import CallerSettings, check_exposure
 from neuronpipe.gateway.callers.watched import WatchedFile
-from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.gateway.settings import GatewaySettings, PipelineSettings
 from neuronpipe.gateway.tenants.rights import EVERYTHING, Rights, TenantBook, parse_tenants
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.process.door import Credentials
@@ -47,7 +47,7 @@ class Access:
             return
         if callers.tenants:
             self._book = WatchedFile("--tenants", callers.tenants, parse_tenants, self._meters)
-        guard = self.guard = Authenticator(callers, self._tenant_of, self._meters)
+        guard = self.guard = Authenticator(callers, self._tenant_of, self._meters, self._acts_for_others)
         limits = pipeline.max_requests_in_flight, pipeline.max_tokens_in_flight
         self.tenants = Tenants(self._rights_of, limits, callers.fair_window_ms / 1000, self._meters)
         if "metrics" not in guard.open_services:
@@ -80,3 +80,13 @@ class Access:
 
     def _tenant_of(self, name: str) -> str:
         return self._book.value.tenant_of(name) if self._book else ""
+
+    def _acts_for_others(self, tenant: str) -> bool:
+        return bool(self._book) and self._rights_of(tenant).acts_for_others
+
+
+def access_by(settings: GatewaySettings, telemetry: Telemetry) -> Access:
+    """Who may call, by the settings of a gateway. Raises SetupError."""
+    addresses = (settings.listen, settings.http_listen)
+    verifies_certificates = bool(settings.tls_client_ca)
+    return Access(settings, settings, settings, addresses, telemetry, verifies_certificates=verifies_certificates)

@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 
 from neuronpipe.core.background import run_beside
 from neuronpipe.core.metrics import Telemetry
+from neuronpipe.gateway.access import access_by
 from neuronpipe.gateway.doors.assembly import gateway_doors
 from neuronpipe.gateway.doors.native import INFERENCE_SERVICE
+from neuronpipe.jobs.door import JOBS
 from neuronpipe.local.metric_sums import write_families
-from neuronpipe.local.server import access_by, running_pipeline
+from neuronpipe.local.server import running_pipeline
 from neuronpipe.local.settings import AllSettings
 from neuronpipe.process.door import Handler
 from neuronpipe.process.life import Life, serve
@@ -27,7 +29,7 @@ async def run_front(settings: AllSettings, telemetry: Telemetry, tls: ServerTls 
     """
     reader, writer = await asyncio.open_unix_connection(sock=parent)
     access = access_by(settings, telemetry)
-    doors = gateway_doors(settings, settings, telemetry, tls, access.guard, shares_port=True)
+    doors = gateway_doors(settings, settings, telemetry, tls, access.guard, addition=JOBS, shares_port=True)
 
     async def tell(message: object) -> None:
         writer.write(json.dumps(message).encode() + b"\n")

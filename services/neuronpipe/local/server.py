@@ -6,9 +6,10 @@ from functools import partial
 
 from neuronpipe.bundles.repository import read_trusted_repository
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.gateway.access import Access
+from neuronpipe.gateway.access import Access, access_by
 from neuronpipe.gateway.assembly import running_gateway
 from neuronpipe.gateway.doors.assembly import INFERENCE_SERVICES, gateway_doors, gateway_handlers
+from neuronpipe.jobs.door import JOBS, running_jobs
 from neuronpipe.local.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.local.stages import running_stages
 from neuronpipe.process.door import Door, Handler
@@ -26,16 +27,9 @@ async def run(settings: PipelineProcessSettings, telemetry: Telemetry, tls: Serv
 
         await run_fronted(settings, telemetry, access)
         return
-    doors = gateway_doors(settings, settings, telemetry, tls, access.guard)
+    doors = gateway_doors(settings, settings, telemetry, tls, access.guard, addition=JOBS)
     assemble = partial(running_pipeline, settings, telemetry, access, doors)
     await serve(settings.service, settings, doors, assemble, telemetry.meters)
-
-
-def access_by(settings: PipelineProcessSettings, telemetry: Telemetry) -> Access:
-    """Who may call, by the settings of a gateway. Raises SetupError."""
-    addresses = (settings.listen, settings.http_listen)
-    verifies_certificates = bool(settings.tls_client_ca)
-    return Access(settings, settings, settings, addresses, telemetry, verifies_certificates=verifies_certificates)
 
 
 @asynccontextmanager
@@ -59,7 +53,8 @@ async def running_pipeline(
         running_stages(bundles, settings, telemetry, report, stage_tls) as stages,
         access.kept_up_to_date(),
         running_gateway(bundles, stages, settings, settings, telemetry, access.tenants) as gateway,
+        running_jobs(settings, settings, settings, gateway, access.tenants) as jobs,
     ):
         life.in_flight.check_room = gateway.pipeline.check_room
         targets = list(settings.far_targets.values())
-        yield gateway_handlers(gateway, settings, settings, telemetry, doors, life.health, targets, stage_tls)
+        yield gateway_handlers(gateway, settings, settings, telemetry, doors, life.health, targets, stage_tls) | jobs

@@ -8,13 +8,14 @@ from pydantic_settings import SettingsConfigDict
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.settings import option_name
 from neuronpipe.gateway.settings import NEAR, GatewaySettings, target_field
+from neuronpipe.jobs.settings import JobSettings
 from neuronpipe.neuron_executor.settings import EngineSettings
 from neuronpipe.tokenizer.settings import TokenCacheSettings
 
 _TOKENIZER_SETTINGS = ("token_cache_bytes", "image_cache_bytes", "token_cache_redis")
 
 
-class PipelineProcessSettings(GatewaySettings, EngineSettings, TokenCacheSettings):
+class PipelineProcessSettings(GatewaySettings, JobSettings, EngineSettings, TokenCacheSettings):
     """Settings of the gateway, and of the stages whose target is `local`."""
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_GATEWAY_")

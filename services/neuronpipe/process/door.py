@@ -17,11 +17,12 @@ class Credentials:
     """What a caller shows of itself.
 
     `authorization`: as in HTTP's header of that name; empty without one. `names`: the subject alternative names of its
-    certificate, which the door has verified.
+    certificate, which the door has verified. `on_behalf`: the tenant for which it calls; empty for its own.
     """
 
     authorization: str = ""
     names: tuple[str, ...] = ()
+    on_behalf: str = ""
 
 
 class Guard(Protocol):

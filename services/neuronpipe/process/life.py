@@ -18,7 +18,7 @@ from neuronpipe.process.door import Door, Handler
 from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.in_flight import InFlight
 from neuronpipe.process.open_files import make_room_for
-from neuronpipe.process.settings import ServerSettings
+from neuronpipe.process.settings import ProcessSettings
 
 # The time limit for unloading models after all calls have ended. A device that hangs must not keep the process alive.
 _UNLOAD_LIMIT_S = 10.0
@@ -32,7 +32,7 @@ class Life:
     """A process that serves. Its parts use this object."""
 
     def __init__(
-        self, name: str, settings: ServerSettings, doors: Sequence[Door], meters: Meters | None = None
+        self, name: str, settings: ProcessSettings, doors: Sequence[Door], meters: Meters | None = None
     ) -> None:
         self.health = HealthBoard(service for door in doors for service in door.services)
         self.is_open = False
@@ -97,7 +97,7 @@ Assemble: TypeAlias = Callable[[Life], AbstractAsyncContextManager[Mapping[str, 
 
 async def serve(
     name: str,
-    settings: ServerSettings,
+    settings: ProcessSettings,
     doors: Sequence[Door],
     assemble: Assemble,
     meters: Meters | None = None,

@@ -117,16 +117,10 @@ class ServerTlsSettings(Settings):
         return files if files.certificate else None
 
 
-class ServerSettings(ServerTlsSettings, CallerLimits):
+class ProcessSettings(ServerTlsSettings, CallerLimits):
     """The settings that every service has."""
 
     listen: str = listen_field("127.0.0.1:0")
-    repository: Path = Field(description="folder of bundles, as `neuronpipe compile` writes it")
-    trusted_keys: Path | None = Field(
-        None,
-        description="file or folder of ed25519 public keys in PEM form; bundles that none of them signed (`neuronpipe "
-        "bundle sign`) are refused; read at the start; without it every bundle is loaded",
-    )
     grace_s: float = Field(
         10.0, ge=0, le=3600, description="seconds that requests in flight get to finish after SIGTERM"
     )
@@ -169,6 +163,17 @@ class ServerSettings(ServerTlsSettings, CallerLimits):
     @classmethod
     def _check_port(cls, listen: str) -> str:
         return check_port(listen)
+
+
+class ServerSettings(ProcessSettings):
+    """What every service with models has."""
+
+    repository: Path = Field(description="folder of bundles, as `neuronpipe compile` writes it")
+    trusted_keys: Path | None = Field(
+        None,
+        description="file or folder of ed25519 public keys in PEM form; bundles that none of them signed (`neuronpipe "
+        "bundle sign`) are refused; read at the start; without it every bundle is loaded",
+    )
 
 
 class StageSettings(ServerSettings):

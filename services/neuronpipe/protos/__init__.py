@@ -5,8 +5,15 @@ from pathlib import Path
 
 # With what they import. The files of the stages are internal and not among them.
 PUBLIC = (
+    "google/api/annotations.proto",
+    "google/api/client.proto",
+    "google/api/field_behavior.proto",
+    "google/api/http.proto",
+    "google/api/launch_stage.proto",
+    "google/longrunning/operations.proto",
     "google/rpc/status.proto",
     "neuronpipe/api/v1/inference.proto",
+    "neuronpipe/api/v1/jobs.proto",
     "neuronpipe/api/v1/models.proto",
     "neuronpipe/api/v1/tasks.proto",
     "neuronpipe/api/v1/traces.proto",

@@ -21,7 +21,7 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.process.door import Guard, Handler
 from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.in_flight import MAX_CALLS, InFlight
-from neuronpipe.process.settings import ServerSettings
+from neuronpipe.process.settings import ProcessSettings
 from neuronpipe.rpc.abort import abort
 from neuronpipe.rpc.connections import count_connections, end_connection
 from neuronpipe.rpc.health import HEALTH_SERVICE, WATCH, health_handlers
@@ -52,7 +52,7 @@ class GrpcDoor:
 
     def __init__(
         self,
-        settings: ServerSettings,
+        settings: ProcessSettings,
         rpcs: Iterable[Rpc],
         tls: ServerTls | None = None,
         guard: Guard | None = None,
@@ -295,7 +295,7 @@ def _decoded(rpc: Rpc, data: bytes) -> Any:
         ) from error
 
 
-def _options(settings: ServerSettings, shares_port: bool) -> Iterable[tuple[str, int]]:
+def _options(settings: ProcessSettings, shares_port: bool) -> Iterable[tuple[str, int]]:
     # gRPC's default lets any two processes listen on one port, each of which gets a share of the connections.
     yield "grpc.so_reuseport", int(shares_port)
     yield "grpc.max_receive_message_length", settings.max_message_bytes

@@ -5,6 +5,7 @@ from collections.abc import Collection
 import grpc
 
 from neuronpipe.core.logs import log_warning
+from neuronpipe.core.names import ON_BEHALF
 from neuronpipe.process.door import Credentials
 from neuronpipe.rpc.rpcs import Context
 from neuronpipe.tls.files import LoadedTls
@@ -21,10 +22,13 @@ def peer_names(context: Context) -> list[str]:
 
 def credentials_of(context: Context) -> Credentials:
     """What a caller shows: metadata, or else the names of the certificate of its connection."""
+    authorization = on_behalf = ""
     for key, value in context.invocation_metadata() or ():
         if key == "authorization":
-            return Credentials(authorization=str(value))
-    return Credentials(names=tuple(peer_names(context)))
+            authorization = authorization or str(value)
+        elif key == ON_BEHALF:
+            on_behalf = str(value)
+    return Credentials(authorization, () if authorization else tuple(peer_names(context)), on_behalf)
 
 
 async def check_peer(context: Context, allowed: Collection[str]) -> None:

@@ -7,7 +7,7 @@ from neuronpipe import __version__
 from neuronpipe.core.logs import log
 from neuronpipe.core.metrics import Meters, Telemetry
 from neuronpipe.core.tracing import Clock, Span, Tracer
-from neuronpipe.process.settings import ServerSettings
+from neuronpipe.process.settings import ProcessSettings
 from neuronpipe.telemetry.environment import Environment, read_environment
 from neuronpipe.telemetry.store import TraceStore
 from neuronpipe.tls.server import ServerTls
@@ -16,7 +16,7 @@ from neuronpipe.tls.telemetry import show_tls
 
 @contextmanager
 def running_telemetry(
-    service: str, settings: ServerSettings, variables: Mapping[str, str], tls: ServerTls | None = None
+    service: str, settings: ProcessSettings, variables: Mapping[str, str], tls: ServerTls | None = None
 ) -> Iterator[Telemetry]:
     """A service's telemetry, exported while the block runs. `tls`: of its ports. Raises SetupError.
 

@@ -10,12 +10,15 @@ from google.rpc.error_details_pb2 import BadRequest, DebugInfo, ErrorInfo, Retry
 from google.rpc.status_pb2 import Status
 
 from neuronpipe.core.errors import (
+    AlreadyExists,
     Cancelled,
     DeadlineExceeded,
     InternalError,
     InvalidInput,
+    JobNotFound,
     ModelNotFound,
     NeuronpipeError,
+    NotConfigured,
     Overloaded,
     Unauthenticated,
     Unavailable,
@@ -37,6 +40,9 @@ _NUMBERS = {
     Unavailable: 14,
     InternalError: 13,
     Unauthenticated: 16,
+    JobNotFound: 5,
+    AlreadyExists: 6,
+    NotConfigured: 12,
 }
 
 each_error = pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
@@ -60,8 +66,12 @@ def test_every_error_has_the_code_that_the_api_promises(error: NeuronpipeError) 
     assert to_status(error).code == _NUMBERS[type(error)]
 
 
-def test_no_two_errors_share_a_code() -> None:
-    assert len(set(CODES.values())) == len(CODES)
+def test_no_two_errors_share_a_code_and_a_reason() -> None:
+    assert len({(code, kind.reason) for kind, code in CODES.items()}) == len(CODES)
+
+
+def test_of_errors_that_share_a_code_the_first_is_meant_where_no_reason_is_given() -> None:
+    assert type(from_status(Status(code=code_pb2.NOT_FOUND, message="gone"))) is ModelNotFound
 
 
 @each_error

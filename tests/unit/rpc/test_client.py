@@ -4,7 +4,14 @@ import grpc
 import pytest
 from google.rpc import code_pb2
 
-from neuronpipe.core.errors import DeadlineExceeded, InternalError, NeuronpipeError, Overloaded, Unavailable
+from neuronpipe.core.errors import (
+    DeadlineExceeded,
+    InternalError,
+    NeuronpipeError,
+    NotConfigured,
+    Overloaded,
+    Unavailable,
+)
 from neuronpipe.core.status import to_status
 from neuronpipe.rpc.client import error_of
 from tests.unit.every_error import EVERY_ERROR
@@ -29,7 +36,7 @@ def test_an_error_of_a_service_of_ours_is_that_error(error: NeuronpipeError) -> 
         (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, Overloaded),
         (grpc.StatusCode.UNKNOWN, InternalError),
-        (grpc.StatusCode.UNIMPLEMENTED, InternalError),
+        (grpc.StatusCode.UNIMPLEMENTED, NotConfigured),  # a server of an earlier version
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

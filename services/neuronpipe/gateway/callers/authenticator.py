@@ -28,14 +28,22 @@ _LOG_EVERY_S = 1.0
 class Authenticator:
     """A Guard (process/door.py) by the files of the settings.
 
-    `tenant_of`: the tenant of a name in a client certificate; empty for none.
+    `tenant_of`: the tenant of a name in a client certificate; empty for none. `acts_for_others`: whether a tenant may
+    call on behalf of others.
     """
 
-    def __init__(self, settings: CallerSettings, tenant_of: Callable[[str], str], meters: Meters) -> None:
+    def __init__(
+        self,
+        settings: CallerSettings,
+        tenant_of: Callable[[str], str],
+        meters: Meters,
+        acts_for_others: Callable[[str], bool] = lambda tenant: False,
+    ) -> None:
         """Raises SetupError."""
         self.open_services: Collection[str] = open_services(settings.open_services)
         self._is_shared = settings.shared_cache
         self._tenant_of = tenant_of
+        self._acts_for_others = acts_for_others
         self._meters = meters
         self._logged_s: dict[str, float] = {}
         self._keys: WatchedFile[Mapping[str, KeyRecord]] | None = None
@@ -63,6 +71,10 @@ class Authenticator:
         """The caller. Raises Unauthenticated."""
         try:
             name, tenant = self._identify(credentials)
+            if credentials.on_behalf:
+                if not self._acts_for_others(tenant):
+                    raise Refused("acts_for_others")
+                tenant = credentials.on_behalf
         except Refused as refused:
             self._note(str(refused))
             raise Unauthenticated(_MESSAGE) from None

@@ -1,10 +1,12 @@
 """A gateway's doors, and what each of them answers with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.doors.choice import ModelChoice
+from neuronpipe.gateway.doors.http.exchange import Route
 from neuronpipe.gateway.doors.inference import Inference
 from neuronpipe.gateway.doors.native import INFERENCE_SERVICE, NativeDoor, native_rpcs
 from neuronpipe.gateway.doors.oip.grpc_door import OIP_SERVICE, OipDoor, oip_rpcs
@@ -15,12 +17,24 @@ from neuronpipe.process.door import Door, Guard, Handler
 from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.settings import ServerSettings
 from neuronpipe.rpc.door import GrpcDoor
+from neuronpipe.rpc.rpcs import Rpc
 from neuronpipe.rpc.trace_service import GET_TRACE, trace_handlers, trace_rpcs
 from neuronpipe.tls.files import WatchedTls
 from neuronpipe.tls.server import ServerTls
 
 # The gRPC services that make sense only while all stages can be reached.
 INFERENCE_SERVICES = [service.full_name for service in (INFERENCE_SERVICE, OIP_SERVICE, *SERVICES.values())]
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What a package above the gateway has its doors take besides: its handlers have the same keys.
+
+    `routes`: asked for where there is an HTTP door.
+    """
+
+    rpcs: Sequence[Rpc] = ()
+    routes: Callable[[], Sequence[Route]] = tuple
 
 
 def gateway_doors(
@@ -30,19 +44,20 @@ def gateway_doors(
     tls: ServerTls | None = None,
     guard: Guard | None = None,
     *,
+    addition: Addition = Addition(),
     shares_port: bool = False,
 ) -> list[Door]:
     """gRPC, and HTTP where it has an address; what is not asked for is not even imported. `shares_port`: other
     processes listen on the same ports.
     """
-    rpcs = [*native_rpcs(), *oip_rpcs(), *tei_rpcs(), *trace_rpcs(telemetry.traces)]
+    rpcs = [*native_rpcs(), *oip_rpcs(), *tei_rpcs(), *trace_rpcs(telemetry.traces), *addition.rpcs]
     doors: list[Door] = [GrpcDoor(server, rpcs, tls, guard, shares_port=shares_port)]
     if http.http_listen:
         from neuronpipe.gateway.doors.http.console.pages import CONSOLE_ROUTES
         from neuronpipe.gateway.doors.http.door import HttpDoor
         from neuronpipe.gateway.doors.http.handlers import ROUTES
 
-        routes = (*ROUTES, *CONSOLE_ROUTES) if http.has_console else ROUTES
+        routes = (*ROUTES, *addition.routes(), *(CONSOLE_ROUTES if http.has_console else ()))
         health = INFERENCE_SERVICE.full_name
         doors.append(HttpDoor(http.http_listen, routes, health, server, tls, guard, shares_port=shares_port))
     return doors
@@ -57,7 +72,7 @@ def gateway_handlers(
     health: HealthBoard,
     targets: Sequence[str] = (),
     stage_tls: WatchedTls | None = None,
-) -> Mapping[str, Handler]:
+) -> dict[str, Handler]:
     """The handlers of all of its doors, which listen. `targets`: stages in other processes, which keep traces, too.
 
     Raises SetupError for a default model that is not served.

@@ -21,6 +21,8 @@ class Rights(BaseModel):
     max_requests_in_flight: int | None = Field(None, ge=1)
     max_tokens_in_flight: int | None = Field(None, ge=1)
     tokens_per_minute: int | None = Field(None, ge=1)
+    max_jobs: int | None = Field(None, ge=1)
+    acts_for_others: bool = False
     highest_priority: Literal["interactive", "bulk"] = "interactive"
     certificates: frozenset[str] = frozenset()
 

@@ -69,6 +69,10 @@ class Tenants:
         models = self._rights_of(caller.tenant).models if caller.tenant else None
         return table if models is None else table.only(models)
 
+    def max_jobs(self, tenant: str) -> int:
+        """How many jobs of a tenant may wait or run; 0 for no limit."""
+        return self._rights_of(tenant).max_jobs or 0
+
     def restrict(self, call: Call) -> Call:
         """The call with the highest priority that its tenant has, where it asks for more."""
         if call.is_bulk or self._rights_of(call.caller.tenant).highest_priority == "interactive":

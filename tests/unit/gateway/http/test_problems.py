@@ -20,8 +20,9 @@ from tests.unit.every_error import EVERY_ERROR
 def test_every_error_has_a_status_and_no_two_kinds_of_advice_share_one() -> None:
     assert set(CODES) == {type(error) for error in EVERY_ERROR} == set(NeuronpipeError.__subclasses__())
     statuses = {kind.__name__: codes.status for kind, codes in CODES.items()}
-    # WrongTask is a wrong request, too; all else tells a caller to do something else.
+    # WrongTask is a wrong request, too, and a job may be missing like a model; all else tells a caller something else.
     assert statuses.pop("WrongTask") == statuses["InvalidInput"] == 400
+    assert statuses.pop("JobNotFound") == statuses["ModelNotFound"] == 404
     assert len(set(statuses.values())) == len(statuses)
 
 

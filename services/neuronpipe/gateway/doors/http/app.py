@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from neuronpipe.core.callers import current_caller, enter_caller
 from neuronpipe.core.calls import Call, internal_error
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
-from neuronpipe.core.names import TRACEPARENT, TRACESTATE
+from neuronpipe.core.names import ON_BEHALF, TRACEPARENT, TRACESTATE
 from neuronpipe.core.tracing import SpanContext, new_request_id
 from neuronpipe.gateway.doors.choice import PRIORITY_FIELD, read_priority
 from neuronpipe.gateway.doors.http.bodies import read_body, write_body
@@ -39,6 +39,7 @@ _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _DISCARDED_BYTES = 64 << 10
 _TIMEOUT_DIGITS = 9
 _PRIORITY = PRIORITY_FIELD.encode()
+_CREDENTIALS = (b"authorization", ON_BEHALF.encode())
 _TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
 
 Send = Callable[[dict[str, Any]], Any]
@@ -132,8 +133,8 @@ class App:
         caller: Caller,
     ) -> HttpResponse:
         if self._guard and route.service not in self._guard.open_services:
-            authorization = headers.get(b"authorization", b"").decode("latin-1")
-            enter_caller(self._guard.identify(Credentials(authorization)))
+            authorization, on_behalf = (headers.get(name, b"").decode("latin-1") for name in _CREDENTIALS)
+            enter_caller(self._guard.identify(Credentials(authorization, on_behalf=on_behalf)))
         handler = self.handlers.get(route.key)
         if handler is None:
             raise self._in_flight.starting()

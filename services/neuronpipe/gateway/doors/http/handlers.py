@@ -10,7 +10,7 @@ from neuronpipe.gateway.doors.inference import Inference
 from neuronpipe.gateway.doors.oip.service import TensorService
 from neuronpipe.gateway.settings import PipelineSettings
 
-_DESCRIBED: tuple[Route, ...] = (
+DESCRIBED: tuple[Route, ...] = (
     *HEALTH_ROUTES,
     *native.ROUTES,
     *openai.ROUTES,
@@ -22,7 +22,7 @@ _DESCRIBED: tuple[Route, ...] = (
     *oip.ROUTES,
     *metrics.ROUTES,
 )
-ROUTES = (*_DESCRIBED, OPENAPI)
+ROUTES = (*DESCRIBED, OPENAPI)
 
 
 def http_handlers(
@@ -45,5 +45,5 @@ def http_handlers(
         **sagemaker.sagemaker_handlers(inference, models, catalog),
         **oip.oip_handlers(tensors),
         **metrics.metrics_handlers(telemetry.write_metrics),
-        **openapi_handlers(_DESCRIBED),
+        **openapi_handlers(DESCRIBED),
     }

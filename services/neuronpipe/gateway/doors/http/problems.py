@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from neuronpipe.core.errors import (
+    AlreadyExists,
     Cancelled,
     DeadlineExceeded,
     InternalError,
     InvalidInput,
+    JobNotFound,
     ModelNotFound,
     NeuronpipeError,
+    NotConfigured,
     Overloaded,
     Unauthenticated,
     Unavailable,
@@ -36,6 +39,9 @@ CODES: dict[type[NeuronpipeError], ErrorCodes] = {
     InvalidInput: ErrorCodes(400, "invalid_request_error", "invalid_input", "Validation"),
     ModelNotFound: ErrorCodes(404, "invalid_request_error", "model_not_found", "Validation"),
     WrongTask: ErrorCodes(400, "invalid_request_error", "wrong_task", "Validation"),
+    JobNotFound: ErrorCodes(404, "invalid_request_error", "job_not_found", "Validation"),
+    AlreadyExists: ErrorCodes(409, "invalid_request_error", "already_exists", "Validation"),
+    NotConfigured: ErrorCodes(501, "invalid_request_error", "not_configured", "Validation"),
     Overloaded: ErrorCodes(429, "rate_limit_error", "rate_limit_exceeded", "Overloaded"),
     DeadlineExceeded: ErrorCodes(504, "server_error", "deadline_exceeded", "Backend"),
     Cancelled: ErrorCodes(499, "server_error", "cancelled", "Backend"),

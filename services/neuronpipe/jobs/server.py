@@ -1,0 +1,50 @@
+"""A worker as a process of its own."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from neuronpipe.core.background import run_beside
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.jobs.gateway import Gateway
+from neuronpipe.jobs.invocations import Invoker
+from neuronpipe.jobs.notifications import Notifier
+from neuronpipe.jobs.runner import Runner
+from neuronpipe.jobs.scaler import scaler_handlers, scaler_rpcs, show_counts
+from neuronpipe.jobs.settings import WorkerSettings
+from neuronpipe.jobs.store import JobStore
+from neuronpipe.jobs.worker import Worker
+from neuronpipe.process.door import Handler
+from neuronpipe.process.life import Life, serve
+from neuronpipe.rpc.door import GrpcDoor
+from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs
+from neuronpipe.storage.objects import Storage
+from neuronpipe.tls.server import ServerTls
+
+
+async def run(settings: WorkerSettings, telemetry: Telemetry, tls: ServerTls | None = None) -> None:
+    """Runs jobs until SIGTERM. Raises SetupError."""
+    if not settings.jobs_redis_url:
+        raise SetupError("--jobs-redis-url: is missing; it names the Redis of jobs (see docs/jobs.md)")
+
+    @asynccontextmanager
+    async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
+        store = JobStore(settings)
+        gateway = Gateway(settings.target, settings.gateway_tls_files, settings.max_requests_in_flight)
+        try:
+            notifier = Notifier.of(settings, store, telemetry.meters) if settings.notification_secret else None
+            invoker = Invoker(settings.http_target, gateway, storage := Storage(), settings.max_input_bytes)
+            runner = Runner(gateway, invoker, storage, settings.max_input_bytes, settings.max_result_bytes)
+            limits = (settings.max_jobs, settings.lease_s, settings.max_attempts)
+            worker = Worker(store, gateway, runner, limits, telemetry)
+            life.on_draining(worker.drain)
+            await store.wait_until_usable()
+            parts = [show_counts(store, telemetry.meters), *([worker.run()] if settings.max_jobs else [])]
+            async with run_beside(*parts, *([notifier.run()] if notifier else [])):
+                yield scaler_handlers(store) | trace_handlers(telemetry.traces)
+        finally:
+            await gateway.close()
+            await store.close()
+
+    door = GrpcDoor(settings, [*scaler_rpcs(), *trace_rpcs(telemetry.traces)], tls)
+    await serve("worker", settings, [door], assemble, telemetry.meters)

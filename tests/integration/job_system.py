@@ -1,0 +1,66 @@
+"""A Redis for jobs, a gateway, and workers, as processes."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo.processes import ServiceProcess
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from tests.redis_server import RedisServer, redis_server
+
+_SOON_S = 30.0
+
+
+@dataclass(frozen=True)
+class JobSystem:
+    """Where jobs are, and who takes them."""
+
+    repository: Path
+    redis: RedisServer
+    gateway: ServiceProcess
+
+    @contextmanager
+    def worker(self, *options: str) -> Iterator[ServiceProcess]:
+        """A worker, ready. One that a test has killed is only forgotten."""
+        where = ("--jobs-redis-url", self.redis.url, "--target", self.gateway.target)
+        with ServiceProcess("worker", *where, *options) as worker:
+            yield worker.wait_until_ready()
+
+    def fields(self, name: str) -> dict[str, bytes]:
+        """A job as Redis has it; none for one that is not there."""
+        found = self.redis.ask("HGETALL", f"neuronpipe-jobs:job:{name.removeprefix('jobs/')}")
+        return {key.decode(): value for key, value in dict(found).items()}
+
+    def state(self, name: str) -> str:
+        """Its state there."""
+        return self.fields(name).get("state", b"").decode()
+
+
+@contextmanager
+def job_system(repository: Path, *options: str, redis_options: Sequence[str] = ()) -> Iterator[JobSystem]:
+    """A gateway that takes jobs, and no worker yet. `options` are the gateway's."""
+    with redis_server(*redis_options, is_durable=True) as redis:
+        where = ("--repository", str(repository), "--jobs-redis-url", redis.url)
+        with ServiceProcess("all", *where, *options) as gateway:
+            yield JobSystem(repository, redis, gateway.wait_until_ready())
+
+
+def text_request(text: str, model: str = "classifier") -> InferRequest:
+    """A classification."""
+    request = InferRequest(model=model)
+    request.input.text_classification.text = text
+    return request
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    """Waits until something is so."""
+    ends_s = time.monotonic() + _SOON_S
+    while True:
+        with contextlib.suppress(ConnectionError):
+            if is_so():
+                return
+        assert time.monotonic() < ends_s, f"it did not happen in time: {what}"
+        time.sleep(0.02)

@@ -1,0 +1,255 @@
+"""Jobs through a gateway, a real Redis and a worker: what their callers see."""
+
+import concurrent.futures
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.longrunning import operations_pb2, operations_pb2_grpc
+
+from demo.processes import ServiceProcess
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.client import (
+    AlreadyExists,
+    AsyncClient,
+    Client,
+    InvalidInput,
+    JobNotFound,
+    ModelNotFound,
+    WrongTask,
+)
+from tests.integration.job_system import JobSystem, job_system, text_request, until
+from tests.models import link_models
+
+pytestmark = pytest.mark.local_only
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where jobs may read and write."""
+    return tmp_path_factory.mktemp("objects")
+
+
+@pytest.fixture(scope="module")
+def jobs(fake_repository: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobSystem]:
+    """A gateway that takes jobs."""
+    models = link_models(tmp_path_factory.mktemp("jobs") / "repository", fake_repository, "classifier")
+    options = ("--jobs-uris", f"file://{folder}", "--jobs-sagemaker-output", f"file://{folder}/async")
+    with job_system(models, "--http-listen", "127.0.0.1:0", *options) as jobs:
+        yield jobs
+
+
+@pytest.fixture(scope="module")
+def http(jobs: JobSystem) -> str:
+    """The gateway's HTTP address."""
+    return f"http://{jobs.gateway.wait_for('listening for HTTP')['address']}"
+
+
+@pytest.fixture(scope="module")
+def worker(jobs: JobSystem, http: str) -> Iterator[ServiceProcess]:
+    """A worker."""
+    with jobs.worker("--http-target", http) as worker:
+        yield worker
+
+
+@pytest.fixture
+def client(jobs: JobSystem) -> Iterator[Client]:
+    with Client(jobs.gateway.target) as client:
+        yield client
+
+
+@pytest.mark.usefixtures("worker")
+def test_outcomes_are_in_the_order_of_the_inputs_and_an_input_fails_alone(client: Client) -> None:
+    too_long = InferRequest(model="classifier")
+    too_long.input.text_classification.text = "word " * 600
+    job = client.submit([text_request("first"), too_long, text_request("third")])
+    outcomes = job.wait(30)
+    assert [outcome.WhichOneof("outcome") for outcome in outcomes] == ["response", "error", "response"]
+    assert [outcomes[0].response.request_id, outcomes[2].response.request_id] == [
+        f"{job.name.removeprefix('jobs/')}/{number}" for number in (0, 2)
+    ]
+    assert outcomes[0].response.result == client.infer(text_request("first")).result
+    known = job.status()
+    assert known.result
+    assert (known.result.succeeded, known.result.failed) == (2, 1)
+    assert (known.metadata.inputs, known.metadata.completed_inputs, known.metadata.attempts) == (3, 3, 1)
+
+
+@pytest.mark.usefixtures("worker")
+async def test_the_asynchronous_client_submits_and_waits(jobs: JobSystem) -> None:
+    async with AsyncClient(jobs.gateway.target) as client:
+        job = await client.submit([text_request("a")])
+        (outcome,) = await job.wait(30)
+        assert outcome.HasField("response")
+        assert (await client.job(job.name).status()).is_done
+        assert job.name in [one.name for one in await client.list_jobs()]
+
+
+@pytest.mark.usefixtures("worker")
+def test_submits_of_one_request_id_at_once_are_one_job(jobs: JobSystem, client: Client) -> None:
+    with concurrent.futures.ThreadPoolExecutor(16) as threads:
+        submitted = list(threads.map(lambda _: client.submit([text_request("same")], request_id="once"), range(32)))
+    assert len({job.name for job in submitted}) == 1
+    submitted[0].wait(30)
+    assert client.submit([text_request("same")], request_id="once").name == submitted[0].name
+    assert submitted[0].status().metadata.attempts == 1
+    with pytest.raises(AlreadyExists, match="request_id"):
+        client.submit([text_request("other")], request_id="once")
+
+
+def test_jobs_are_listed_in_pages_the_newest_first(jobs: JobSystem, client: Client) -> None:
+    submitted = [client.submit([text_request("a")], request_id=f"page-{number}") for number in range(5)]
+    with grpc.insecure_channel(jobs.gateway.target) as channel:
+        stub: Any = operations_pb2_grpc.OperationsStub(channel)
+        first = stub.ListOperations(operations_pb2.ListOperationsRequest(page_size=3))
+        second = stub.ListOperations(
+            operations_pb2.ListOperationsRequest(page_size=2, page_token=first.next_page_token)
+        )
+    listed = [operation.name for operation in (*first.operations, *second.operations)]
+    assert listed == [job.name for job in reversed(submitted)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind", "problem"),
+    [
+        ({}, InvalidInput, "one of requests and input_uri"),
+        ({"requests": [text_request("a", "none")]}, ModelNotFound, "none"),
+        ({"requests": [InferRequest(model="classifier")]}, InvalidInput, r"requests\[0\].input"),
+        ({"requests": [text_request("a")], "work_limit_s": 3601}, InvalidInput, "3601, the limit is 3600"),
+        ({"requests": [text_request("a")], "time_to_live_s": 10**6}, InvalidInput, "the limit is 604800"),
+        ({"requests": [text_request("a")] * 1001}, InvalidInput, "1001 inputs, the limit is 1000"),
+        ({"requests": [text_request("a" * 10**6)] * 2}, InvalidInput, "as an input_uri"),
+        ({"input_uri": "file:///etc/passwd"}, InvalidInput, "must be below file://"),
+        ({"input_uri": "http://169.254.169.254/"}, InvalidInput, "must begin with s3://"),
+        ({"requests": [text_request("a")], "notification_url": "http://x/"}, InvalidInput, "jobs_notification_hosts"),
+    ],
+)
+def test_a_job_that_must_fail_is_refused(
+    client: Client, request_: dict[str, Any], kind: type[Exception], problem: str
+) -> None:
+    with pytest.raises(kind, match=problem):
+        client.submit(**request_)
+
+
+def test_a_task_that_a_model_does_not_have_is_refused(client: Client) -> None:
+    request = InferRequest(model="classifier")
+    request.input.fill_mask.text = "a [MASK]"
+    with pytest.raises(WrongTask):
+        client.submit([request])
+
+
+def test_a_name_of_no_job_is_not_found(client: Client) -> None:
+    for name in ("jobs/none", "none", "jobs/", "jobs/../x"):
+        with pytest.raises(JobNotFound):
+            client.job(name).status()
+
+
+@pytest.mark.usefixtures("worker")
+def test_objects_are_read_and_written_and_a_malformed_line_fails_alone(client: Client, folder: Path) -> None:
+    lines = [
+        '{"model": "classifier", "input": {"text_classification": {"text": "a"}}}',
+        "{no json",
+        "",
+        '{"model": "classifier", "input": {"text_classification": {"text": "b"}}}',
+    ]
+    (folder / "in.jsonl").write_text("\n".join(lines))
+    job = client.submit(input_uri=f"file://{folder}/in.jsonl", output_uri=f"file://{folder}/new/out.jsonl")
+    assert list(job.wait(30)) == []
+    outcomes = [json.loads(line) for line in (folder / "new" / "out.jsonl").read_text().splitlines()]
+    assert [next(iter(outcome)) for outcome in outcomes] == ["response", "error", "response"]
+    assert "line 2 is no InferRequest" in outcomes[1]["error"]["message"]
+    known = job.status()
+    assert known.result
+    assert (known.result.succeeded, known.result.failed) == (2, 1)
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_job_whose_object_is_missing_fails(client: Client, folder: Path) -> None:
+    job = client.submit(input_uri=f"file://{folder}/none.jsonl")
+    with pytest.raises(InvalidInput, match=r"none\.jsonl is not there"):
+        job.wait(30)
+
+
+def _post(url: str, body: bytes, **headers: str) -> tuple[int, dict[str, str], Any]:
+    request = urllib.request.Request(url, body, {"content-type": "application/json", **headers})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return response.status, {name.lower(): value for name, value in response.headers.items()}, json.load(response)
+
+
+@pytest.mark.usefixtures("worker")
+def test_jobs_over_http(http: str) -> None:
+    body = {"requests": [{"model": "classifier", "input": {"text_classification": {"text": "a"}}}]}
+    status, headers, operation = _post(f"{http}/v1/jobs", json.dumps(body).encode())
+    assert (status, headers["location"]) == (202, f"/v1/{operation['name']}")
+    with urllib.request.urlopen(f"{http}{headers['location']}?wait_s=30", timeout=60) as response:
+        ended = json.load(response)
+    assert ended["done"] is True
+    assert ended["metadata"]["state"] == "JOB_STATE_SUCCEEDED"
+    (outcome,) = ended["response"]["outcomes"]
+    assert outcome["response"]["result"]["text_classification"]["labels"]
+    with urllib.request.urlopen(f"{http}/v1/jobs?page_size=1", timeout=60) as response:
+        assert [one["name"] for one in json.load(response)["operations"]] == [operation["name"]]
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"{http}/v1/jobs/none", timeout=30)
+    assert caught.value.code == 404
+    caught.value.close()
+
+
+@pytest.mark.usefixtures("worker")
+def test_sagemakers_asynchronous_invocations(http: str, folder: Path) -> None:
+    (folder / "body.json").write_text('{"inputs": "a fine day"}')
+    (folder / "broken.json").write_text('{"inputs": ')
+
+    def invoke(name: str, id: str) -> tuple[Path, Path]:
+        status, headers, answer = _post(
+            f"{http}/endpoints/classifier/async-invocations",
+            b"",
+            **{
+                "X-Amzn-SageMaker-InputLocation": f"file://{folder}/{name}",
+                "X-Amzn-SageMaker-InferenceId": id,
+                "X-Amzn-SageMaker-RequestTTLSeconds": "60",
+            },
+        )
+        assert (status, answer) == (202, {"InferenceId": id})
+        places = [headers[f"x-amzn-sagemaker-{kind}location"] for kind in ("output", "failure")]
+        output, failure = (Path(place.removeprefix("file://")) for place in places)
+        return output, failure
+
+    output, failure = invoke("body.json", "one")
+    until(output.exists, "the output")
+    _, _, answer = _post(f"{http}/endpoints/classifier/invocations", (folder / "body.json").read_bytes())
+    assert json.loads(output.read_text()) == answer
+    assert not failure.exists()
+    output, failure = invoke("broken.json", "two")
+    until(failure.exists, "the failure")
+    assert "body" in json.loads(failure.read_text())["error"]
+    assert not output.exists()
+
+
+@pytest.mark.usefixtures("worker")
+def test_the_commands(jobs: JobSystem) -> None:
+    def run(*words: str, code: int = 0) -> str:
+        command = [sys.executable, "-m", "neuronpipe", "job", *words]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert ran.returncode == code, ran.stderr
+        return ran.stdout + ran.stderr
+
+    target = ("--target", jobs.gateway.target)
+    text = ("--model", "classifier", "--text", "a fine day")
+    name = run("submit", *target, *text, "--request-id", "by-hand").strip()
+    (line,) = run("wait", *target, name).splitlines()
+    assert json.loads(line)["response"]["model"] == "classifier"
+    assert f"{name}  succeeded  normal    1       1     1" in run("list", *target)
+    assert run("submit", *target, *text, "--request-id", "by-hand", "--wait").splitlines() == [name, line]
+    run("cancel", *target, name)
+    assert "JOB_NOT_FOUND" in run("cancel", *target, "jobs/none", code=1)
+    assert "--input-uri" in run("submit", *target, code=2)
+    assert run("dead", "list", "--jobs-redis-url", jobs.redis.url).startswith("JOB ")
+    assert "dead list" in run("dead", "retry", name, "--jobs-redis-url", jobs.redis.url, code=1)
