@@ -30,7 +30,9 @@ class Devices:
         self._telemetry = telemetry
         self._start = start
         self._schedulers: dict[str, DeviceScheduler] = {}
-        self._limits = Limits(settings.max_batch_size, settings.max_batch_tokens, settings.max_queue_sequences)
+        self._limits = Limits(
+            settings.max_batch_size, settings.max_batch_tokens, settings.max_queue_sequences, settings.whole_items
+        )
 
     @asynccontextmanager
     async def open_model(self, bundle: Bundle) -> AsyncIterator[ExecutorModel]:

@@ -31,6 +31,7 @@ from neuronpipe.neuron_executor.batching.free_shapes import FreeShapes
 from neuronpipe.neuron_executor.batching.outputs import cut, fault_of
 from neuronpipe.neuron_executor.batching.policy import Batch, BatchPolicy, Limits
 from neuronpipe.neuron_executor.batching.queue import ComputedSequence, QueuedSequence, SequenceQueue
+from neuronpipe.neuron_executor.batching.whole_items import WholeItems
 from neuronpipe.neuron_executor.cores import Cores
 
 # The shortest retry delay of a refused caller; room in the queue is seldom free sooner.
@@ -77,6 +78,9 @@ class ExecutorModel:
         self.policy: BatchPolicy = (
             FixedBuckets(self.queue, self.forecast, plan) if plan else FreeShapes(self.queue, self.forecast, limits)
         )
+        self.has_whole_items = limits.whole_items
+        if limits.whole_items:
+            self.policy = WholeItems(self.queue, self.policy)
         self.batches_running = 0
         self._kind = input_kind(spec)
         self._max_queue_sequences = limits.max_queue_sequences
@@ -144,7 +148,7 @@ class ExecutorModel:
             raise Overloaded(f"{queued} sequences wait for {self.spec.name!r}, the limit is {limit}", retry_after_s)
         loop, numbers, round_tokens = asyncio.get_running_loop(), self._device.numbers, self.backend.round_tokens
         now_s = loop.time()
-        new = []
+        new: list[QueuedSequence] = []
         for arrays in sequences:
             tokens = self._kind.tokens_of(arrays)
             future = loop.create_future()
@@ -153,6 +157,8 @@ class ExecutorModel:
                     now_s, deadline_s, next(numbers), is_bulk, arrays, tokens, round_tokens(tokens), future, trace
                 )
             )
+            if self.has_whole_items:
+                new[-1].mates = new
         own_s = self.forecast.alone_s(self.policy.lone_tokens(max(one.padded_tokens for one in new)))
         if len(new) > 1:
             own_s = max(own_s, self.forecast.together_s(sum(one.padded_tokens for one in new)))

@@ -177,7 +177,8 @@ class DeviceScheduler:
         prepare, finish = model.work(batch)
         self._begin(core, model, batch)
         is_alone = (
-            self.cores.idle == self.cores.left - 1
+            not model.has_whole_items  # other threads might compute other bits
+            and self.cores.idle == self.cores.left - 1
             and self.cores.running == 1
             and not any(len(other.queue) for other in self._models)
         )
