@@ -1,0 +1,1 @@
+"""Objects by URI: s3://BUCKET/KEY, and file:///PATH."""

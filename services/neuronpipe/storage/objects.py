@@ -1,0 +1,112 @@
+"""Reads and writes objects. S3 by obstore, files by Python. No other file imports obstore.
+
+Credentials and endpoints of S3 are AWS's variables (AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL, …), or those of
+the machine, the container or the pod that it runs in.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neuronpipe.storage.uris import ObjectUri
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+
+class StorageError(Exception):
+    """An object cannot be read or written. `is_lasting`: trying again would not help."""
+
+    def __init__(self, problem: str, *, is_lasting: bool) -> None:
+        super().__init__(problem)
+        self.is_lasting = is_lasting
+
+
+class Storage:
+    """Objects of all schemes. Its methods block; they may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, S3Store] = {}
+
+    def read(self, uri: ObjectUri, max_bytes: int) -> bytes:
+        """The content of an object. Raises StorageError, also for one of more than `max_bytes`."""
+        data = self._read_bucket(uri, max_bytes) if uri.bucket else _read_file(Path(uri.path), max_bytes)
+        if len(data) > max_bytes:
+            raise _too_large(max_bytes)
+        return data
+
+    def write(self, uri: ObjectUri, data: bytes) -> None:
+        """Replaces an object: others see the old content or the whole new one. Raises StorageError."""
+        if uri.bucket:
+            self._write_bucket(uri, data)
+        else:
+            _write_file(Path(uri.path), data)
+
+    def _read_bucket(self, uri: ObjectUri, max_bytes: int) -> bytes:
+        from obstore.exceptions import BaseError
+
+        try:
+            found = self._bucket(uri.bucket).get(uri.path)
+            if found.meta["size"] > max_bytes:
+                raise _too_large(max_bytes)
+            return bytes(found.bytes())
+        except (BaseError, OSError) as error:
+            raise _failed(error) from error
+
+    def _write_bucket(self, uri: ObjectUri, data: bytes) -> None:
+        from obstore.exceptions import BaseError
+
+        try:
+            self._bucket(uri.bucket).put(uri.path, data)
+        except (BaseError, OSError) as error:
+            raise _failed(error) from error
+
+    def _bucket(self, name: str) -> "S3Store":
+        from obstore.store import S3Store
+
+        if name not in self._buckets:
+            self._buckets[name] = S3Store.from_url(f"s3://{name}")
+        return self._buckets[name]
+
+
+def _read_file(path: Path, max_bytes: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(max_bytes + 1)
+    except OSError as error:
+        raise _failed(error) from error
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    written = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            written = file.name
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(written).replace(path)
+    except OSError as error:
+        if written:
+            Path(written).unlink(missing_ok=True)
+        raise _failed(error) from error
+
+
+def _failed(error: Exception) -> StorageError:
+    """Without the words of others, which may hold more than callers should see."""
+    if isinstance(error, FileNotFoundError):
+        return StorageError("is not there", is_lasting=True)
+    if isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError):
+        return StorageError("cannot be used: it is no file, or access is denied", is_lasting=True)
+    if isinstance(error, OSError) and error.strerror:
+        return StorageError(f"cannot be used: {error.strerror}", is_lasting=False)
+    kind = type(error).__name__
+    if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        return StorageError("access is denied", is_lasting=True)
+    return StorageError(f"the object store does not answer as it should ({kind})", is_lasting=False)
+
+
+def _too_large(max_bytes: int) -> StorageError:
+    return StorageError(f"is larger than {max_bytes} bytes, the limit", is_lasting=True)
