@@ -17,7 +17,20 @@ from neuronpipe.cli.parser import CommandParser
 from neuronpipe.cli.request import use_key_of
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 
-COMMANDS = ("compile", "accept", "serve", "infer", "transform", "trace", "models", "health", "load", "cache", "key", "completion")
+COMMANDS = (
+    "compile",
+    "accept",
+    "serve",
+    "infer",
+    "transform",
+    "trace",
+    "models",
+    "health",
+    "load",
+    "cache",
+    "key",
+    "completion",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from neuronpipe.cli.ending import ending_on_sigterm
 from neuronpipe.cli.input_flags import NEEDED
-from neuronpipe.cli.request import add_key, parse_target
+from neuronpipe.cli.request import add_key, parse_target, parse_timeout_s
 from neuronpipe.cli.table import print_table
-from neuronpipe.cli.tls import add_tls
+from neuronpipe.cli.tls import add_tls, tls_files
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ EXTRA = "all"
 
 _EXTRAS = {"pyarrow": "parquet", "ray": "ray", "obstore": "s3"}
 _FORMATS = ("jsonl", "csv", "parquet")
+# The format of OpenAI's batch files, and what its rows say themselves.
+_OPENAI, _NOT_OF_OPENAI = "openai", ("column", "keep", "options", "prefix", "output_format", "task")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +38,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--target", type=parse_target, metavar="HOST:PORT", help="a gateway that runs the model")
     add_tls(parser)
     add_key(parser)
+    parser.add_argument(
+        "--timeout-s",
+        type=parse_timeout_s,
+        default=60.0,
+        metavar="S",
+        help="with --target: how long to wait for a gateway that does not answer (default: 60)",
+    )
     parser.add_argument("--model", required=True, metavar="M", help="the model's name")
     parser.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
     parser.add_argument(
@@ -53,7 +62,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="files, folders or patterns: JSON Lines, CSV, Parquet; also .gz and .zst",
     )
-    rows.add_argument("--input-format", choices=_FORMATS, help="where the files' names do not say it")
+    rows.add_argument(
+        "--input-format",
+        choices=(*_FORMATS, _OPENAI),
+        help="where the files' names do not say it; openai: OpenAI's batch files, with requests to /v1/embeddings",
+    )
     rows.add_argument(
         "--column", action="append", metavar="FIELD=COLUMN", help="the column of a field of the task's input"
     )
@@ -93,7 +106,16 @@ def _run(options: argparse.Namespace) -> "Report":
     start_logging("transform", 30)
     request = _request(options)
     with ending_on_sigterm():
-        return asyncio.run(_run_near(options, request))
+        return asyncio.run(_run_far(options, request) if options.target else _run_near(options, request))
+
+
+async def _run_far(options: argparse.Namespace, request: "TransformRequest") -> "Report":
+    from neuronpipe.transform.far_engine import running_far_engine
+    from neuronpipe.transform.run import run_plan, run_with
+
+    target, tls = options.target, tls_files(options)
+    async with running_far_engine(target, options.model, options.version, options.timeout_s, tls) as engine:
+        return await run_plan(_plan(options, request, engine.model), run_with(engine), _say)
 
 
 async def _run_near(options: argparse.Namespace, request: "TransformRequest") -> "Report":
@@ -119,6 +141,10 @@ def _request(options: argparse.Namespace) -> "TransformRequest":
         value = getattr(options, name)
         if value is not None and not least <= value < float("inf"):
             raise SetupError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
+    if options.input_format == _OPENAI:
+        for name in _NOT_OF_OPENAI:
+            if getattr(options, name) not in (None, "", "{}"):
+                raise SetupError(f"--{name.replace('_', '-')}: not with --input-format openai, whose rows say all")
     return TransformRequest(
         inputs=options.input,
         output=options.output,
@@ -140,11 +166,12 @@ def _plan(options: argparse.Namespace, request: "TransformRequest", model: "Mode
     """Raises SetupError."""
     from neuronpipe.transform.run import make_plan
 
-    task = request.task or model.tasks[0]
+    is_openai = request.input_format == _OPENAI
+    task = request.task or ("sentence_embedding" if is_openai else model.tasks[0])
     if task not in model.tasks and task not in ("tokenization", "detokenization"):
         raise SetupError(f"--task {options.task}: model {model.name!r} has the task {' or '.join(model.tasks)}")
     template, shared = _template(task, request.options)
-    columns = _columns(task, options.column or (), shared)
+    columns = {} if is_openai else _columns(task, options.column or (), shared)
     return make_plan(replace(request, task=task, columns=columns), model, template)
 
 

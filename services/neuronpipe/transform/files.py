@@ -1,5 +1,6 @@
 """Files of rows, and files of a run that appear complete or not at all."""
 
+import contextlib
 import errno
 import glob
 import gzip
@@ -33,7 +34,7 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
             )
             matching = sorted(str(path) for path in Path(pattern).iterdir() if path.name.endswith(endings))
         else:
-            matching = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
+            matching = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (also absolute)
         if not matching:
             raise SetupError(f"--input {pattern}: no such file")
         found |= dict.fromkeys(matching)
@@ -46,7 +47,7 @@ def open_input(file: str) -> BinaryIO:
     try:
         if compression == "gzip":
             return cast(BinaryIO, gzip.open(file))
-        opened = Path(file).open("rb")
+        opened = Path(file).open("rb")  # noqa: SIM115 (its reader closes it)
     except OSError as error:
         raise _unreadable(file, error) from error
     if compression is None:
@@ -108,10 +109,8 @@ class NewFile:
 
     def discard(self) -> None:
         """Deletes what was written, unless it is complete."""
-        try:
+        with contextlib.suppress(OSError):  # what is left to be written finds no room, either
             self.file.close()
-        except OSError:  # what is left to be written finds no room, either
-            pass
         self._unfinished.unlink(missing_ok=True)
 
 
@@ -140,7 +139,7 @@ def unwritable(path: Path) -> Iterator[None]:
     except OSError as error:
         problem = os.strerror(error.errno or errno.EIO)
         raise SetupError(
-            f"{path}: cannot be written: {problem}; shards that are complete stay, and the same command goes on from them"
+            f"{path}: cannot be written: {problem}; complete shards stay, and the same command goes on from them"
         ) from error
 
 

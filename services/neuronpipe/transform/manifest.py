@@ -21,7 +21,7 @@ _SHARDS = "_shards"
 
 @dataclass(frozen=True, slots=True)
 class DoneShard:
-    """A shard whose results are complete. `first_row`: in its file, from 0 on. Tokens are those of rows that succeeded."""
+    """A shard whose results are complete. `first_row`: in its file, from 0 on. Tokens: of rows that succeeded."""
 
     number: int
     file: str
@@ -67,8 +67,8 @@ class Manifest:
         if old.get("fingerprint") != fingerprint:
             changed = [name for name in new if name != "fingerprint" and new[name] != old.get(name)]
             raise SetupError(
-                f"--output {self.folder}: holds a run that differs in {', '.join(changed) or 'its input'}; choose another "
-                "folder, or delete it"
+                f"--output {self.folder}: holds a run that differs in {', '.join(changed) or 'its input'}; choose "
+                "another folder, or delete it"
             )
 
     def add(self, shard: DoneShard) -> None:

@@ -83,8 +83,8 @@ def find_bundle(repository: Path, model: str, version: str) -> Bundle:
 def facts_of(bundle: Bundle, settings: TransformSettings) -> ModelFacts:
     """The model, with what its batches follow from."""
     batching = (
-        f"{bundle.artifact(settings.backend).backend} {settings.window_rows} rows, {settings.max_batch_size} sequences, "
-        f"{settings.max_batch_tokens} tokens"
+        f"{bundle.artifact(settings.backend).backend}: {settings.window_rows} rows, "
+        f"{settings.max_batch_size} sequences, {settings.max_batch_tokens} tokens"
     )
     return ModelFacts(bundle.spec.name, str(bundle.spec.version), bundle.digest, bundle.spec.tasks, batching)
 

@@ -58,7 +58,7 @@ class RunProgress:
         """Leaves the line that was shown last."""
         if self._is_terminal and self._is_shown:
             self._show()
-            print(file=sys.stderr)
+            self._write("\n")
 
     def _show(self) -> None:
         done, rate = self._resumed + self.rows, self.rows / max(self.seconds, 1e-9)
@@ -66,7 +66,11 @@ class RunProgress:
         left = _duration((self._total - done) / rate) if rate else "?"
         line = f"{done:,} of {self._total:,} rows ({share}), {rate:,.0f} rows/s, {left} left, {self._failed:,} failed"
         self._is_shown = True
-        print(f"\r{line}\033[K" if self._is_terminal else line, end="" if self._is_terminal else "\n", file=sys.stderr)
+        self._write(f"\r{line}\033[K" if self._is_terminal else f"{line}\n")
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stderr.write(text)
         sys.stderr.flush()
 
 

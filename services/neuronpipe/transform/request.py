@@ -70,4 +70,4 @@ class Engine(Protocol):
     windows_in_flight: int
 
     async def infer(self, inputs: Sequence[TaskInput]) -> Sequence[Outcome]:
-        """What became of each input, in their order. Raises what ends a run: Unavailable, ModelNotFound and the like."""
+        """What became of each input, in their order. Raises what ends a run, as Unavailable and ModelNotFound."""

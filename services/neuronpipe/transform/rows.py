@@ -1,12 +1,12 @@
 """Rows to inputs of a task, and results to columns."""
 
 import base64
-import binascii
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
@@ -25,19 +25,23 @@ _KINDS = {
     FieldDescriptor.TYPE_UINT32: "uint32",
     FieldDescriptor.TYPE_BOOL: "bool_",
 }
-_TYPES: Mapping[int, tuple[tuple[type, ...], str]] = {
+_TYPES: Mapping[int, tuple[tuple[Any, ...], str]] = {
     FieldDescriptor.TYPE_STRING: ((str,), "a text"),
     FieldDescriptor.TYPE_BYTES: ((bytes, str), "bytes, or Base64"),
     FieldDescriptor.TYPE_UINT32: ((int,), "a whole number"),
     FieldDescriptor.TYPE_BOOL: ((bool,), "true or false"),
 }
 
+_BYTES_OR_TEXT = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+
 
 class RowTask(Protocol):
     """What a run does with a row."""
 
-    # Of the results.
-    columns: Sequence[Column]
+    @property
+    def columns(self) -> Sequence[Column]:
+        """Those of the results."""
 
     def inputs(self, row: Row) -> Sequence[TaskInput]:
         """The row's inputs. Raises InvalidInput."""
@@ -118,25 +122,19 @@ class TaskRows:
             setattr(part, field.name, _checked(value, field, column))
 
 
-_BYTES_OR_TEXT = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
-
-
 def _checked(value: Any, field: FieldDescriptor, column: str) -> Any:
     types, words = _TYPES[field.type]
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise InvalidInput(f"column {column!r}", f"must be {words}")
-    if field.type == FieldDescriptor.TYPE_STRING:
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise InvalidInput(f"column {column!r}", "is no valid Unicode: half a surrogate pair") from None
-    if field.type == FieldDescriptor.TYPE_UINT32 and not 0 <= value < 1 << 32:
-        raise InvalidInput(f"column {column!r}", "must be from 0 to 4294967295")
     if isinstance(value, str) and field.type == FieldDescriptor.TYPE_BYTES:
         try:
             return base64.b64decode(value, validate=True)
-        except (binascii.Error, ValueError):
+        except ValueError:
             raise InvalidInput(f"column {column!r}", "is no valid Base64") from None
+    if isinstance(value, str) and not value.isascii() and _HALF_PAIR.search(value):
+        raise InvalidInput(f"column {column!r}", "is no valid Unicode: it has half a surrogate pair")
+    if isinstance(value, int) and not 0 <= value < 1 << 32:
+        raise InvalidInput(f"column {column!r}", "must be from 0 to 4294967295")
     return value
 
 
@@ -152,7 +150,7 @@ def _result_columns(task: str, part: Any) -> tuple[Callable[[TaskResult], Mappin
             return {"features": found if found.ndim == 1 else list(found)}
 
         return features, {"features": kind}
-    message = TaskResult.DESCRIPTOR.fields_by_name[task].message_type
+    message: Any = TaskResult.DESCRIPTOR.fields_by_name[task].message_type
     single = _SINGLE.get(task)
     if single and part.top_k <= 1 and (part.top_k or task != "image_classification"):
         names = {"text": "answer"} if task == "question_answering" else {}
@@ -166,12 +164,12 @@ def _result_columns(task: str, part: Any) -> tuple[Callable[[TaskResult], Mappin
     return lambda result: _plain(getattr(result, task)), _struct(message)
 
 
-def _struct(message: Descriptor) -> dict[str, Kind]:
+def _struct(message: Any) -> dict[str, Kind]:
     """The kinds of a message's fields."""
     return {field.name: _field_kind(field) for field in message.fields}
 
 
-def _field_kind(field: FieldDescriptor) -> Kind:
+def _field_kind(field: Any) -> Kind:
     kind: Kind = _struct(field.message_type) if field.message_type else _KINDS[field.type]
     return [kind] if field.is_repeated else kind
 
@@ -181,7 +179,7 @@ def _plain(message: Message) -> dict[str, Any]:
     return {field.name: _plain_value(getattr(message, field.name), field) for field in message.DESCRIPTOR.fields}
 
 
-def _plain_value(value: Any, field: FieldDescriptor) -> Any:
+def _plain_value(value: Any, field: Any) -> Any:
     if field.message_type:
         return [_plain(one) for one in value] if field.is_repeated else _plain(value)
     return list(value) if field.is_repeated else value

@@ -10,6 +10,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.transform.files import find_inputs, write_file
 from neuronpipe.transform.formats import find_format
 from neuronpipe.transform.manifest import DoneShard, Manifest
+from neuronpipe.transform.openai_batch import OpenAiRows
 from neuronpipe.transform.plan import Input, Shard, check_columns, fingerprint, kept_columns, scan_input
 from neuronpipe.transform.progress import Report, RunProgress, make_report
 from neuronpipe.transform.request import Engine, ModelFacts, TransformRequest
@@ -38,8 +39,16 @@ def make_plan(request: TransformRequest, model: ModelFacts, template: TaskInput)
     input = scan_input(find_inputs(request.inputs), request.input_format, request.shard_rows)
     output_format = request.output_format or input.format
     find_format(output_format)
+    rows: RowTask = OpenAiRows(model.name) if input.format == "openai" else _task_rows(request, input, template)
+    mark = fingerprint(request, input, model, output_format)
+    work = ShardWork(request.output, input.format, output_format, rows)
+    return Plan(request, input, work, model, mark)
+
+
+def _task_rows(request: TransformRequest, input: Input, template: TaskInput) -> TaskRows:
+    """Raises SetupError."""
     check_columns(request.columns, input)
-    rows: RowTask = TaskRows(
+    rows = TaskRows(
         request.task,
         template,
         request.columns,
@@ -50,9 +59,7 @@ def make_plan(request: TransformRequest, model: ModelFacts, template: TaskInput)
     names = [column.name for column in rows.columns]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SetupError(f"--keep: {', '.join(twice)} is a column of the result, too; give --prefix")
-    mark = fingerprint(request, input, model, output_format)
-    work = ShardWork(request.output, input.format, output_format, rows)
-    return Plan(request, input, work, model, mark)
+    return rows
 
 
 async def run_plan(plan: Plan, run: RunShards, say: Callable[[str], None]) -> Report:

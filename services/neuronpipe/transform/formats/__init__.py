@@ -10,7 +10,7 @@ from neuronpipe.transform.formats.base import Format
 ENDINGS = {"jsonl": (".jsonl", ".ndjson"), "csv": (".csv",), "parquet": (".parquet", ".pq")}
 # Ending → the name of the compression.
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-_MODULES = {"jsonl": "json_lines", "csv": "comma_separated", "parquet": "parquet"}
+_MODULES = {"jsonl": "json_lines", "openai": "json_lines", "csv": "comma_separated", "parquet": "parquet"}
 
 
 def find_format(name: str) -> Format:

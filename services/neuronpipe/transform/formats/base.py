@@ -81,7 +81,7 @@ class Format:
 
 
 def lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """The lines of a file with their ends, and how long they are; only MAX_ROW_BYTES + 1 bytes of one that is longer."""
+    """The lines of a file with their ends, and their sizes; of a longer one only MAX_ROW_BYTES + 1 bytes."""
     while line := file.readline(MAX_ROW_BYTES + 1):
         size = len(line)
         rest = line

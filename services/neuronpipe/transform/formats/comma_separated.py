@@ -36,7 +36,7 @@ class _Records:
         self._reader = csv.reader(self._text(file), strict=True)
 
     def next(self) -> list[str] | str | None:
-        """The next record, what is wrong with it, or None at the end. Raises SetupError where a quote is never closed."""
+        """The next record, or what is wrong with it; None at the end. Raises SetupError for a quote without an end."""
         try:
             for record in self._reader:
                 if record:

@@ -7,7 +7,7 @@ import numpy as np
 
 
 def plain(value: Any) -> Any:
-    """A value that is none of JSON's: bytes as Base64, a scalar of Arrow as Python's, others (dates, decimals) as text."""
+    """JSON for what is none of its values: bytes as Base64, scalars of Arrow as Python's, dates as text."""
     if hasattr(value, "as_py"):
         return value.as_py()
     if isinstance(value, bytes):
