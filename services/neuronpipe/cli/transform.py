@@ -19,6 +19,7 @@ from neuronpipe.core.errors import SetupError
 if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
     from neuronpipe.transform.progress import Report
+    from neuronpipe.transform.ray_data import RayRequest
     from neuronpipe.transform.request import ModelFacts, TransformRequest
     from neuronpipe.transform.run import Plan
 
@@ -86,6 +87,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     near = parser.add_argument_group("in process", "Other settings are variables: see the reference of settings.")
     near.add_argument("--backend", default="", help="default: the first that the bundle was compiled for")
     near.add_argument("--cores", default="0", help="how many cores, or which, as 0-1 (default: all)")
+    ray = parser.add_argument_group("on a Ray cluster", "With --repository and --output at paths that all nodes have.")
+    ray.add_argument(
+        "--ray", metavar="ADDRESS", help="the cluster, as auto or ray://HOST:10001; local: one for this run"
+    )
+    ray.add_argument("--actors", type=int, default=1, metavar="N", help="processes with the model (default: 1)")
+    ray.add_argument("--actor-cpus", type=float, default=1.0, metavar="N", help="CPUs of each (default: 1)")
+    ray.add_argument("--actor-gpus", type=float, default=0.0, metavar="N", help="GPUs of each")
+    ray.add_argument("--actor-neuron-cores", type=float, default=0.0, metavar="N", help="NeuronCores of each")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -129,6 +138,15 @@ async def _run_near(options: argparse.Namespace, request: "TransformRequest") ->
     os.environ.update(runtime_environment(settings.cores, os.environ))
     bundle = find_bundle(options.repository, options.model, options.version)
     plan = _plan(options, request, facts_of(bundle, settings))
+    if options.ray:
+        from neuronpipe.transform.ray_data import run_on_ray
+
+        request_of_ray = _ray_request(options)
+        cores = 0 if request_of_ray.gpus or request_of_ray.neuron_cores else max(1, int(request_of_ray.cpus))
+        of_actors = settings.model_copy(update={"cores": cores})
+        facts = plan.model
+        on_ray = run_on_ray(request_of_ray, options.repository.absolute(), facts.name, facts.version, of_actors)
+        return await run_plan(plan, on_ray, _say)
     async with running_near_engine(bundle, settings) as engine:
         return await run_plan(plan, run_with(engine), _say)
 
@@ -209,3 +227,13 @@ def _columns(task: str, words: Sequence[str], shared: Collection[str]) -> dict[s
 
 def _say(line: str) -> None:
     print(f"neuronpipe: {line}", file=sys.stderr)
+
+
+def _ray_request(options: argparse.Namespace) -> "RayRequest":
+    """Raises SetupError."""
+    from neuronpipe.transform.ray_data import RayRequest
+
+    for name in ("actors", "actor_cpus", "actor_gpus", "actor_neuron_cores"):
+        if getattr(options, name) < (name == "actors"):
+            raise SetupError(f"--{name.replace('_', '-')} {getattr(options, name)}: is too few")
+    return RayRequest(options.ray, options.actors, options.actor_cpus, options.actor_gpus, options.actor_neuron_cores)

@@ -52,9 +52,13 @@ class Manifest:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise SetupError(f"--output {self.folder}: another run writes there") from error
-            delete_unfinished(self.folder)
-            delete_unfinished(self.folder / _SHARDS)
+            self._delete_unfinished()
             yield
+            self._delete_unfinished()
+
+    def _delete_unfinished(self) -> None:
+        for folder in (self.folder, self.folder / _SHARDS):
+            delete_unfinished(folder)
 
     def begin(self, fingerprint: str, description: dict[str, object]) -> None:
         """Begins a run, or goes on with it. Raises SetupError for a folder of another run, naming what differs."""

@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass
 
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.transform.manifest import DoneShard
-from neuronpipe.transform.shards import Progress, RowError
+from neuronpipe.transform.shards import NAMED_ERRORS, Progress, RowError
 
 _TERMINAL_INTERVAL_S, _LOG_INTERVAL_S = 0.5, 30.0
-# Of the rows that failed, so many are named.
-_NAMED_ERRORS = 5
 
 
 class TooManyErrors(NeuronpipeError):
@@ -44,8 +42,8 @@ class RunProgress:
     def note(self, progress: Progress) -> None:
         """Counts rows. Raises TooManyErrors."""
         self.rows += progress.rows
-        self._failed += len(progress.errors)
-        self.errors += progress.errors[: _NAMED_ERRORS - len(self.errors)]
+        self._failed += progress.errors
+        self.errors += progress.named_errors[: NAMED_ERRORS - len(self.errors)]
         if self._max_errors is not None and self._failed > self._max_errors:
             named = "; ".join(f"{one.file} row {one.row}: {one.message}" for one in self.errors)
             raise TooManyErrors(f"{self._failed} rows failed, --max-errors is {self._max_errors}: {named}")

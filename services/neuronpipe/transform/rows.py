@@ -66,6 +66,7 @@ class TaskRows:
         """`template`: what all inputs share. `fields`: the others' columns. `cells_are_texts`: the format has no types,
         so that all but texts is JSON in a cell.
         """
+        self._arguments = (task, template, fields, kept, prefix, cells_are_texts)
         self._task = task
         self._template = template
         part = getattr(template, task)
@@ -78,6 +79,10 @@ class TaskRows:
         kinds |= {"error": "string", "error_reason": "string"}
         self._names = {name: f"{prefix}{name}" for name in kinds}
         self.columns = [*kept, *(Column(self._names[name], kind) for name, kind in kinds.items())]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """So that workers on other machines can have it."""
+        return _task_rows, self._arguments
 
     def inputs(self, row: Row) -> Sequence[TaskInput]:
         """See RowTask."""
@@ -120,6 +125,10 @@ class TaskRows:
             getattr(part, field.name).extend(_checked(one, field, column) for one in value)
         else:
             setattr(part, field.name, _checked(value, field, column))
+
+
+def _task_rows(*arguments: Any) -> TaskRows:
+    return TaskRows(*arguments[:-1], cells_are_texts=arguments[-1])
 
 
 def _checked(value: Any, field: FieldDescriptor, column: str) -> Any:

@@ -17,6 +17,9 @@ from neuronpipe.transform.plan import Shard
 from neuronpipe.transform.request import Answer, Engine, Outcome
 from neuronpipe.transform.rows import RowTask, is_failed
 
+# Of the rows that failed, so many are named.
+NAMED_ERRORS = 5
+
 
 @dataclass(frozen=True, slots=True)
 class ShardWork:
@@ -42,9 +45,8 @@ class Progress:
     """Rows that are done."""
 
     rows: int
-    tokens: int
-    padded_tokens: int
-    errors: Sequence[RowError]
+    errors: int
+    named_errors: Sequence[RowError] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +118,11 @@ class _Results:
             for place, of_row in enumerate(outcomes)
             if is_failed(of_row)
         ]
-        progress = Progress(
-            len(window.rows), sum(one.tokens for one in answers), sum(one.padded_tokens for one in answers), errors
-        )
         self._errors += len(errors)
-        self._tokens += progress.tokens
-        self._padded += progress.padded_tokens
+        self._tokens += sum(one.tokens for one in answers)
+        self._padded += sum(one.padded_tokens for one in answers)
         self._truncated += sum(one.truncated_tokens for one in answers)
-        return progress
+        return Progress(len(window.rows), len(errors), errors[:NAMED_ERRORS])
 
     def complete(self) -> DoneShard:
         """Gives the file its name, and lists it. Raises SetupError."""

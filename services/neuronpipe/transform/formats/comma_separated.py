@@ -127,7 +127,7 @@ def _columns(heading: list[str] | str) -> list[str]:
 
 def _cell(value: Any) -> Any:
     """A text or a number; what is neither as JSON."""
-    value = value.as_py() if hasattr(value, "as_py") else value
+    value = plain(value) if hasattr(value, "as_py") else value
     if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
         return value
     text = orjson.dumps(value, default=plain, option=orjson.OPT_SERIALIZE_NUMPY).decode()
