@@ -1,6 +1,7 @@
 """Runs shards: rows in, a file of results out, its line in the manifest last."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ async def run_shards(
     finally:
         await windows.close()
         if results:
-            results.new.discard()
+            results.discard()
 
 
 class _Results:
@@ -123,6 +124,12 @@ class _Results:
         self._padded += sum(one.padded_tokens for one in answers)
         self._truncated += sum(one.truncated_tokens for one in answers)
         return Progress(len(window.rows), len(errors), errors[:NAMED_ERRORS])
+
+    def discard(self) -> None:
+        """Deletes what was written."""
+        with contextlib.suppress(Exception):  # whatever a library raises of a disk that is full
+            self._writer.close()
+        self.new.discard()
 
     def complete(self) -> DoneShard:
         """Gives the file its name, and lists it. Raises SetupError."""

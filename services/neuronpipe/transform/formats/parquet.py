@@ -50,8 +50,11 @@ class _Writer:
 
     def close(self) -> None:
         """See RowWriter."""
-        self._write_group()
-        self._file.close()
+        try:
+            self._write_group()
+            self._file.close()
+        finally:
+            self._file.is_open = False  # or its __del__ would try again
 
     def _write_group(self) -> None:
         if self._batches:
@@ -104,6 +107,8 @@ def _type(kind: Kind) -> Any:
 def _array(values: list[Any], type: Any) -> Any:
     if pyarrow.types.is_string(type):
         values = [_text(value) for value in values]
+    elif pyarrow.types.is_nested(type) or pyarrow.types.is_dictionary(type):  # no arrays are made of such scalars
+        values = [value.as_py() if isinstance(value, pyarrow.Scalar) else value for value in values]
     return pyarrow.array(values, type)
 
 

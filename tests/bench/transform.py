@@ -1,0 +1,190 @@
+"""Batch transform in process, beside the back end alone and others over the same rows.
+
+Run: python -m tests.bench.transform [ROWS] [ROUNDS]  prints a table, and writes nothing else. Ray is measured where
+.venv-ray is (`make ray` makes it). The systems take turns in every round; loading a model is not counted.
+
+- back end alone: tests/bench/ceiling.py, batches made beforehand
+- transform: what `neuronpipe transform` runs, files included
+- transformers: its pipeline over a dataset, with the faster of two batch sizes
+- Ray Data: that pipeline in an actor for each CPU, by map_batches
+"""
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput, Truncation
+from neuronpipe.runtimes.cpus import available_cpus
+from neuronpipe.transform.near_engine import find_bundle, running_near_engine
+from neuronpipe.transform.request import TransformRequest
+from neuronpipe.transform.run import make_plan, run_plan, run_with
+from neuronpipe.transform.settings import TransformSettings
+from tests.bench.ceiling import running_ceiling
+from tests.bench.peers.environments import ROOT
+from tests.bench.systems import MODEL, SOURCE, find_repository
+from tests.bench.texts import MAX_TOKENS, make_texts
+
+_RAY_PYTHON = ROOT / ".venv-ray" / "bin" / "python"
+_BATCH_SIZES = (8, 32)
+_CEILING_S = 5.0
+
+# Runs all rows once, and returns rows a second.
+Turn = Callable[[], Awaitable[float]]
+
+# Each is a process that takes turns: a line in, the seconds of all rows out.
+_TRANSFORMERS = (
+    """
+import sys, time, json, os
+import torch, transformers
+source, rows, batch_size, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+torch.set_num_threads(threads)
+pipeline = transformers.pipeline("text-classification", model=source, dtype=torch.float32, device="cpu")
+texts = [json.loads(line)["text"] for line in open(rows)]
+def run(texts):
+    for _ in pipeline(iter(texts), batch_size=batch_size, truncation=True, max_length=%d): pass
+run(texts[:64])
+print("ready", flush=True)
+for _ in sys.stdin:
+    began = time.perf_counter(); run(texts); print(time.perf_counter() - began, flush=True)
+"""
+    % MAX_TOKENS
+)
+_RAY = (
+    """
+import sys, time
+import ray, ray.data
+source, rows, batch_size, actors = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+class Classifier:
+    def __init__(self):
+        import torch, transformers
+        torch.set_num_threads(1)
+        self.pipeline = transformers.pipeline("text-classification", model=source, dtype=torch.float32, device="cpu")
+    def __call__(self, batch):
+        found = self.pipeline(list(batch["text"]), batch_size=batch_size, truncation=True, max_length=%d)
+        return {"label": [one["label"] for one in found], "score": [one["score"] for one in found]}
+ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+ray.data.DataContext.get_current().enable_progress_bars = False
+print("ready", flush=True)
+for _ in sys.stdin:
+    data = ray.data.read_json(rows, lines=True).repartition(4 * actors).map_batches(
+        Classifier, batch_size=256, compute=ray.data.ActorPoolStrategy(size=actors), num_cpus=1)
+    times = [time.perf_counter()]
+    for _ in data.iter_batches(batch_size=256, prefetch_batches=0): times.append(time.perf_counter())
+    # The actors load the model first: from the first batch on, whose rows are left out.
+    print((times[-1] - times[1]) * (len(times) - 1) / max(1, len(times) - 2), flush=True)
+"""
+    % MAX_TOKENS
+)
+
+
+async def _measure(rows: int, rounds: int) -> dict[str, list[float]]:
+    """Rows a second of each system in each round."""
+    found: dict[str, list[float]] = {}
+    repository = find_repository("float32")
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / "rows.jsonl"
+        texts = make_texts(rows)
+        file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        async with AsyncExitStack() as stack:
+            turns = await _systems(stack, repository, file, texts)
+            for number in range(rounds):
+                for system, turn in turns.items():
+                    found.setdefault(system, []).append(await turn())
+                    print(f"round {number + 1}: {system}: {found[system][-1]:.1f} rows/s", file=sys.stderr)
+    return found
+
+
+async def _systems(stack: AsyncExitStack, repository: Path, file: Path, texts: Sequence[str]) -> dict[str, Turn]:
+    ceiling = stack.enter_context(running_ceiling(repository, texts))
+    turns: dict[str, Turn] = {
+        "back end alone": lambda: asyncio.to_thread(ceiling.measure, _CEILING_S),
+        "transform": await stack.enter_async_context(_transform(repository, file)),
+    }
+    cpus = str(available_cpus())
+    for batch_size in _BATCH_SIZES:
+        words = [_TRANSFORMERS, str(SOURCE), str(file), str(batch_size), cpus]
+        turns[f"transformers, batches of {batch_size}"] = stack.enter_context(
+            _process(sys.executable, words, len(texts))
+        )
+    if _RAY_PYTHON.exists():
+        words = [_RAY, str(SOURCE), str(file), str(_BATCH_SIZES[0]), cpus]
+        turns["Ray Data with that pipeline"] = stack.enter_context(_process(str(_RAY_PYTHON), words, len(texts)))
+    return turns
+
+
+@asynccontextmanager
+async def _transform(repository: Path, file: Path) -> AsyncIterator[Turn]:
+    settings = TransformSettings()
+    bundle = find_bundle(repository, MODEL, "")
+    template = TaskInput(text_classification=TextClassificationInput(truncation=Truncation.TRUNCATION_RIGHT))
+    async with running_near_engine(bundle, settings) as engine:
+
+        async def turn() -> float:
+            with tempfile.TemporaryDirectory() as output:
+                request = TransformRequest(
+                    [str(file)], output, MODEL, task="text_classification", columns={"text": "text"}
+                )
+                plan = make_plan(request, engine.model, template)
+                return (await run_plan(plan, run_with(engine), print)).rows_per_s
+
+        yield turn
+
+
+@contextmanager
+def _process(python: str, words: Sequence[str], rows: int) -> Iterator[Turn]:
+    # Ray's environment has no torch and no transformers: it takes those of this one.
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONPATH": sysconfig.get_paths()["purelib"]}
+    process = subprocess.Popen(
+        [python, "-c", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    )
+    assert process.stdin
+    assert process.stdout
+    stdin, stdout = process.stdin, process.stdout
+
+    def run() -> float:
+        stdin.write("\n")
+        stdin.flush()
+        return rows / float(stdout.readline())
+
+    async def turn() -> float:
+        return await asyncio.to_thread(run)
+
+    try:
+        while stdout.readline().strip() != "ready":
+            if process.poll() is not None:
+                raise RuntimeError(f"{python} ended before it was ready")
+        yield turn
+    finally:
+        stdin.close()
+        process.wait()
+
+
+def main() -> None:
+    """Prints the medians, and the ratios to the back end alone in the same round."""
+    rows, rounds = (int(word) for word in [*sys.argv[1:], "1024", "3"][:2])
+    began_s = time.monotonic()
+    found = asyncio.run(_measure(rows, rounds))
+    ceilings = found["back end alone"]
+    print(f"{rows} rows, {rounds} rounds, {available_cpus()} CPUs, {time.monotonic() - began_s:.0f} s")
+    print("| System | Rows a second | Of the back end alone |\n|---|---:|---:|")
+    for system, rates in found.items():
+        ratios = sorted(rate / ceiling for rate, ceiling in zip(rates, ceilings, strict=True))
+        spread = f"{statistics.median(ratios):.1%} ({ratios[0]:.1%} – {ratios[-1]:.1%})"
+        print(f"| {system} | {statistics.median(rates):.0f} | {spread} |")
+
+
+if __name__ == "__main__":
+    main()
