@@ -159,6 +159,8 @@ def _request(options: argparse.Namespace) -> "TransformRequest":
         value = getattr(options, name)
         if value is not None and not least <= value < float("inf"):
             raise SetupError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
+    if options.ray and options.target:
+        raise SetupError("--ray: needs --repository; a gateway shares out the work itself")
     if options.input_format == _OPENAI:
         for name in _NOT_OF_OPENAI:
             if getattr(options, name) not in (None, "", "{}"):
