@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ import pytest_asyncio
 
 from neuronpipe.core.errors import ModelNotFound, SetupError, Unavailable
 from neuronpipe.transform.far_engine import running_far_engine
-from neuronpipe.transform.manifest import Manifest
+from neuronpipe.transform.folders import open_folder
 from neuronpipe.transform.near_engine import NearEngine, find_bundle, running_near_engine
 from neuronpipe.transform.progress import TooManyErrors
 from neuronpipe.transform.settings import TransformSettings
@@ -138,6 +139,10 @@ async def test_runs_that_differ_do_not_mix(engine: NearEngine, tmp_path: Path) -
         await transform(engine, request_of(file, tmp_path / "out"))
 
 
+def _mount(*options: str) -> None:
+    subprocess.run(["mount", *options], check=True)
+
+
 @contextmanager
 def _small_disk(folder: Path) -> Iterator[Callable[[], None]]:
     """A folder with room for 24 KiB, until the function that it gives is called: a file system in memory, or where none
@@ -156,7 +161,7 @@ def _small_disk(folder: Path) -> Iterator[Callable[[], None]]:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         return
     try:
-        yield lambda: subprocess.run(["mount", "-o", "remount,size=64m", folder], check=True) and None
+        yield partial(_mount, "-o", "remount,size=64m", str(folder))
     finally:
         subprocess.run(["umount", folder], check=True)
 
@@ -177,9 +182,9 @@ async def test_a_run_goes_on_after_its_disk_was_full(ending: str, engine: NearEn
 
 def test_one_run_writes_to_a_folder_at_a_time(tmp_path: Path) -> None:
     with (
-        Manifest(tmp_path / "out").locked(),
+        open_folder(str(tmp_path / "out")).locked(),
         pytest.raises(SetupError, match="another run writes there"),
-        Manifest(tmp_path / "out").locked(),
+        open_folder(str(tmp_path / "out")).locked(),
     ):
         pass
 

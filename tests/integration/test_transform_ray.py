@@ -3,10 +3,11 @@
 Ray is in an environment of its own, .venv-ray, of 600 MB: `make ray` makes it and runs this.
 """
 
-import os
-import signal
+import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
 import pytest
@@ -27,6 +28,9 @@ from tests.integration.transforming import (
 _ROOT = Path(__file__).parents[2]
 _PYTHON = _ROOT / ".venv-ray" / "bin" / "python"
 
+_ATTEMPTS = 4
+_Cluster: TypeAlias = tuple[psutil.Process, str]
+
 pytestmark = [
     pytest.mark.local_only,
     pytest.mark.timeout(900),
@@ -43,20 +47,51 @@ async def unbroken(repository: Path, tmp_path_factory: pytest.TempPathFactory) -
     return parts(folder / "out")
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[_Cluster]:
+    """A cluster of this test's own, and its address. Ray gives up after 30 s, so it is started again."""
+    for attempt in range(_ATTEMPTS):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        options = ["--head", f"--port={port}", "--num-cpus=2", "--include-dashboard=false", "--block"]
+        process = subprocess.Popen(
+            [_PYTHON.with_name("ray"), "start", "--node-ip-address=127.0.0.1", "--disable-usage-stats", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "Ray runtime started" in line:
+                break
+        else:
+            process.wait()
+            assert attempt < _ATTEMPTS - 1, "".join(lines)
+            continue
+        yield psutil.Process(process.pid), f"127.0.0.1:{port}"
+        break
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    process.communicate()
+    psutil.wait_procs(children, timeout=60)
+
+
 def _file(folder: Path) -> Path:
     return write_rows(folder / "rows.jsonl", make_rows(1200))
 
 
-def _workers(process: psutil.Process) -> Iterator[psutil.Process]:
+def _workers(cluster: psutil.Process) -> list[psutil.Process]:
     """Ray's processes that map the dataset."""
-    return (one for one in process.children(recursive=True) if "MapWorker" in one.name() + " ".join(one.cmdline()))
+    return [one for one in cluster.children(recursive=True) if "MapWorker" in " ".join(one.cmdline())]
 
 
 @pytest.mark.parametrize("actors", [1, 2])
 async def test_the_output_of_any_number_of_actors_is_the_same(
-    actors: int, repository: Path, unbroken: dict[str, bytes], tmp_path: Path
+    actors: int, cluster: _Cluster, repository: Path, unbroken: dict[str, bytes], tmp_path: Path
 ) -> None:
-    words = command(repository, _file(tmp_path), tmp_path / "out", "--ray", "local", python=str(_PYTHON))
+    words = command(repository, _file(tmp_path), tmp_path / "out", "--ray", cluster[1], python=str(_PYTHON))
     run = Run([*words, "--actors", str(actors)], tmp_path / "out")
     output, _ = run.process.communicate()
     assert run.process.returncode == 0, output
@@ -64,29 +99,27 @@ async def test_the_output_of_any_number_of_actors_is_the_same(
 
 
 async def test_a_worker_that_is_killed_costs_its_shard_s_time_only(
-    repository: Path, unbroken: dict[str, bytes], tmp_path: Path
+    cluster: _Cluster, repository: Path, unbroken: dict[str, bytes], tmp_path: Path
 ) -> None:
-    words = command(repository, _file(tmp_path), tmp_path / "out", "--ray", "local", python=str(_PYTHON))
+    words = command(repository, _file(tmp_path), tmp_path / "out", "--ray", cluster[1], python=str(_PYTHON))
     run = Run([*words, "--actors", "2"], tmp_path / "out")
     assert run.wait_for_shards(2)
-    workers = list(_workers(psutil.Process(run.process.pid)))
+    workers = _workers(cluster[0])
     assert len(workers) == 2
-    os.kill(workers[0].pid, signal.SIGKILL)
+    workers[0].kill()
     output, _ = run.process.communicate()
     assert run.process.returncode == 0, output
     assert parts(tmp_path / "out") == unbroken
 
 
 async def test_a_run_on_ray_that_is_killed_goes_on(
-    repository: Path, unbroken: dict[str, bytes], tmp_path: Path
+    cluster: _Cluster, repository: Path, unbroken: dict[str, bytes], tmp_path: Path
 ) -> None:
     file, out = _file(tmp_path), tmp_path / "out"
-    words = command(repository, file, out, "--ray", "local", "--actors", "2", python=str(_PYTHON))
+    words = command(repository, file, out, "--ray", cluster[1], "--actors", "2", python=str(_PYTHON))
     run = Run(words, out)
     assert run.wait_for_shards(3)
-    processes = psutil.Process(run.process.pid).children(recursive=True)
     run.kill()
-    psutil.wait_procs(processes, timeout=60)  # Ray's own end with the one that started them
     async with running_near_engine(find_bundle(repository, MODEL, ""), TransformSettings()) as engine:
         report = await transform(engine, request_of(file, out))
     assert report.resumed_rows >= 60

@@ -45,7 +45,7 @@ def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 def request_of(file: Path, output: Path, **changes: Any) -> TransformRequest:
     """What `command` says, for a run in this process."""
-    fields = {
+    fields: dict[str, Any] = {
         "inputs": [str(file)],
         "output": str(output),
         "model": MODEL,

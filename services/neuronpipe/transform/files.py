@@ -1,12 +1,14 @@
-"""Files of rows, and files of a run that appear complete or not at all."""
+"""Files of rows, on a file system or in S3."""
 
-import contextlib
 import errno
+import fnmatch
 import glob
 import gzip
 import hashlib
 import io
 import os
+import re
+import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,9 +16,18 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.storage.files import fetch, list_objects
+from neuronpipe.storage.objects import StorageError
+from neuronpipe.storage.uris import ObjectUri
 from neuronpipe.transform.formats import COMPRESSIONS, ENDINGS
 
 _READ_BYTES = 1 << 20
+_ENDINGS = tuple(
+    ending + compression
+    for of_format in ENDINGS.values()
+    for ending in of_format
+    for compression in ("", *COMPRESSIONS)
+)
 # What a damaged compressed file raises. pyarrow raises OSError without a number.
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 
@@ -25,14 +36,10 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
     """The files that names, folders and patterns stand for, each once, sorted within each. Raises SetupError."""
     found: dict[str, None] = {}
     for pattern in patterns:
-        if Path(pattern).is_dir():
-            endings = tuple(
-                ending + compression
-                for of_format in ENDINGS.values()
-                for ending in of_format
-                for compression in ("", *COMPRESSIONS)
-            )
-            matching = sorted(str(path) for path in Path(pattern).iterdir() if path.name.endswith(endings))
+        if is_object(pattern):
+            matching = _find_objects(pattern)
+        elif Path(pattern).is_dir():
+            matching = sorted(str(path) for path in Path(pattern).iterdir() if path.name.endswith(_ENDINGS))
         else:
             matching = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (also absolute)
         if not matching:
@@ -41,8 +48,49 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
     return list(found)
 
 
+def _find_objects(pattern: str) -> list[str]:
+    """The objects that a URI stands for: one, those below a folder, or those of a pattern. Raises SetupError."""
+    uri = object_uri(pattern)
+    with naming(pattern):
+        begin = ObjectUri(uri.scheme, uri.bucket, re.split(r"[*?\[]", uri.path, maxsplit=1)[0])
+        found = [str(one) for one in list_objects(begin)]
+    if begin == uri:
+        return [one for one in found if one == pattern or (pattern.endswith("/") and one.endswith(_ENDINGS))]
+    return [one for one in found if fnmatch.fnmatchcase(one, pattern)]
+
+
+def is_object(file: str) -> bool:
+    """Whether a file is an object of S3."""
+    return file.startswith("s3://")
+
+
+def object_uri(file: str) -> ObjectUri:
+    """The object of a URI. Raises SetupError."""
+    try:
+        return ObjectUri.parse(file)
+    except ValueError as error:
+        raise SetupError(f"{file}: {error}") from error
+
+
+@contextmanager
+def local_copy(file: str) -> Iterator[str]:
+    """The path of a file during the block: its own, or that of a copy of the object. Raises SetupError."""
+    if not is_object(file):
+        yield file
+        return
+    # With its ending, which says how it is compressed.
+    with tempfile.NamedTemporaryFile(suffix=Path(file).name) as copy:
+        with naming(file):
+            fetch(object_uri(file), cast(BinaryIO, copy))
+            copy.flush()
+        yield copy.name
+
+
 def open_input(file: str) -> BinaryIO:
     """A file of rows, decompressed. Raises SetupError."""
+    if is_object(file):
+        with local_copy(file) as copy:
+            return open_input(copy)  # which stays until it is closed
     compression = COMPRESSIONS.get(Path(file).suffix)
     try:
         if compression == "gzip":
@@ -62,7 +110,7 @@ def naming(file: str) -> Iterator[None]:
     """Turns the errors of reading a file in the block into a SetupError that names the file."""
     try:
         yield
-    except SetupError as error:
+    except (SetupError, StorageError) as error:
         raise SetupError(f"{file}: {error}") from error
     except _DAMAGED as error:
         raise SetupError(f"{file}: is damaged, or was cut off: it cannot be decompressed") from error
@@ -73,69 +121,18 @@ def naming(file: str) -> Iterator[None]:
 
 
 def digest(file: str) -> str:
-    """The SHA-256 of a file as it is stored. Raises SetupError."""
-    with naming(file), Path(file).open("rb") as opened:
+    """The SHA-256 of a file as it is stored. Raises OSError."""
+    with Path(file).open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def read_file(path: Path) -> bytes | None:
-    """A file of the run; None where there is none. Raises SetupError."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise _unreadable(str(path), error) from error
-
-
-class NewFile:
-    """A file that is written under another name until `complete`."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises SetupError."""
-        self._path = path
-        self._unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-        with unwritable(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.file: BinaryIO = self._unfinished.open("wb")
-
-    def complete(self) -> None:
-        """Gives the file its name, when all of it is on the disk. Raises SetupError."""
-        with unwritable(self._path):
-            self.file.flush()
-            os.fsync(self.file.fileno())
-            self.file.close()
-            self._unfinished.replace(self._path)
-
-    def discard(self) -> None:
-        """Deletes what was written, unless it is complete."""
-        with contextlib.suppress(OSError):  # what is left to be written finds no room, either
-            self.file.close()
-        self._unfinished.unlink(missing_ok=True)
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Writes a small file of a run. Raises SetupError."""
-    new = NewFile(path)
-    try:
-        with unwritable(path):
-            new.file.write(content)
-        new.complete()
-    finally:
-        new.discard()
-
-
-def delete_unfinished(folder: Path) -> None:
-    """Deletes what runs that were killed have left."""
-    for path in folder.glob(".*.unfinished"):
-        path.unlink(missing_ok=True)
-
-
 @contextmanager
-def unwritable(path: Path) -> Iterator[None]:
+def unwritable(path: object) -> Iterator[None]:
     """Turns the errors of writing a file in the block into a SetupError that names the file."""
     try:
         yield
+    except StorageError as error:
+        raise SetupError(f"{path}: cannot be written: {error}") from error
     except OSError as error:
         problem = os.strerror(error.errno or errno.EIO)
         raise SetupError(

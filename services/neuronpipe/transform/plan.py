@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.transform.files import digest, naming, open_input
+from neuronpipe.transform.files import digest, local_copy, naming, open_input
 from neuronpipe.transform.formats import find_format, format_of
 from neuronpipe.transform.formats.base import Column, Format, Kind, Place
 from neuronpipe.transform.request import ModelFacts, TransformRequest
@@ -67,24 +67,26 @@ def scan_input(files: Sequence[str], format_name: str, shard_rows: int) -> Input
     columns: dict[str, None] = {}
     kinds: dict[str, Kind] = {}
     for file in files:
-        with naming(file), open_input(file) as opened:
-            scan = format.scan(opened, shard_rows)
-        if scan.rows:
-            kinds |= _kinds(format, file, kinds)
+        with naming(file), local_copy(file) as copy:
+            with open_input(copy) as opened:
+                scan = format.scan(opened, shard_rows)
+            if scan.rows:
+                kinds |= _kinds(format, copy, kinds)
+            mark = digest(copy)
         columns |= dict.fromkeys(scan.columns)
         for place in scan.starts:
             rows = min(shard_rows, scan.rows - place.row)
             shards.append(Shard(len(shards), file, place, rows, scan.columns))
-        found.append(InputFile(file, digest(file), scan.rows))
+        found.append(InputFile(file, mark, scan.rows))
     return Input(name, found, shards, list(columns), kinds)
 
 
 def _kinds(format: Format, file: str, known: Mapping[str, Kind]) -> Mapping[str, Kind]:
-    with naming(file), open_input(file) as opened:
+    with open_input(file) as opened:
         kinds = format.kinds(opened)
     for column, kind in kinds.items():
         if known.get(column, kind) != kind:
-            raise SetupError(f"{file}: column {column!r} is {kind}, in a file before it is {known[column]}")
+            raise SetupError(f"column {column!r} is {kind}, in a file before it is {known[column]}")
     return kinds
 
 

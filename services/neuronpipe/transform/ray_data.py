@@ -5,6 +5,7 @@ shards and starts actors again: its own written files came out of order, and its
 """
 
 import asyncio
+import os
 import pickle
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -107,12 +108,16 @@ def run_on_ray(
 
 
 def _connect(address: str) -> None:
-    ray.init(
-        address=None if address == LOCAL else address,
-        include_dashboard=False if address == LOCAL else None,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report over the network
+    try:
+        ray.init(
+            address=None if address == LOCAL else address,
+            include_dashboard=False if address == LOCAL else None,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    except Exception as error:  # Ray raises plain ones here
+        raise SetupError(f"--ray {address}: there is no cluster, or it does not start: {_last_line(error)}") from error
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
@@ -140,4 +145,8 @@ def _own_error(error: BaseException) -> BaseException:
         if isinstance(cause, NeuronpipeError | SetupError):
             return cause
         cause = getattr(cause, "cause", None) or cause.__cause__
-    return SetupError(f"--ray: {str(error).strip().splitlines()[-1]}")
+    return SetupError(f"--ray: {_last_line(error)}")
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]

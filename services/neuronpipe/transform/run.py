@@ -3,11 +3,11 @@
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.core.errors import SetupError
-from neuronpipe.transform.files import find_inputs, write_file
+from neuronpipe.transform.files import find_inputs
+from neuronpipe.transform.folders import open_folder, write_file
 from neuronpipe.transform.formats import find_format
 from neuronpipe.transform.manifest import DoneShard, Manifest
 from neuronpipe.transform.openai_batch import OpenAiRows
@@ -64,9 +64,13 @@ def _task_rows(request: TransformRequest, input: Input, template: TaskInput) -> 
 
 async def run_plan(plan: Plan, run: RunShards, say: Callable[[str], None]) -> Report:
     """Runs what is not done yet. Raises SetupError, TooManyErrors, and what ends a run of the engine."""
-    manifest = Manifest(Path(plan.request.output))
-    with manifest.locked():
-        manifest.begin(plan.fingerprint, _describe(plan))
+    folder = open_folder(plan.request.output)
+    manifest = Manifest(folder)
+    with folder.locked():
+        try:
+            manifest.begin(plan.fingerprint, _describe(plan))
+        except SetupError as error:
+            raise SetupError(f"--output {plan.request.output}: {error}") from error
         done = manifest.done()
         numbers = {shard.number for shard in done}
         todo = [shard for shard in plan.input.shards if shard.number not in numbers]
@@ -85,9 +89,9 @@ async def run_plan(plan: Plan, run: RunShards, say: Callable[[str], None]) -> Re
             f"{plan.model.name} {plan.model.version}", shards, new, progress.seconds, plan.request.price_per_hour
         )
         manifest.complete(shards)
-        write_file(manifest.folder / REPORT_FILE, (json.dumps(asdict(report), indent=2) + "\n").encode())
-    for error in progress.errors:
-        say(f"{error.file} row {error.row}: {error.message}")
+        write_file(folder, REPORT_FILE, (json.dumps(asdict(report), indent=2) + "\n").encode())
+    for row in progress.errors:
+        say(f"{row.file} row {row.row}: {row.message}")
     return report
 
 

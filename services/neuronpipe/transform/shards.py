@@ -5,12 +5,12 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from neuronpipe.gateway.many import answer_in_order
-from neuronpipe.transform.files import NewFile, naming, open_input, unwritable
+from neuronpipe.transform.files import naming, open_input, unwritable
+from neuronpipe.transform.folders import open_folder
 from neuronpipe.transform.formats import find_format
 from neuronpipe.transform.formats.base import Row, RowReader
 from neuronpipe.transform.manifest import DoneShard, Manifest
@@ -101,10 +101,12 @@ class _Results:
         format = find_format(work.output_format)
         self._shard = shard
         self._task = work.task
-        self._path = Path(work.folder) / shard.name(format.ending)
-        self.new = NewFile(self._path)
+        self._name = shard.name(format.ending)
+        self._folder = open_folder(work.folder)
+        self._path = f"{work.folder}/{self._name}"
+        self._new = self._folder.create(self._name)
         with unwritable(self._path):
-            self._writer = format.open_writer(self.new.file, work.task.columns)
+            self._writer = format.open_writer(self._new.file, work.task.columns)
         self._answers: list[Answer] = []
         self._errors = self._tokens = self._truncated = self._padded = 0
 
@@ -129,18 +131,18 @@ class _Results:
         """Deletes what was written."""
         with contextlib.suppress(Exception):  # whatever a library raises of a disk that is full
             self._writer.close()
-        self.new.discard()
+        self._new.discard()
 
     def complete(self) -> DoneShard:
         """Gives the file its name, and lists it. Raises SetupError."""
         with unwritable(self._path):
             self._writer.close()
-            size_bytes = self.new.file.tell()
-        self.new.complete()
+            size_bytes = self._new.file.tell()
+        self._new.complete()
         shard = self._shard
         done = DoneShard(
             number=shard.number,
-            file=self._path.name,
+            file=self._name,
             size_bytes=size_bytes,
             input=shard.file,
             first_row=shard.place.row,
@@ -150,7 +152,7 @@ class _Results:
             truncated_tokens=self._truncated,
             padded_tokens=self._padded,
         )
-        Manifest(self._path.parent).add(done)
+        Manifest(self._folder).add(done)
         return done
 
 
