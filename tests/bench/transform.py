@@ -1,7 +1,7 @@
 """Batch transform in process, beside the back end alone and others over the same rows.
 
-Run: python -m tests.bench.transform [ROWS] [ROUNDS]  prints a table, and writes nothing else. Ray is measured where
-.venv-ray is (`make ray` makes it). The systems take turns in every round; loading a model is not counted.
+Run: python -m tests.bench.transform [--rows N] [--rounds N] [--ray]  prints a table, and writes nothing else. --ray
+needs .venv-ray, which `make ray` makes. The systems take turns in every round; loading a model is not counted.
 
 - back end alone: tests/bench/ceiling.py, batches made beforehand
 - transform: what `neuronpipe transform` runs, files included
@@ -9,6 +9,7 @@ Run: python -m tests.bench.transform [ROWS] [ROUNDS]  prints a table, and writes
 - Ray Data: that pipeline in an actor for each CPU, by map_batches
 """
 
+import argparse
 import asyncio
 import json
 import statistics
@@ -48,7 +49,7 @@ torch.set_num_threads(threads)
 pipeline = transformers.pipeline("text-classification", model=source, dtype=torch.float32, device="cpu")
 texts = [json.loads(line)["text"] for line in open(rows)]
 def run(texts):
-    for _ in pipeline(iter(texts), batch_size=batch_size, truncation=True, max_length=128): pass
+    for _ in pipeline((text for text in texts), batch_size=batch_size, truncation=True, max_length=128): pass
 run(texts[:64])
 print("ready", flush=True)
 for _ in sys.stdin:
@@ -69,7 +70,12 @@ class Classifier:
         count = len(found)
         return {"label": [one["label"] for one in found], "score": [one["score"] for one in found],
                 "began": [began] * count, "ended": [time.time()] * count}
-ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+for attempt in range(6):  # Ray gives up after 30 s, whatever else the machine does
+    try:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        break
+    except Exception:
+        ray.shutdown()
 ray.data.DataContext.get_current().enable_progress_bars = False
 print("ready", flush=True)
 for _ in sys.stdin:
@@ -81,7 +87,7 @@ for _ in sys.stdin:
 """
 
 
-async def _measure(rows: int, rounds: int) -> dict[str, list[float]]:
+async def _measure(rows: int, rounds: int, *, with_ray: bool) -> dict[str, list[float]]:
     """Rows a second of each system in each round."""
     found: dict[str, list[float]] = {}
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -91,7 +97,7 @@ async def _measure(rows: int, rounds: int) -> dict[str, list[float]]:
         texts = make_texts(rows)
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         async with AsyncExitStack() as stack:
-            turns = await _systems(stack, repository, file, texts)
+            turns = await _systems(stack, repository, file, texts, with_ray=with_ray)
             for number in range(rounds):
                 for system, turn in turns.items():
                     found.setdefault(system, []).append(await turn())
@@ -99,7 +105,9 @@ async def _measure(rows: int, rounds: int) -> dict[str, list[float]]:
     return found
 
 
-async def _systems(stack: AsyncExitStack, repository: Path, file: Path, texts: Sequence[str]) -> dict[str, Turn]:
+async def _systems(
+    stack: AsyncExitStack, repository: Path, file: Path, texts: Sequence[str], *, with_ray: bool
+) -> dict[str, Turn]:
     ceiling = stack.enter_context(running_ceiling(repository, texts))
     turns: dict[str, Turn] = {
         "back end alone": lambda: asyncio.to_thread(ceiling.measure, _CEILING_S),
@@ -111,7 +119,7 @@ async def _systems(stack: AsyncExitStack, repository: Path, file: Path, texts: S
         turns[f"transformers, batches of {batch_size}"] = stack.enter_context(
             _process(sys.executable, words, len(texts))
         )
-    if _RAY_PYTHON.exists():
+    if with_ray:
         words = [_RAY, str(SOURCE), str(file), str(_BATCH_SIZES[0]), cpus]
         turns["Ray Data with that pipeline"] = stack.enter_context(_process(str(_RAY_PYTHON), words, len(texts)))
     return turns
@@ -171,11 +179,15 @@ def _process(python: str, words: Sequence[str], rows: int) -> Iterator[Turn]:
 
 def main() -> None:
     """Prints the medians, and the ratios to the back end alone in the same round."""
-    rows, rounds = (int(word) for word in [*sys.argv[1:], "1024", "3"][:2])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ray", action="store_true")
+    options = parser.parse_args()
     began_s = time.monotonic()
-    found = asyncio.run(_measure(rows, rounds))
+    found = asyncio.run(_measure(options.rows, options.rounds, with_ray=options.ray))
     ceilings = found["back end alone"]
-    print(f"{rows} rows, {rounds} rounds, {available_cpus()} CPUs, {time.monotonic() - began_s:.0f} s")
+    print(f"{options.rows} rows, {options.rounds} rounds, {available_cpus()} CPUs, {time.monotonic() - began_s:.0f} s")
     print("| System | Rows a second | Of the back end alone |\n|---|---:|---:|")
     for system, rates in found.items():
         ratios = sorted(rate / ceiling for rate, ceiling in zip(rates, ceilings, strict=True))

@@ -39,7 +39,7 @@ from tests.integration.transforming import (
 pytestmark = pytest.mark.local_only
 
 _KILLS = int(os.environ.get("NEURONPIPE_TRANSFORM_KILLS", "1"))
-_ROWS = 2000
+_ROWS = 1200
 
 
 @pytest_asyncio.fixture(scope="module")

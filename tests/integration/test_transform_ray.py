@@ -3,6 +3,8 @@
 Ray is in an environment of its own, .venv-ray, of 600 MB: `make ray` makes it and runs this.
 """
 
+import re
+import secrets
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -28,7 +30,7 @@ from tests.integration.transforming import (
 _ROOT = Path(__file__).parents[2]
 _PYTHON = _ROOT / ".venv-ray" / "bin" / "python"
 
-_ATTEMPTS = 4
+_ATTEMPTS = 6
 _Cluster: TypeAlias = tuple[psutil.Process, str]
 
 pytestmark = [
@@ -48,14 +50,23 @@ async def unbroken(repository: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[_Cluster]:
+def _token() -> Iterator[None]:
+    """The cluster's own, which its callers show."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex())
+        yield
+
+
+@pytest.fixture(scope="module")
+def cluster(_token: None) -> Iterator[_Cluster]:
     """A cluster of this test's own, and its address. Ray gives up after 30 s, so it is started again."""
     for attempt in range(_ATTEMPTS):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         options = ["--head", f"--port={port}", "--num-cpus=2", "--include-dashboard=false", "--block"]
         process = subprocess.Popen(
-            [_PYTHON.with_name("ray"), "start", "--node-ip-address=127.0.0.1", "--disable-usage-stats", *options],
+            [_PYTHON.with_name("ray"), "start", "--disable-usage-stats", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -64,13 +75,14 @@ def cluster() -> Iterator[_Cluster]:
         lines = []
         for line in process.stdout:
             lines.append(line)
-            if "Ray runtime started" in line:
+            if found := re.search(r"--address='(\S+)'", line):
+                address = found[1]
                 break
         else:
             process.wait()
             assert attempt < _ATTEMPTS - 1, "".join(lines)
             continue
-        yield psutil.Process(process.pid), f"127.0.0.1:{port}"
+        yield psutil.Process(process.pid), address
         break
     children = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
