@@ -1,8 +1,10 @@
 # Each target does its whole set-up. verify-x says what is wrong, fix-x mends it.
 # demo      a real model, compiled and served both ways, with its latency split
-# test      every test but the containers and the benchmarks, on all cores; of large matrices a sample
+# test      every test but the containers and the benchmarks, on all cores; of large matrices and long suites a sample
 # oracle    the whole of the matrices of which test takes a sample: every case of the oracle suites, and more
-# verify    format, lint, types, imports, protos, generated docs, links
+# sampled   the long suites whole: console, demo, front processes, frameworks and others
+# verify    format, lint, types, imports, protos, generated docs, links, locks, advisories of what is locked
+# sbom      a software bill of materials for each image, written to .cache/sbom
 # verify-package  the wheel and the sdist, each installed into an environment of its own, where the client's tests run
 # docs      the site of docs/, in .cache/site; it needs no server and no network
 # check     verify, verify-package and test
@@ -136,12 +138,17 @@ demo: .venv/.demo
 test: setup
 	NEURONPIPE_FUZZ_SEQUENCES=$(FUZZ_SEQUENCES) \
 	  $(BIN)/python $(PYTEST) --share $(SHARE) -m "not alone" --ignore $(NEURON_COMPILER)
-	$(BIN)/python -m pytest -m alone tests/unit tests/integration
-	.venv-transformers4/bin/python $(PYTEST) $(WITH_TRANSFORMERS4)
+	$(BIN)/python -m pytest --share 1 -m alone tests/unit tests/integration
+	.venv-transformers4/bin/python $(PYTEST) --share $(SHARE) $(WITH_TRANSFORMERS4)
 
 .PHONY: oracle
 oracle: .venv/.dev .venv-transformers4/.ready
 	$(BIN)/python $(PYTEST) --share 1 tests/oracle tests/contract/test_architectures.py $(NEURON_COMPILER)
+
+.PHONY: sampled
+sampled: setup
+	$(BIN)/python $(PYTEST) --share 1 -m "sampled and not alone" tests/integration tests/contract --ignore $(NEURON_COMPILER)
+	.venv-transformers4/bin/python $(PYTEST) --share 1 $(NEURON_COMPILER)
 
 .PHONY: fuzz
 fuzz: .venv/.dev
@@ -176,7 +183,7 @@ check: setup verify verify-package test
 
 .PHONY: verify fix
 verify: verify-format verify-lint verify-types verify-imports
-verify: verify-protos verify-telemetry verify-docs verify-locks verify-models
+verify: verify-protos verify-telemetry verify-docs verify-locks verify-models verify-audit
 fix: fix-protos fix-telemetry fix-docs fix-locks fix-lint fix-format
 
 .PHONY: verify-format fix-format

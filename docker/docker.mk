@@ -86,6 +86,20 @@ verify-locks: .venv/.dev
 fix-locks: .venv/.dev
 	$(BIN)/python docker/lock.py
 
+# A software bill of materials for each image, as the image has it in /usr/share/sbom.
+SBOM ?= .cache/sbom
+.PHONY: sbom
+sbom: .venv/.dev
+	$(BIN)/python docker/sbom.py $(SBOM)
+	ls $(SBOM)
+
+# Known vulnerabilities of what the locks pin. Where no index of advisories answers, it says so and passes, but with
+# AUDIT=--required. AUDIT="--osv-url URL" asks another index.
+AUDIT ?=
+.PHONY: verify-audit
+verify-audit: .venv/.dev
+	$(BIN)/python docker/audit.py $(AUDIT)
+
 # It has its own images and its own project, so it does not touch a stack that runs. If no registry answers, the bases
 # are made of Debian's packages.
 .PHONY: e2e

@@ -27,6 +27,7 @@ class _Lock:
 
 _LOCKS = {
     "build": _Lock(),
+    "sbom": _Lock(),
     "server": _Lock(("server",)),  # a layer that all images share
     "gateway": _Lock(("gateway",)),
     "tokenizer": _Lock(("tokenizer",)),

@@ -63,7 +63,13 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"large matrices: {sample_of(config).describe()}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# The last to look: a test that -k names is a whole sample.
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = sample_of(config).left_out(items)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     if _IS_WORKER:
         items.sort(key=lambda item: order_of(item.nodeid))
 

@@ -1,9 +1,12 @@
-"""Which cases of a large matrix are tested: every test run takes a sample, `make oracle` takes them all."""
+"""What is tested of a large matrix, and of suites that take long: every test run takes a sample, `make oracle` and
+`make sampled` take all.
+"""
 
 import math
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -39,6 +42,14 @@ class Sample:
     def some(self, names: Sequence[str]) -> list[str]:
         """Some of these: their share, but never none."""
         return random.Random(self.seed).sample(names, math.ceil(self.share * len(names)))
+
+    def left_out(self, items: Iterable[pytest.Item]) -> set[pytest.Item]:
+        """The tests with the marker `sampled` that do not run: of each file, all but some."""
+        files: dict[Path, dict[str, pytest.Item]] = {}
+        for item in items:
+            if item.get_closest_marker("sampled"):
+                files.setdefault(item.path, {})[item.nodeid] = item
+        return {tests[name] for tests in files.values() for name in tests.keys() - set(self.some(list(tests)))}
 
     def draw(self, cases: Iterable[_Case], options: Callable[[_Case], object], *, at_least: int) -> list[_Case]:
         """The sample's cases, in their order.

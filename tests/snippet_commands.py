@@ -29,6 +29,7 @@ from tests.pages import ROOT
 
 # These run as they are. The load generator runs for a moment.
 _RUN: Mapping[str, Sequence[str]] = {
+    "bundle": (),
     "health": (),
     "infer": (),
     "key": (),

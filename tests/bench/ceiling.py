@@ -75,13 +75,14 @@ def _serve(pipe: "Connection[float | dict[int, float], float]", repository: Path
 
     (bundle,) = read_repository(repository)
     artifact = bundle.artifact("openvino")
-    model_file = next(path for path in bundle.artifact_files(artifact) if path.suffix == ".xml")
+    with bundle.artifact_files(artifact) as files:
+        model_file = next(path for path in files if path.suffix == ".xml")
     cpus = str(available_cpus())
     config = {**artifact.properties, "INFERENCE_NUM_THREADS": cpus, "NUM_STREAMS": cpus}
     compiled = openvino.Core().compile_model(model_file, "CPU", config)
     queue = openvino.AsyncInferQueue(compiled, int(cpus))
 
-    tokenizer = tokenizers.Tokenizer.from_file(str(bundle.tokenizer_file()))
+    tokenizer = tokenizers.Tokenizer.from_buffer(bundle.tokenizer_json())
     tokenizer.no_padding()
     tokenizer.enable_truncation(bundle.spec.max_tokens)
     sequences: list[Arrays] = [

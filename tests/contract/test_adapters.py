@@ -65,8 +65,9 @@ def _merged(source: Path, repository: Path, **changes: Any) -> Bundle:
 
 async def _outputs(bundle: Bundle) -> Mapping[str, Any]:
     artifact = bundle.artifact("openvino")
-    request = BackendRequest(bundle.spec, bundle.artifact_files(artifact), artifact.properties, cores=1, threads=1)
-    backend = load_backend("openvino", request)
+    with bundle.artifact_files(artifact) as files:
+        request = BackendRequest(bundle.spec, files, artifact.properties, cores=1, threads=1)
+        backend = load_backend("openvino", request)
     try:
         return await compute(backend, 0, {name: array.numpy() for name, array in _encoded().items()})
     finally:

@@ -105,12 +105,11 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     )
     bundle = compile_bundle(compile_request, lambda line: None)
     artifact = bundle.artifact(name)
-    files = bundle.artifact_files(artifact)
     cores = min(_CORES, torch.cuda.device_count()) if place == "torch on a GPU" else _CORES
-    load = BackendRequest(
-        bundle.spec, files, artifact.properties, cores, _CORES, buckets=artifact.buckets, versions=artifact.versions
-    )
-    with pytest.MonkeyPatch.context() as patch:
+    with bundle.artifact_files(artifact) as files, pytest.MonkeyPatch.context() as patch:
+        load = BackendRequest(
+            bundle.spec, files, artifact.properties, cores, _CORES, buckets=artifact.buckets, versions=artifact.versions
+        )
         if place == "torch":
             patch.setattr(torch.cuda, "is_available", lambda: False)
         backend = load_backend(name, load)

@@ -84,16 +84,16 @@ def _bundle(request: pytest.FixtureRequest, backend: str, model: str) -> Bundle:
 def _loading(request: pytest.FixtureRequest, name: str, model: str) -> Iterator[_Loaded]:
     bundle = _bundle(request, name, model)
     artifact = bundle.artifact(name)
-    load = BackendRequest(
-        bundle.spec,
-        bundle.artifact_files(artifact),
-        artifact.properties,
-        _CORES,
-        _CORES,
-        buckets=artifact.buckets,
-        versions=artifact.versions,
-    )
-    with pytest.MonkeyPatch.context() as patch:
+    with bundle.artifact_files(artifact) as files, pytest.MonkeyPatch.context() as patch:
+        load = BackendRequest(
+            bundle.spec,
+            files,
+            artifact.properties,
+            _CORES,
+            _CORES,
+            buckets=artifact.buckets,
+            versions=artifact.versions,
+        )
         if name == "torch":  # on GPUs: test_architectures.py, with as many as there are
             patch.setattr(torch.cuda, "is_available", lambda: False)
         backend = load_backend(name, load)

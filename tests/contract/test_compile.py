@@ -34,7 +34,8 @@ from neuronpipe.bundles.compiler.accuracy import Conversion
 from neuronpipe.bundles.compiler.buckets import BucketRequest
 from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.bundles.manifest import Accuracy
-from neuronpipe.bundles.repository import Bundle
+from neuronpipe.bundles.repository import Bundle, read_bundle
+from neuronpipe.bundles.signing import SigningKey, TrustedKeys, create_key
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.openvino import has_bfloat16, openvino
 from neuronpipe.tokenizer.text import JsonTokenizer
@@ -73,6 +74,14 @@ def compiled(sources: dict[str, Path], tmp_path: Path) -> Callable[..., Bundle]:
         return compile_bundle(dataclasses.replace(request, **changes), lambda line: None)
 
     return run
+
+
+def test_a_bundle_is_signed_as_it_is_compiled(compiled: Callable[..., Bundle], tmp_path: Path) -> None:
+    create_key(tmp_path / "key", tmp_path / "public")
+    bundle = compiled(signing_key=SigningKey.read(tmp_path / "key", "--sign-key"))
+    trusted = read_bundle(bundle.folder, TrustedKeys.read(tmp_path / "public"))
+    trusted.files.check()
+    assert trusted.signer
 
 
 def _bert(folder: Path) -> Any:
@@ -137,7 +146,7 @@ def test_files_of_a_slow_tokenizer_give_the_same_ids_as_transformers(
 ) -> None:
     reference = make(tmp_path)
 
-    tokenizer = JsonTokenizer(compiled(source=str(tmp_path)).tokenizer_file())
+    tokenizer = JsonTokenizer(compiled(source=str(tmp_path)).tokenizer_json())
 
     for text in _TEXTS:
         assert tokenizer.encode(text).token_ids.tolist() == reference(text)["input_ids"]
@@ -153,7 +162,7 @@ def test_special_tokens_in_texts_are_text_as_transformers_splits_them(
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path, use_fast=True)
     text = "[CLS] and </s> and <mask> and [MASK]."
 
-    tokenizer = JsonTokenizer(compiled(source=str(tmp_path)).tokenizer_file())
+    tokenizer = JsonTokenizer(compiled(source=str(tmp_path)).tokenizer_json())
 
     assert tokenizer.encode(text).token_ids.tolist() == reference(text, split_special_tokens=True)["input_ids"]
 
@@ -165,7 +174,7 @@ def test_special_tokens_in_texts_are_text_as_sentencepiece_sees_them(
     _xlm_roberta(tmp_path)
     reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sentencepiece.bpe.model"))
 
-    tokenizer = JsonTokenizer(compiled(source=str(tmp_path)).tokenizer_file())
+    tokenizer = JsonTokenizer(compiled(source=str(tmp_path)).tokenizer_json())
 
     for text in ("a </s> b", "<s>", "<pad><unk></s>x", "<mask>", "The <mask> is </s>"):
         # fairseq's numbers: <s> 0, <pad> 1, </s> 2, <unk> 3, then the pieces of SentencePiece from its 3 on.

@@ -21,6 +21,8 @@ from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes import neuron
 
+pytestmark = pytest.mark.sampled
+
 _FLAGS = ["--target=inf2", "--model-type=transformer", "--optlevel=2", "--enable-mixed-precision-accumulation"]
 
 

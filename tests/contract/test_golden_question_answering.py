@@ -49,7 +49,7 @@ def test_special_tokens_written_in_the_texts_are_text(repository: Path) -> None:
     bundle = read_bundle(repository / "answerer" / "1")
     input = QuestionAnsweringInput(question="[CLS]?", context="A [CLS].")
 
-    encoded = question_answering.encode(input, JsonTokenizer(bundle.tokenizer_file()), bundle.spec)
+    encoded = question_answering.encode(input, JsonTokenizer(bundle.tokenizer_json()), bundle.spec)
 
     # [CLS] [ cl ##s ] ? [SEP] a [ cl ##s ] . [SEP]: the first stands for "no answer", all but a word of the context for
     # nothing.

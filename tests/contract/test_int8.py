@@ -32,6 +32,8 @@ from neuronpipe.neuron_executor.batching.outputs import cut
 from neuronpipe.runtimes.openvino import engine, openvino
 from tests.models import MODELS, bert_config, save
 
+pytestmark = pytest.mark.sampled
+
 _WORDS = " ".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)).split()
 # From the end of the manual, of which our sample text for calibration takes the second quarter at most.
 _TEXTS = [" ".join(_WORDS[-40 * (number + 1) :][: 5 + number // 2]) for number in range(MIN_TEXTS)]
@@ -96,10 +98,9 @@ def compiled(tmp_path: Path, calibration_file: Path) -> Callable[..., Bundle]:
 
 def _load(bundle: Bundle) -> Backend:
     artifact = bundle.artifact("openvino")
-    return load_backend(
-        "openvino",
-        BackendRequest(bundle.spec, bundle.artifact_files(artifact), artifact.properties, cores=1, threads=1),
-    )
+    with bundle.artifact_files(artifact) as files:
+        request = BackendRequest(bundle.spec, files, artifact.properties, cores=1, threads=1)
+        return load_backend("openvino", request)
 
 
 def _source_module(bundle: Bundle) -> SourceModule:

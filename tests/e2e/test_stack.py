@@ -83,6 +83,18 @@ print(modules, [tool for tool in ("cc", "gcc", "make") if shutil.which(tool)])
 
 
 @pytest.mark.parametrize("service", SERVICES)
+def test_the_bill_of_an_image_names_the_packages_that_it_holds(stack: Stack, service: str) -> None:
+    program = """
+import importlib.metadata, json, re
+bill = json.load(open("/usr/share/sbom/neuronpipe.cdx.json"))
+held = {(re.sub("[-_.]+", "-", one.name).lower(), one.version) for one in importlib.metadata.distributions()}
+print(sorted(held ^ {(one["name"], one["version"]) for one in bill["components"]}))
+"""
+    [container] = stack.containers(service)
+    assert stack.python(container, program).strip() == "[]"
+
+
+@pytest.mark.parametrize("service", SERVICES)
 def test_an_image_is_small(stack: Stack, service: str) -> None:
     sizes = [
         int(stack.docker("image", "inspect", "-f", "{{.Size}}", image))

@@ -18,7 +18,7 @@ from neuronpipe.tokenizer.stage import running_tokenizer
 from tests.integration.requests import classify
 from tests.redis_server import RedisServer, redis_server
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 
 @pytest.fixture

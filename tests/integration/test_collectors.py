@@ -14,7 +14,7 @@ from neuronpipe.client import Client
 from tests.certificates import Authority, replace
 from tests.integration.collector import Collector, grpc_collector, http_collector
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _REQUESTS = 150
 _QUEUE = 64

@@ -20,10 +20,11 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 from demo.processes import four_processes
 from neuronpipe.client import AsyncClient
 from neuronpipe.tasks import TASKS
+from tests.integration.guarded import guarded_server, make_files
 from tests.integration.http_server import HttpServer, running_http_server
 from tests.integration.test_node import FOLDER as NODE
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _AXE = NODE / "node_modules" / "axe-core" / "axe.min.js"
 # Of each task, a model of the tests, and what a readable result of its sample has.
@@ -383,6 +384,30 @@ async def test_spans_and_batch_mates_are_shown_where_traces_are_kept_and_figures
             await console.page.get_by_role("textbox", name="Text", exact=True).fill("")
             await console.send()
             await expect(console.page.get_by_role("rowheader", name="preprocess gateway")).to_be_visible()
+
+
+async def test_a_server_that_knows_its_callers_is_given_a_key(
+    chromium: Browser, fake_repository: Path, tmp_path: Path
+) -> None:
+    files = make_files(tmp_path / "files")
+    context = await chromium.new_context()
+    with guarded_server(fake_repository, files) as guarded:
+        page = await context.new_page()
+        await page.goto(f"{guarded.server.url}/")
+        field = page.get_by_label("API key or token")
+        await field.fill("np_wrong")
+        await page.get_by_role("button", name="Use it").click()
+        await expect(page.get_by_role("alert")).to_contain_text("no valid API key")
+        await field.fill(files.labels)
+        await page.get_by_role("button", name="Use it").click()
+        console = Console(page, guarded.server.url)
+        models = page.get_by_role("form", name="Request").get_by_role("combobox", name="Model").get_by_role("option")
+        await expect(models).to_have_text(["classifier"])
+        await console.choose("classifier", "text_classification")
+        await console.send()
+        assert "answered in" in await console.answer.get_by_role("status").text_content()
+        assert files.labels not in await page.content()
+    await context.close()
 
 
 async def test_it_can_be_turned_off(http_repository: Path, chromium: Browser) -> None:

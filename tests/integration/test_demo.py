@@ -15,7 +15,7 @@ import pytest
 from demo.model import is_compiled
 from tests.models import link_models
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 SERVICE_LINE = re.compile(r"^  ([a-z-]+) +127\.0\.0\.1:\d+ +pid (\d+)$")
 

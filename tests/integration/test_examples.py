@@ -28,7 +28,7 @@ from neuronpipe.client import Client
 from neuronpipe.core.names import Spans
 from tests.models import bert_config, link_models, save
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _TEXT = "You are a fool, and this is a very poor article."

@@ -16,7 +16,7 @@ from neuronpipe.client import Client
 from tests.integration.frameworks.calls import DOCUMENTS, QUERY, TEXTS
 from tests.integration.http_server import HttpServer
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _ROOT = Path(__file__).parents[2]
 _PYTHON = _ROOT / ".venv-frameworks" / "bin" / "python"

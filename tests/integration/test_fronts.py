@@ -32,7 +32,7 @@ from tests.integration.test_lifecycle import serve, wait_for_health
 from tests.integration.test_trace import _trace
 from tests.integration.traced import TREE, ask_sampled
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _FRONTS = 2
 # So many connections all go to one of two processes once in 2 ** 31 times.

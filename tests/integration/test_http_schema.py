@@ -1,6 +1,7 @@
 """What /openapi.json promises, tried by schemathesis: requests made from the schemas, right ones and wrong ones."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,12 @@ import httpx
 import pytest
 
 from tests.integration.http_server import HttpServer
+from tests.sampling import sample_of
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
+# Requests for each operation and each kind, where the suite is whole.
+_EXAMPLES = 5
 _CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -50,12 +54,25 @@ def _narrowed(document: Any) -> Any:
     return narrowed
 
 
-def test_answers_are_what_the_document_promises(http_server: HttpServer, tmp_path: Path) -> None:
+def test_answers_are_what_the_document_promises(
+    http_server: HttpServer, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     file = tmp_path / "openapi.json"
     file.write_text(json.dumps(_narrowed(httpx.get(f"{http_server.url}/openapi.json").json())))
     program = str(Path(sys.executable).with_name("schemathesis"))
     command = [program, "--no-color", "run", str(file), "--url", http_server.url]
     what = ["--checks", ",".join(_CHECKS), "--exclude-path-regex", _LEFT_OUT, "--phases", "coverage,fuzzing"]
-    bounds = ["--max-examples", "5", "--seed", "1", "--generation-database", "none", "--no-shrink", "--workers", "1"]
+    examples = math.ceil(sample_of(pytestconfig).share * _EXAMPLES)
+    bounds = [
+        "--max-examples",
+        str(examples),
+        "--seed",
+        "1",
+        "--generation-database",
+        "none",
+        "--no-shrink",
+        "--workers",
+        "1",
+    ]
     ended = subprocess.run([*command, *what, *bounds], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr

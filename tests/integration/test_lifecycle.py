@@ -22,7 +22,7 @@ from neuronpipe.core.errors import Unavailable
 from neuronpipe.rpc.client import open_channel
 from tests.integration.requests import classify
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 INFERENCE_SERVICE = "neuronpipe.api.v1.InferenceService"
 OPTIONS = {

@@ -23,7 +23,7 @@ from neuronpipe.load.figures import LoadResult
 from neuronpipe.load.request import LoadRequest
 from neuronpipe.load.run import run_load
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _STALL_S = 0.6
 

@@ -17,7 +17,7 @@ from tests.integration.requests import classify
 from tests.integration.systems import two_processes
 from tests.integration.test_lifecycle import serve, wait_for_health
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.integration.systems import local_system
 from tests.models import NEURONX_MODELS, link_models, make_repository
 from tests.unit.neuron_executor.fake_monitor import write_monitor
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _CONTEXT = (
     "The ferry leaves Stockholm at half past nine. It gets to Helsinki the next morning, after a night on the "

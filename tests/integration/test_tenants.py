@@ -22,7 +22,7 @@ from tests.integration.guarded import Files, Guarded, fails_with, guarded_server
 from tests.integration.requests import classify, embed
 from tests.redis_server import RedisServer, redis_server
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _MISS, _HIT = CacheOutcome.CACHE_OUTCOME_MISS, CacheOutcome.CACHE_OUTCOME_HIT_MEMORY
 _TENANTS = """

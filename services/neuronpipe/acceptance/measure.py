@@ -73,17 +73,18 @@ def _load(request: MeasureRequest, found: _Findings) -> tuple[Backend, ModelSpec
     bundle = read_bundle(Path(request.bundle))
     artifact = bundle.artifact(request.backend)
     began_s = time.monotonic()
-    load = BackendRequest(
-        bundle.spec,
-        bundle.artifact_files(artifact),
-        artifact.properties,
-        cores=request.cores,
-        threads=0,
-        in_flight=1 if request.backend in ONE_IN_FLIGHT else max(_IN_FLIGHT),
-        buckets=artifact.buckets,
-        versions=artifact.versions,
-    )
-    backend = load_backend(request.backend, load)
+    with bundle.artifact_files(artifact) as files:
+        load = BackendRequest(
+            bundle.spec,
+            files,
+            artifact.properties,
+            cores=request.cores,
+            threads=0,
+            in_flight=1 if request.backend in ONE_IN_FLIGHT else max(_IN_FLIGHT),
+            buckets=artifact.buckets,
+            versions=artifact.versions,
+        )
+        backend = load_backend(request.backend, load)
     found.values |= {"load_s": round(time.monotonic() - began_s, 1), "cores": backend.cores}
     return backend, bundle.spec
 

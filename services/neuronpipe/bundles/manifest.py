@@ -14,6 +14,8 @@ from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.tasks import TASKS
 
 MANIFEST_FILE = "manifest.json"
+# Beside the manifest of a bundle that is signed (signing.py).
+SIGNATURE_FILE = "signature.json"
 SCHEMA_VERSION = 4
 
 # Before schema version 4, facts of tasks were fields of the model: task → name of the fact → name of the field.
@@ -119,7 +121,7 @@ class Manifest(_Frozen):
     cache_results: bool = Field(
         False, description="whether a gateway caches this model's results (since schema version 2)"
     )
-    files: dict[str, str] = Field(description="sha256 of every file of the bundle but this one")
+    files: dict[str, str] = Field(description="sha256 of every file of the bundle but this one, and its signature")
 
     @field_validator("model", mode="before")
     @classmethod
@@ -134,15 +136,20 @@ class Manifest(_Frozen):
     @classmethod
     def read(cls, path: Path) -> "Manifest":
         """Reads a manifest. Raises SetupError for an invalid one, and for one of a newer schema."""
+        return cls.parse(path.read_bytes(), path)
+
+    @classmethod
+    def parse(cls, written: bytes, path: Path) -> "Manifest":
+        """The manifest of the bytes of a file. Raises SetupError as `read`, which names the path."""
         try:
-            versioned = _SchemaVersion.model_validate_json(path.read_bytes())
+            versioned = _SchemaVersion.model_validate_json(written)
             if versioned.schema_version > SCHEMA_VERSION:
                 raise SetupError(
                     f"{path}: schema version {versioned.schema_version}, this neuronpipe reads up to {SCHEMA_VERSION}; "
                     "update it, or "
                     "compile the model again with this one"
                 )
-            content = json.loads(path.read_bytes())
+            content = json.loads(written)
             return cls.model_validate(_upgraded(content) if versioned.schema_version < SCHEMA_VERSION else content)
         except ValidationError as error:
             problems = "; ".join(

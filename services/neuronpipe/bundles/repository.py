@@ -1,4 +1,8 @@
-"""The model repository: a folder of bundles, `<model>/<version>/`. Verified on load, written atomically."""
+"""The model repository: a folder of bundles, `<model>/<version>/`. Verified on load, written atomically.
+
+Where keys are trusted, the signature of a manifest is verified before the manifest is parsed, and what is loaded is a
+copy that nobody else can change after it was verified.
+"""
 
 import contextlib
 import errno
@@ -8,20 +12,31 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from neuronpipe.bundles.files import BundleFiles
 from neuronpipe.bundles.manifest import MANIFEST_FILE, Artifact, Manifest, file_sha256
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import RefusedBundle, SetupError
+from neuronpipe.core.logs import log
 from neuronpipe.core.model import ModelSpec
+
+if TYPE_CHECKING:
+    from neuronpipe.bundles.signing import TrustedKeys
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A compiled model on disk. Its manifest has been read; each other file is verified when it is first used."""
+    """A compiled model on disk. Its manifest has been read; each other file is verified when it is first used.
+
+    `signer`: the id of the trusted key that signed it; empty where no keys are trusted.
+    """
 
     folder: Path
     manifest: Manifest
     digest: str
+    signer: str = ""
 
     @property
     def spec(self) -> ModelSpec:
@@ -33,18 +48,18 @@ class Bundle:
         """The model's name and version."""
         return self.spec.name, self.spec.version
 
-    def tokenizer_file(self) -> Path:
-        """The verified tokenizer.json."""
-        return self._verified(self.manifest.tokenizer_file)
+    def tokenizer_json(self) -> bytes:
+        """The verified content of tokenizer.json. Raises RefusedBundle."""
+        return self.files.read(self.manifest.tokenizer_file)
 
     def decoding_spec(self) -> ModelSpec:
         """The model with its tokens as text, if its task decodes to tokens.
 
-        Raises SetupError for a file that was changed.
+        Raises RefusedBundle for a file that was changed.
         """
         if not self.manifest.tokens_file:
             return self.spec
-        tokens = json.loads(self._verified(self.manifest.tokens_file).read_text(encoding="utf-8"))
+        tokens = json.loads(self.files.read(self.manifest.tokens_file))
         return self.spec.model_copy(update={"tokens": tuple(tokens)})
 
     def artifact(self, backend: str) -> Artifact:
@@ -58,28 +73,45 @@ class Bundle:
             f"--backend {backend}"
         )
 
-    def artifact_files(self, artifact: Artifact) -> list[Path]:
-        """The artefact's verified files."""
-        return [self._verified(name) for name in artifact.files]
+    @contextlib.contextmanager
+    def artifact_files(self, artifact: Artifact) -> Iterator[list[Path]]:
+        """The artefact's verified files, for a back end to load while the block runs.
 
-    def _verified(self, name: str) -> Path:
-        path = self.folder / name
-        if not path.is_file():
-            raise SetupError(f"{path}: missing, though the manifest names it; compile the model again")
-        if file_sha256(path) != self.manifest.files.get(name):
-            raise SetupError(
-                f"{path}: changed since it was compiled (its sha256 is not the manifest's); compile the model again"
-            )
-        return path
+        Those of a signed bundle are copies in a folder that only this user can write to: nobody else can change them
+        between the check and the use. Raises RefusedBundle, and SetupError where there is no room for the copies.
+        """
+        if not self.signer:
+            yield [self.files.verify(name) for name in artifact.files]
+            return
+        with tempfile.TemporaryDirectory(prefix="neuronpipe-") as private:
+            yield [self.files.copy(name, Path(private)) for name in artifact.files]
+
+    @property
+    def files(self) -> BundleFiles:
+        """Its files, but for the manifest and the signature."""
+        return BundleFiles(self.folder, self.manifest.files)
 
 
-def read_repository(repository: Path) -> list[Bundle]:
+def read_trusted_repository(repository: Path, trusted_keys: Path | None) -> list[Bundle]:
+    """As read_repository. `trusted_keys`: the file or folder of the keys; None takes every bundle.
+
+    Raises SetupError also for keys that cannot be read.
+    """
+    if trusted_keys is None:
+        return read_repository(repository)
+    from neuronpipe.bundles.signing import TrustedKeys  # cryptography takes long to import
+
+    return read_repository(repository, TrustedKeys.read(trusted_keys))
+
+
+def read_repository(repository: Path, trusted: "TrustedKeys | None" = None) -> list[Bundle]:
     """Every bundle of the repository, or the one of a folder that is a bundle itself.
 
-    Raises SetupError where there is none, or one that cannot be read.
+    Raises SetupError where there is none, or one that cannot be read, and RefusedBundle for one that none of the
+    `trusted` keys signed.
     """
     if (repository / MANIFEST_FILE).is_file():
-        return [_read(repository)]
+        return [_read(repository, trusted)]
     if not repository.is_dir():
         raise SetupError(
             f"{repository}: no such folder; make a repository with `neuronpipe compile SOURCE --repository "
@@ -96,29 +128,37 @@ def read_repository(repository: Path) -> list[Bundle]:
         raise SetupError(
             f"{repository}: holds no bundle; make one with `neuronpipe compile SOURCE --repository {repository}`"
         )
-    return [read_bundle(folder) for folder in folders]
+    return [read_bundle(folder, trusted) for folder in folders]
 
 
 def _is_visible_folder(path: Path) -> bool:
     return path.is_dir() and not path.name.startswith(".")
 
 
-def read_bundle(folder: Path) -> Bundle:
-    """The bundle in a folder. Raises SetupError where there is none, or a half-written or misplaced one."""
+def read_bundle(folder: Path, trusted: "TrustedKeys | None" = None) -> Bundle:
+    """The bundle in a folder. Raises SetupError where there is none, or a half-written or misplaced one, and
+    RefusedBundle for one that none of the `trusted` keys signed.
+    """
     path = folder / MANIFEST_FILE
     if not path.is_file():
         raise SetupError(f"{folder}: half-written: it has no {MANIFEST_FILE}; delete it and compile the model again")
-    bundle = _read(folder)
+    bundle = _read(folder, trusted)
     if (folder.parent.name, folder.name) != (bundle.spec.name, str(bundle.spec.version)):
-        raise SetupError(
+        raise RefusedBundle(
             f"{folder}: its manifest is for {bundle.spec.name}/{bundle.spec.version}; the folder was moved or renamed"
         )
     return bundle
 
 
-def _read(folder: Path) -> Bundle:
+def _read(folder: Path, trusted: "TrustedKeys | None") -> Bundle:
     path = folder / MANIFEST_FILE
-    return Bundle(folder, Manifest.read(path), file_sha256(path))
+    written = path.read_bytes()  # once: what is verified is what is parsed
+    signer = trusted.verify(folder, written) if trusted else ""
+    bundle = Bundle(folder, Manifest.parse(written, path), sha256(written).hexdigest(), signer)
+    if trusted:
+        bundle.files.check_names()
+        log("bundle signature verified", model=bundle.spec.name, version=bundle.spec.version, key=signer)
+    return bundle
 
 
 def default_name(source: str) -> str:

@@ -18,17 +18,20 @@ from neuronpipe.cli.request import use_key_of
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 
 COMMANDS = (
-    "compile",
-    "accept",
-    "serve",
-    "infer",
-    "transform",
-    "trace",
-    "models",
-    "health",
-    "load",
-    "cache",
-    "key",
+    *(
+        "compile",
+        "bundle",
+        "accept",
+        "serve",
+        "infer",
+        "transform",
+        "trace",
+        "models",
+        "health",
+        "load",
+        "cache",
+        "key",
+    ),
     "completion",
 )
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from neuronpipe.cli.bundle import add_trusted_keys
 from neuronpipe.core.errors import InvalidInput, SetupError, Unavailable
 from neuronpipe.core.lines import read_lines
 
@@ -41,6 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     warm = verbs.add_parser("warm", help="encode inputs and store them in Redis ahead of requests")
     warm.set_defaults(verb=_warm)
     warm.add_argument("--repository", required=True, type=Path, metavar="DIR", help="folder of bundles")
+    add_trusted_keys(warm)
     warm.add_argument("--model", required=True, metavar="M", help="the model's name")
     warm.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
     source = warm.add_mutually_exclusive_group(required=True)
@@ -138,11 +140,12 @@ async def _clear(options: argparse.Namespace, remote: "Remote", settings: "Redis
 
 
 async def _warm(options: argparse.Namespace, remote: "Remote", settings: "RedisSettings") -> None:
-    from neuronpipe.bundles.repository import read_repository
+    from neuronpipe.bundles.repository import read_trusted_repository
     from neuronpipe.core.model import ModelTable
     from neuronpipe.tokenizer.encoder import Encoder
 
-    bundles = ModelTable({bundle.key: bundle for bundle in read_repository(options.repository)})
+    read = read_trusted_repository(options.repository, options.trusted_keys)
+    bundles = ModelTable({bundle.key: bundle for bundle in read})
     bundle = bundles.find(options.model, options.version)
     inputs = list(_inputs(options, bundle.spec.tasks))
     encoder, report = Encoder(bundle), _Report(len(inputs))

@@ -10,6 +10,7 @@ from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.compiler.buckets import BucketRequest
+    from neuronpipe.bundles.signing import SigningKey
 
 
 HELP = "compile a Transformers model into a bundle"
@@ -32,6 +33,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--if-missing",
         action="store_true",
         help="do nothing if the repository already has the model for this back end",
+    )
+    parser.add_argument(
+        "--sign-key",
+        type=Path,
+        metavar="FILE",
+        help="sign the bundle with this ed25519 private key, in PEM form without a passphrase; see `neuronpipe bundle`",
     )
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
     parser.add_argument(
@@ -156,10 +163,14 @@ def run(options: argparse.Namespace) -> None:
 
 def _compile(options: argparse.Namespace) -> Path:
     """Compiles and returns the bundle's folder; with --if-missing, it may be an existing one. Raises SetupError."""
-    from neuronpipe.bundles.repository import default_name, newest_bundle
+    from neuronpipe.bundles.repository import default_name, newest_bundle, read_bundle
 
     name = options.name if options.name is not None else default_name(options.source)
+    signing_key = _signing_key(options.sign_key)
     if options.if_missing and (present := newest_bundle(options.repository, name, options.backend)):
+        if signing_key:
+            # It is not signed here: who knows who put it there.
+            read_bundle(present.folder, signing_key.trusted()).files.check()
         return present.folder
 
     from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
@@ -191,8 +202,18 @@ def _compile(options: argparse.Namespace) -> Path:
         cache_results=options.cache_results,
         merge_adapter=options.merge_adapter,
         base_model=options.base_model,
+        signing_key=signing_key,
     )
     return compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True)).folder
+
+
+def _signing_key(path: Path | None) -> "SigningKey | None":
+    """The key of --sign-key. Raises SetupError."""
+    if path is None:
+        return None
+    from neuronpipe.bundles.signing import SigningKey
+
+    return SigningKey.read(path, "--sign-key")
 
 
 def _bucket_request(options: argparse.Namespace) -> "BucketRequest":

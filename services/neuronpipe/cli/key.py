@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from neuronpipe.cli.table import print_table
 from neuronpipe.core.errors import SetupError
 
 HELP = "make, list or revoke API keys in the file of a gateway's --api-keys"
@@ -44,10 +45,8 @@ def _create(options: argparse.Namespace) -> None:
 def _list(options: argparse.Namespace) -> None:
     from neuronpipe.gateway.callers.keys import list_keys
 
-    print(f"{'ID':16}  {'CREATED':20}  {'TENANT':20}  NAME")
-    for key in list_keys(options.api_keys):
-        if options.tenant in ("", key.tenant):
-            print(f"{key.id}  {key.created:20}  {key.tenant:20}  {key.name}")
+    keys = [key for key in list_keys(options.api_keys) if options.tenant in ("", key.tenant)]
+    print_table([("ID", "CREATED", "TENANT", "NAME"), *((key.id, key.created, key.tenant, key.name) for key in keys)])
 
 
 def _revoke(options: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from neuronpipe.cli.parser import CommandParser
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import RefusedBundle, SetupError
 
 if TYPE_CHECKING:
     from neuronpipe.core.metrics import Telemetry
@@ -71,7 +71,7 @@ def run_service(
     """Runs a service with its telemetry and TLS, for which `variables` are read, until it ends. Raises SetupError and
     ModuleNotFoundError; another error is logged and ends the process with the exit code 1.
     """
-    from neuronpipe.core.logs import log_fault
+    from neuronpipe.core.logs import log_fault, log_warning
     from neuronpipe.telemetry.start import running_telemetry
     from neuronpipe.tls.server import running_server_tls
 
@@ -84,6 +84,9 @@ def run_service(
             asyncio.Runner(loop_factory=_event_loop) as runner,
         ):
             runner.run(serving(telemetry, tls))
+    except RefusedBundle as refused:
+        log_warning("a bundle is refused", problem=str(refused))
+        raise
     except (SetupError, ModuleNotFoundError):
         raise
     except Exception as fault:

@@ -6,9 +6,11 @@ import os
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from neuronpipe.cli.bundle import add_trusted_keys
 from neuronpipe.cli.ending import ending_on_sigterm
 from neuronpipe.cli.input_flags import NEEDED
 from neuronpipe.cli.request import add_key, parse_target, parse_timeout_s
@@ -85,6 +87,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--price-per-hour", type=float, default=0.0, metavar="USD", help="of the machine, for the cost")
     near = parser.add_argument_group("in process", "Other settings are variables: see the reference of settings.")
+    add_trusted_keys(near)
     near.add_argument("--backend", default="", help="default: the first that the bundle was compiled for")
     near.add_argument("--cores", default="0", help="how many cores, or which, as 0-1 (default: all)")
     ray = parser.add_argument_group("on a Ray cluster", "With --repository and --output at paths that all nodes have.")
@@ -136,17 +139,18 @@ async def _run_near(options: argparse.Namespace, request: "TransformRequest") ->
 
     settings = read_settings(TransformSettings, {"backend": options.backend, "cores": options.cores})
     os.environ.update(runtime_environment(settings.cores, os.environ))
-    bundle = find_bundle(options.repository, options.model, options.version)
+    repository, trusted_keys = options.repository.absolute(), options.trusted_keys and options.trusted_keys.absolute()
+    bundle = find_bundle(repository, options.model, options.version, trusted_keys)
     plan = _plan(options, request, facts_of(bundle, settings))
     if options.ray:
-        from neuronpipe.transform.ray_data import run_on_ray
+        from neuronpipe.transform.ray_data import ActorWork, run_on_ray
 
-        request_of_ray = _ray_request(options)
-        cores = 0 if request_of_ray.gpus or request_of_ray.neuron_cores else max(1, int(request_of_ray.cpus))
+        ray = _ray_request(options)
+        cores = 0 if ray.gpus or ray.neuron_cores else max(1, int(ray.cpus))
         of_actors = settings.model_copy(update={"cores": cores})
         facts = plan.model
-        on_ray = run_on_ray(request_of_ray, options.repository.absolute(), facts.name, facts.version, of_actors)
-        return await run_plan(plan, on_ray, _say)
+        actor_work = partial(ActorWork, repository, trusted_keys, facts.name, facts.version, of_actors)
+        return await run_plan(plan, run_on_ray(ray, actor_work), _say)
     async with running_near_engine(bundle, settings) as engine:
         return await run_plan(plan, run_with(engine), _say)
 

@@ -1,5 +1,6 @@
-"""Addresses of sockets in the file system, as gRPC writes them: unix:PATH or unix:///PATH."""
+"""Addresses as gRPC writes them: HOST:PORT, and unix:PATH or unix:///PATH for sockets in the file system."""
 
+import ipaddress
 import os
 
 # sun_path has 108, of which the last is zero (unix(7)).
@@ -17,3 +18,14 @@ def unix_path(address: str) -> str | None:
     if (size_bytes := len(os.fsencode(path))) > _MAX_PATH_BYTES:
         raise ValueError(f"the path of a unix socket has at most {_MAX_PATH_BYTES} bytes; this one has {size_bytes}")
     return path
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches an address. A name other than localhost is not: its addresses may change."""
+    if unix_path(address):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

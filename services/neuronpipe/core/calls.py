@@ -19,7 +19,8 @@ class Call:
 
     `deadline_s`: on this process's time.monotonic() clock; None without a deadline. `trace`: the span to which the next
     work belongs, sampled or not; None without one. `cost_tokens`: the cost of the request in tokens, estimated until it
-    is tokenized; 0 if it is not known.
+    is tokenized; 0 if it is not known. `is_beyond_share`: its tenant had more than its share when it began to run, so
+    that others' requests go first in the executor.
     """
 
     request_id: str = ""
@@ -28,6 +29,7 @@ class Call:
     trace: SpanContext | None = None
     caller: Caller = ANONYMOUS
     cost_tokens: int = 0
+    is_beyond_share: bool = False
 
     @property
     def is_bulk(self) -> bool:
@@ -48,7 +50,8 @@ class Call:
         if trace is self.trace and cost_tokens == self.cost_tokens:
             return self
         # dataclasses.replace would take twice as long.
-        return Call(self.request_id, self.deadline_s, self.priority, trace, self.caller, cost_tokens)
+        own = self.request_id, self.deadline_s, self.priority, trace, self.caller, cost_tokens, self.is_beyond_share
+        return Call(*own)
 
     def check_deadline(self) -> None:
         """Raises DeadlineExceeded if no time is left, so that no work is done whose result nobody waits for."""

@@ -11,6 +11,7 @@
      ├─ Unavailable        retry: a stage is down or not ready
      └─ InternalError      report a bug; details are in the server's log
     SetupError             fix the command, the settings or the bundle (never crosses the network)
+     └─ RefusedBundle      find out who changed the bundle, or sign it
 
 A message names the thing and the limit. It holds no text of the caller and no text of other libraries' exceptions.
 """
@@ -93,3 +94,7 @@ class InternalError(NeuronpipeError):
 
 class SetupError(Exception):
     """A command, a setting or a bundle is wrong; the message says which, and what would be right."""
+
+
+class RefusedBundle(SetupError):
+    """The files of a bundle are not those that were compiled, or that a trusted key signed. The message names them."""

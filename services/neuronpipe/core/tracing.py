@@ -204,6 +204,11 @@ def _wall_offset_ns() -> int:
     return min(readings)[1]
 
 
+def new_request_id() -> str:
+    """An id for a request whose caller gave none: unique, not secret, so a fast source of random numbers is enough."""
+    return f"{random.getrandbits(128):032x}"
+
+
 def _new_id(bits: int) -> int:
     while True:  # zero is not a valid id
         if identifier := random.getrandbits(bits):

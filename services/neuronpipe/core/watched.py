@@ -69,16 +69,17 @@ class Watched(Generic[ValueT]):
 
 
 @contextmanager
-def watching(watched: Watched[Any], every_s: float = LOOK_EVERY_S) -> Iterator[None]:
+def watching(*watched: Watched[Any], every_s: float = LOOK_EVERY_S) -> Iterator[None]:
     """Looks at files from a thread while the block runs."""
     ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(every_s):
-            try:
-                watched.look()
-            except Exception as fault:
-                log_fault("watched files cannot be looked at", fault)
+            for files in watched:
+                try:
+                    files.look()
+                except Exception as fault:
+                    log_fault("watched files cannot be looked at", fault)
 
     thread = threading.Thread(target=look, name="watched files", daemon=True)
     thread.start()

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from neuronpipe.cache.settings import RedisSettings
-from neuronpipe.core.background import run_beside
 from neuronpipe.core.errors import SetupError, Unauthenticated
 from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.watched import watching
 from neuronpipe.gateway.callers.authenticator import Authenticator
 from neuronpipe.gateway.callers.settings import CallerSettings, check_exposure
 from neuronpipe.gateway.callers.watched import WatchedFile
@@ -65,15 +65,14 @@ class Access:
     async def kept_up_to_date(self, *, shares_budgets: bool = True) -> AsyncIterator[None]:
         """Follows changes of the files, and shares budgets with other gateways through Redis, while the block runs."""
         async with AsyncExitStack() as stack:
-            tasks = [file.watch() for file in self.guard.files] if self.guard else []
-            if self._book:
-                tasks.append(self._book.watch())
+            files = [*(self.guard.files if self.guard else ()), *((self._book,) if self._book else ())]
+            if files:
+                stack.enter_context(watching(*files))
             if shares_budgets and self.tenants and self._book and self._redis.redis_url:
                 # Imported here, since redis-py takes 0.1 s to import.
                 from neuronpipe.gateway.tenants.shared_budgets import running_shared_budgets
 
                 await stack.enter_async_context(running_shared_budgets(self._redis, self.tenants, self._meters))
-            await stack.enter_async_context(run_beside(*tasks))
             yield
 
     def _rights_of(self, tenant: str) -> Rights:

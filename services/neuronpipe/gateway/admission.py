@@ -44,9 +44,11 @@ class Admission:
         if not self.is_shed:
             self.gate.leave(self, is_answered=kind is None)
 
-    def turn(self, model: ModelKey) -> AbstractAsyncContextManager[None]:
-        """Waits for its tenant's turn, and runs in the block; at once where there are no tenants."""
-        return self.gate.tenants.turn(self, model) if self.gate.tenants else nullcontext()
+    def turn(self, model: ModelKey) -> AbstractAsyncContextManager[Call]:
+        """Waits for its tenant's turn, and runs in the block with the call that it yields; at once where there are no
+        tenants.
+        """
+        return self.gate.tenants.turn(self, model) if self.gate.tenants else nullcontext(self.call)
 
     def count(self, tokens: int) -> None:
         """Corrects the estimate, if it was one. Raises Overloaded where it let in too much."""

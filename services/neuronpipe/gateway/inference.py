@@ -60,6 +60,11 @@ class RawResult(Packed[TaskResult]):
         super().__init__(TaskResult, message=TaskResult())
         self.outputs = outputs
 
+    @property
+    def size_bytes(self) -> int:
+        """The size of the outputs."""
+        return self.outputs.size_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class InferenceResult:

@@ -112,8 +112,8 @@ class Pipeline:
             known_tokens = model.spec.image.tokens + input_bytes // _IMAGE_BYTES_PER_TOKEN
         with self._gate.admit(call, input_bytes, known_tokens, shed=partial(_expire, timer)) as admission:
             try:
-                async with timer, admission.turn(model.key):
-                    return await self._run(request, model, call, admission, observed)
+                async with timer, admission.turn(model.key) as own_call:
+                    return await self._run(request, model, own_call, admission, observed)
             except TimeoutError as fault:
                 if not timer.expired():  # a stage's own TimeoutError is a fault
                     raise

@@ -1,13 +1,12 @@
 """The settings of the gateway."""
 
-from ipaddress import ip_address
 from typing import Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from neuronpipe.cache.settings import CachePolicy, RedisSettings
-from neuronpipe.core.addresses import unix_path
+from neuronpipe.core.addresses import is_loopback, unix_path
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
 from neuronpipe.gateway.callers.settings import CallerSettings
@@ -97,11 +96,7 @@ class HttpSettings(Settings):
         """Whether the HTTP door has the console."""
         if self.console != "auto":
             return self.console == "on"
-        host = self.http_listen.rpartition(":")[0].strip("[]")
-        try:
-            return ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        return is_loopback(self.http_listen)
 
 
 class StageTlsSettings(Settings):

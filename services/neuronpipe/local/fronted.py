@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from neuronpipe.bundles.repository import read_repository
+from neuronpipe.bundles.repository import read_trusted_repository
 from neuronpipe.core.logs import log
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.access import Access
@@ -28,7 +28,7 @@ async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Acces
 
     @asynccontextmanager
     async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
-        bundles = read_repository(settings.repository)
+        bundles = read_trusted_repository(settings.repository, settings.trusted_keys)
         with (
             shared_port(settings.listen) as port,
             shared_port(settings.http_listen) as http_port,

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-from neuronpipe.bundles.repository import read_repository
+from neuronpipe.bundles.repository import read_trusted_repository
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.access import Access
 from neuronpipe.gateway.assembly import running_gateway
@@ -42,7 +42,7 @@ async def running_pipeline(
     settings: PipelineProcessSettings, telemetry: Telemetry, access: Access, doors: Sequence[Door], life: Life
 ) -> AsyncIterator[Mapping[str, Handler]]:
     """The handlers of the doors. What runs models is healthy while all far stages are reached. Raises SetupError."""
-    bundles = read_repository(settings.repository)
+    bundles = read_trusted_repository(settings.repository, settings.trusted_keys)
     stage_tls = watched_tls(files, "client") if (files := settings.stage_tls_files) else None
     if stage_tls:
         show_tls(telemetry.meters, "client", stage_tls)

@@ -69,20 +69,21 @@ class Devices:
 
     def _load(self, bundle: Bundle) -> Backend:
         settings, artifact = self._settings, bundle.artifact(self._settings.backend)
-        return load_backend(
-            artifact.backend,
-            BackendRequest(
-                bundle.spec,
-                bundle.artifact_files(artifact),
-                artifact.properties,
-                cores=settings.core_count,
-                cores_per_replica=settings.cores_per_replica,
-                threads=settings.threads,
-                in_flight=settings.in_flight,
-                buckets=artifact.buckets,
-                versions=artifact.versions,
-            ),
-        )
+        with bundle.artifact_files(artifact) as files:
+            return load_backend(
+                artifact.backend,
+                BackendRequest(
+                    bundle.spec,
+                    files,
+                    artifact.properties,
+                    cores=settings.core_count,
+                    cores_per_replica=settings.cores_per_replica,
+                    threads=settings.threads,
+                    in_flight=settings.in_flight,
+                    buckets=artifact.buckets,
+                    versions=artifact.versions,
+                ),
+            )
 
 
 @asynccontextmanager

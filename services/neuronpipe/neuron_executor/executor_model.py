@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import (
     DeadlineExceeded,
     InternalError,
@@ -102,12 +103,7 @@ class ExecutorModel:
         return self._device.cores.left
 
     async def run(
-        self,
-        sequences: Sequence[Arrays],
-        deadline_s: float | None,
-        *,
-        is_bulk: bool = False,
-        trace: SpanContext | None = None,
+        self, sequences: Sequence[Arrays], call: Call, trace: SpanContext | None = None
     ) -> list[ComputedSequence]:
         """Runs the sequences of one input and returns their outputs in order.
 
@@ -117,7 +113,7 @@ class ExecutorModel:
         """
         for arrays in sequences:
             self._kind.check(arrays)
-        queued = self._enqueue(sequences, math.inf if deadline_s is None else deadline_s, is_bulk, trace)
+        queued = self._enqueue(sequences, call, trace)
         try:
             return (
                 [await queued[0].future]
@@ -130,9 +126,7 @@ class ExecutorModel:
                 if one.is_waiting:
                     self.queue.forget(one)
 
-    def _enqueue(
-        self, sequences: Sequence[Arrays], deadline_s: float, is_bulk: bool, trace: SpanContext | None
-    ) -> list[QueuedSequence]:
+    def _enqueue(self, sequences: Sequence[Arrays], call: Call, trace: SpanContext | None) -> list[QueuedSequence]:
         limit = self._max_queue_sequences
         if self._is_closed:
             raise stopping()
@@ -144,25 +138,21 @@ class ExecutorModel:
             self._sweep()
         queued = len(self.queue)
         if queued + len(sequences) > limit:
-            retry_after_s = max(_MIN_RETRY_AFTER_S, self.forecast.queue_s(is_bulk=is_bulk))
+            retry_after_s = max(_MIN_RETRY_AFTER_S, self.forecast.queue_s(is_bulk=call.is_bulk))
             raise Overloaded(f"{queued} sequences wait for {self.spec.name!r}, the limit is {limit}", retry_after_s)
         loop, numbers, round_tokens = asyncio.get_running_loop(), self._device.numbers, self.backend.round_tokens
-        now_s = loop.time()
+        now_s, deadline_s = loop.time(), math.inf if call.deadline_s is None else call.deadline_s
         new: list[QueuedSequence] = []
         for arrays in sequences:
             tokens = self._kind.tokens_of(arrays)
-            future = loop.create_future()
-            new.append(
-                QueuedSequence(
-                    now_s, deadline_s, next(numbers), is_bulk, arrays, tokens, round_tokens(tokens), future, trace
-                )
-            )
+            key = call.is_beyond_share, now_s, deadline_s, next(numbers), call.is_bulk
+            new.append(QueuedSequence(*key, arrays, tokens, round_tokens(tokens), loop.create_future(), trace))
             if self.has_whole_items:
                 new[-1].mates = new
         own_s = self.forecast.alone_s(self.policy.lone_tokens(max(one.padded_tokens for one in new)))
         if len(new) > 1:
             own_s = max(own_s, self.forecast.together_s(sum(one.padded_tokens for one in new)))
-        if not self._is_in_time(deadline_s - own_s, is_bulk=is_bulk):
+        if not self._is_in_time(deadline_s - own_s, is_bulk=call.is_bulk):
             raise DeadlineExceeded("the deadline would pass in the executor's queue")
         for one in new:
             self.queue.push(one)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from neuronpipe.bundles.repository import read_repository
+from neuronpipe.bundles.repository import read_trusted_repository
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.neuron_executor.settings import NeuronExecutorSettings
 from neuronpipe.neuron_executor.stage import running_executor
@@ -18,7 +18,7 @@ async def run(settings: NeuronExecutorSettings, telemetry: Telemetry, tls: Serve
 
     @asynccontextmanager
     async def open_stage() -> AsyncIterator[OpenedStage]:
-        bundles = await asyncio.to_thread(read_repository, settings.repository)
+        bundles = await asyncio.to_thread(read_trusted_repository, settings.repository, settings.trusted_keys)
         async with running_executor(bundles, settings, telemetry) as stage:
             yield stage.execute, stage.models
 

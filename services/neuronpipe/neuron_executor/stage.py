@@ -35,7 +35,7 @@ class NeuronExecutorStage:
     async def _run(self, item: ExecuteItem, model: ExecutorModel, arrived_ns: int) -> Prediction:
         call, trace = item.call, self._tracer.joined(item.call.trace)
         try:
-            computed = await model.run(item.sequences.arrays, call.deadline_s, is_bulk=call.is_bulk, trace=trace)
+            computed = await model.run(item.sequences.arrays, call, trace)
         except BaseException as error:
             model.observer.dropped(trace, arrived_ns, error)
             raise

@@ -71,6 +71,11 @@ class ServerSettings(ServerTlsSettings):
 
     listen: str = listen_field("127.0.0.1:0")
     repository: Path = Field(description="folder of bundles, as `neuronpipe compile` writes it")
+    trusted_keys: Path | None = Field(
+        None,
+        description="file or folder of ed25519 public keys in PEM form; bundles that none of them signed (`neuronpipe "
+        "bundle sign`) are refused; read at the start; without it every bundle is loaded",
+    )
     grace_s: float = Field(
         10.0, ge=0, le=3600, description="seconds that requests in flight get to finish after SIGTERM"
     )

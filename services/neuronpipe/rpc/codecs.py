@@ -178,6 +178,7 @@ def _write_head(item: StageItem, message: Any) -> None:
     context.priority = call.priority
     context.cost_tokens = call.cost_tokens
     context.cache_scope = call.caller.cache_scope
+    context.is_beyond_share = call.is_beyond_share
     if call.trace:
         context.traceparent, context.tracestate = call.trace.traceparent, call.trace.tracestate
     remaining_s = call.remaining_s
@@ -195,6 +196,7 @@ def _read_call(context: ItemContext) -> Call:
         trace=SpanContext.parse(context.traceparent, context.tracestate) if context.traceparent else None,
         caller=Caller(cache_scope=context.cache_scope) if context.cache_scope else ANONYMOUS,
         cost_tokens=context.cost_tokens,
+        is_beyond_share=context.is_beyond_share,
     )
 
 

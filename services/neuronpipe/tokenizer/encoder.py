@@ -84,4 +84,4 @@ def _reader(bundle: Bundle) -> tuple[TextTokenizer | ImageReader, tuple[str, ...
     if bundle.spec.image:
         return partial(images.read_pixels, spec=bundle.spec.image), (images.LIBRARY_VERSION,)
     digest = bundle.manifest.files[bundle.manifest.tokenizer_file]
-    return JsonTokenizer(bundle.tokenizer_file()), (LIBRARY_VERSION, digest)
+    return JsonTokenizer(bundle.tokenizer_json()), (LIBRARY_VERSION, digest)

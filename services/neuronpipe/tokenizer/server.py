@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from neuronpipe.bundles.repository import read_repository
+from neuronpipe.bundles.repository import read_trusted_repository
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.rpc.items import TOKENIZE
 from neuronpipe.rpc.stage_server import OpenedStage, serve_stage
@@ -18,7 +18,7 @@ async def run(settings: TokenizerSettings, telemetry: Telemetry, tls: ServerTls 
 
     @asynccontextmanager
     async def open_stage() -> AsyncIterator[OpenedStage]:
-        bundles = await asyncio.to_thread(read_repository, settings.repository)
+        bundles = await asyncio.to_thread(read_trusted_repository, settings.repository, settings.trusted_keys)
         async with running_tokenizer(bundles, settings, telemetry) as stage:
             yield stage.tokenize, stage.models
 

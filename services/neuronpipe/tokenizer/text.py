@@ -4,7 +4,6 @@ import json
 import threading
 import unicodedata
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 import tokenizers
@@ -27,8 +26,9 @@ class JsonTokenizer:
     processes: several threads in one process gain nothing.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(path))
+    def __init__(self, written: bytes) -> None:
+        """`written`: the file's content."""
+        self._tokenizer = Tokenizer.from_buffer(written)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         # Special tokens that a text spells are plain text. An allowed mask is not a special token in the file
@@ -36,7 +36,7 @@ class JsonTokenizer:
         self._tokenizer.encode_special_tokens = True
         if self._tokenizer.post_processor is None:  # encode_batch_fast would then give both texts of a pair one type
             self._tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B:1")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(written)
         if "precompiled_charsmap" in json.dumps(content["normalizer"]):
             self._tokenizer.normalizer = _counting_what_it_deletes(self._tokenizer.normalizer)
         self._words = WordRule.of_model(content["model"])

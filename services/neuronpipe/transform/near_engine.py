@@ -7,7 +7,7 @@ from pathlib import Path
 
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
-from neuronpipe.bundles.repository import Bundle, read_repository
+from neuronpipe.bundles.repository import Bundle, read_trusted_repository
 from neuronpipe.bundles.served import running_models
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, NeuronpipeError, SetupError, WrongTask
@@ -71,9 +71,9 @@ class NearEngine:
         return Answer(found.result.message, usage.tokens, usage.truncated_tokens, usage.padded_tokens)
 
 
-def find_bundle(repository: Path, model: str, version: str) -> Bundle:
-    """A version of a model, or the newest. Raises SetupError."""
-    table = ModelTable({bundle.key: bundle for bundle in read_repository(repository)})
+def find_bundle(repository: Path, model: str, version: str = "", trusted_keys: Path | None = None) -> Bundle:
+    """A version of a model, or the newest. `trusted_keys`: see read_trusted_repository. Raises SetupError."""
+    table = ModelTable({bundle.key: bundle for bundle in read_trusted_repository(repository, trusted_keys)})
     try:
         return table.find(model, version)
     except (ModelNotFound, InvalidInput) as error:

@@ -44,6 +44,7 @@ class ActorWork:
     """What an actor needs: the model, which it finds at the same path, and what it does with shards."""
 
     repository: Path
+    trusted_keys: Path | None
     model: str
     version: str
     settings: TransformSettings
@@ -60,7 +61,7 @@ class ShardActor:
         self._stack = AsyncExitStack()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="pipeline", daemon=True).start()
-        bundle = find_bundle(found.repository, found.model, found.version)
+        bundle = find_bundle(found.repository, found.model, found.version, found.trusted_keys)
         engine = self._stack.enter_async_context(running_near_engine(bundle, found.settings))
         self._engine = asyncio.run_coroutine_threadsafe(engine, self._loop).result()
 
@@ -83,15 +84,13 @@ class ShardActor:
         return found
 
 
-def run_on_ray(
-    request: RayRequest, repository: Path, model: str, version: str, settings: TransformSettings
-) -> RunShards:
-    """Runs shards on a cluster. `model`, `version`: those that the run has found."""
+def run_on_ray(request: RayRequest, make_work: Callable[[ShardWork], ActorWork]) -> RunShards:
+    """Runs shards on a cluster."""
 
     async def run(
         shards: Sequence[Shard], work: ShardWork, note: Callable[[Progress], None]
     ) -> AsyncIterator[DoneShard]:
-        pickled = pickle.dumps(ActorWork(repository, model, version, settings, work))
+        pickled = pickle.dumps(make_work(work))
         await asyncio.to_thread(_connect, request.address)
         try:
             rows = iter(_dataset(shards, pickled, request).iter_rows())

@@ -89,32 +89,33 @@ def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path)
     (folder / "artifacts/openvino/model.bin").write_bytes(bytes(256))
     bundle = read_bundle(folder)
-    with pytest.raises(SetupError, match=r"model.bin: changed since it was compiled"):
-        bundle.artifact_files(bundle.artifact("openvino"))
+    with (
+        pytest.raises(SetupError, match=r"model.bin: changed since it was compiled"),
+        bundle.artifact_files(bundle.artifact("openvino")),
+    ):
+        pass
 
 
 def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(SetupError, match=r"tokenizer.json: missing, though the manifest names it"):
-        read_bundle(folder).tokenizer_file()
+        read_bundle(folder).tokenizer_json()
 
 
 def test_a_file_that_came_without_a_digest_is_refused(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path, tokenizer_file="late.json")
     (folder / "late.json").write_text("{}")
     with pytest.raises(SetupError, match=r"late.json: changed since it was compiled"):
-        read_bundle(folder).tokenizer_file()
+        read_bundle(folder).tokenizer_json()
 
 
 def test_files_that_are_as_compiled_are_given_out(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path)
     bundle = read_bundle(folder)
-    assert bundle.tokenizer_file() == folder / "tokenizer.json"
-    assert bundle.artifact_files(bundle.artifact("openvino")) == [
-        folder / "artifacts/openvino/model.xml",
-        folder / "artifacts/openvino/model.bin",
-    ]
+    assert bundle.tokenizer_json() == (folder / "tokenizer.json").read_bytes()
+    with bundle.artifact_files(bundle.artifact("openvino")) as files:
+        assert files == [folder / "artifacts/openvino/model.xml", folder / "artifacts/openvino/model.bin"]
 
 
 @pytest.mark.parametrize(("asked", "given"), [("", "openvino"), ("openvino", "openvino"), ("fake", "fake")])
@@ -217,7 +218,8 @@ def test_a_repository_can_be_copied(tmp_path: Path) -> None:
     write_bundle(tmp_path / "here")
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     (bundle,) = read_repository(tmp_path / "there")
-    assert bundle.tokenizer_file() == tmp_path / "there/m/1/tokenizer.json"
+    assert bundle.folder == tmp_path / "there/m/1"
+    assert bundle.tokenizer_json() == b"{}"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.bundles.buckets import parse_bucket
 from neuronpipe.core.background import run_beside
+from neuronpipe.core.calls import Call
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays
@@ -91,9 +93,9 @@ class System:
         self, *sequences: Sequence[int], deadline_s: float | None = None, is_bulk: bool = False
     ) -> asyncio.Task[list[ComputedSequence]]:
         """One caller with the sequences of one input."""
-        return asyncio.create_task(
-            self.scheduler.run([sequence(*ids) for ids in sequences], deadline_s, is_bulk=is_bulk)
-        )
+        priority = Priority.PRIORITY_BULK if is_bulk else Priority.PRIORITY_INTERACTIVE
+        call = Call(deadline_s=deadline_s, priority=priority)
+        return asyncio.create_task(self.scheduler.run([sequence(*ids) for ids in sequences], call))
 
     async def occupy(self) -> asyncio.Task[list[ComputedSequence]]:
         """A caller whose batch of its own holds the core until the test lets it run."""

@@ -7,6 +7,7 @@ import pytest
 
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.bundles.repository import Bundle, read_repository
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import SetupError, Unavailable
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics
@@ -70,12 +71,12 @@ async def test_a_model_that_opens_warms_up_between_the_batches_of_others(
 
         async def call() -> None:
             while not is_open:
-                await model.run([sequence(11)], None)
+                await model.run([sequence(11)], Call())
 
         is_open = False
         callers = [asyncio.create_task(call()) for _ in range(8)]
         async with devices.open_model(bundles["n"]) as other:
-            assert len(await other.run([sequence(11)], None)) == 1
+            assert len(await other.run([sequence(11)], Call())) == 1
             is_open = True
             await asyncio.gather(*callers)
     assert device.overlaps == []
@@ -97,14 +98,14 @@ async def test_a_model_is_closed_by_itself_and_the_others_are_served(
     async with running_devices(EngineSettings(), telemetry) as devices, devices.open_model(bundles["m"]) as staying:
         async with devices.open_model(bundles["n"]) as leaving:
             assert gauges() == {"m", "n"}
-            running = asyncio.create_task(leaving.run([sequence(11)], None))
+            running = asyncio.create_task(leaving.run([sequence(11)], Call()))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         assert (device.closed, gauges()) == (["n"], {"m"})
         assert len(await running) == 1
         with pytest.raises(Unavailable):
-            await leaving.run([sequence(11)], None)
-        assert len(await staying.run([sequence(11)], None)) == 1
+            await leaving.run([sequence(11)], Call())
+        assert len(await staying.run([sequence(11)], Call())) == 1
     assert device.closed == ["n", "m"]
 
 
@@ -116,14 +117,14 @@ async def test_a_model_that_cannot_be_opened_is_unloaded_and_leaves_the_others_a
             async with devices.open_model(bundles["broken"]):
                 pass
         assert device.closed == ["broken"]
-        assert len(await model.run([sequence(11)], None)) == 1
+        assert len(await model.run([sequence(11)], Call())) == 1
 
 
 async def test_a_model_can_be_opened_again(bundles: dict[str, Bundle]) -> None:
     async with running_devices(EngineSettings(), Telemetry()) as devices:
         for _ in range(2):
             async with devices.open_model(bundles["m"]) as model:
-                assert len(await model.run([sequence(11)], None)) == 1
+                assert len(await model.run([sequence(11)], Call())) == 1
 
 
 async def test_cores_end_with_the_block(bundles: dict[str, Bundle]) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import Overloaded
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends.base import BackendRequest
@@ -52,7 +53,7 @@ def test_the_queue_takes_as_long_as_callers_are_told(
         async with running_model(_OneAtATime(cores, in_flight), _SPEC, _LIMITS, batch_time) as scheduler:
 
             def call() -> asyncio.Task[list[ComputedSequence]]:
-                return loop.create_task(scheduler.run([{"input_ids": np.ones(_TOKENS, np.int32)}], None))
+                return loop.create_task(scheduler.run([{"input_ids": np.ones(_TOKENS, np.int32)}], Call()))
 
             callers = [call() for _ in range(_LIMITS.max_queue_sequences)]
             await asyncio.sleep(0.3)  # all cores are at work, and batches have been timed

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends.base import BackendRequest
@@ -49,7 +50,9 @@ async def _answered(scheduler: ExecutorModel, rate: float, timeout_s: float, gen
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
-                await scheduler.run([{"input_ids": np.ones(_TOKENS, np.int32)}], loop.time() + timeout_s)
+                await scheduler.run(
+                    [{"input_ids": np.ones(_TOKENS, np.int32)}], Call(deadline_s=loop.time() + timeout_s)
+                )
         except (TimeoutError, DeadlineExceeded, Overloaded):
             return False
         return True

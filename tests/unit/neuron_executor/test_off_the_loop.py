@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from neuronpipe.core.calls import Call
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.inputs.tokens import Tokens
 from neuronpipe.neuron_executor.backends.base import BackendRequest, Finish, Prepare, ResultT
@@ -55,7 +56,7 @@ async def test_the_loop_is_free_while_a_batch_is_padded_cut_and_checked(monkeypa
     monkeypatch.setattr("neuronpipe.neuron_executor.executor_model.fault_of", held_fault_of)
     with ThreadPoolExecutor(1) as threads:
         async with running_model(_ThreadedBackend(threads), SPEC, LIMITS, KnownTime(0, 0)) as model:
-            caller = asyncio.create_task(model.run([sequence(11)], None))
+            caller = asyncio.create_task(model.run([sequence(11)], Call()))
             for step in steps.values():
                 await asyncio.sleep(0.01)
                 step.set()

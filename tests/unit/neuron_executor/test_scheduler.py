@@ -12,6 +12,7 @@ import weakref
 import numpy as np
 import pytest
 
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import (
     DeadlineExceeded,
     InternalError,
@@ -99,7 +100,7 @@ async def test_a_cancelled_sequence_leaves_the_queue_at_once_with_its_arrays() -
         await system.occupy()
         arrays = sequence(11, 12)
         kept = weakref.ref(arrays["input_ids"])
-        leaving = asyncio.create_task(system.scheduler.run([arrays], None))
+        leaving = asyncio.create_task(system.scheduler.run([arrays], Call()))
         staying = system.submit([21])
         await queued()
         assert system.scheduler.queued == (2, 5)
@@ -454,8 +455,8 @@ class _BrokenBackend(HeldBackend):
 async def test_a_back_end_that_breaks_its_contract_does_not_end_the_core(token: int) -> None:
     async with running_model(_BrokenBackend(SPEC, is_held=False), SPEC, LIMITS, BatchTime()) as scheduler:
         with pytest.raises(InternalError):
-            await scheduler.run([sequence(token)], None)
-        (computed,) = await scheduler.run([sequence(11)], None)
+            await scheduler.run([sequence(token)], Call())
+        (computed,) = await scheduler.run([sequence(11)], Call())
         assert computed.outputs["start_logits"].tolist() == _start_logits(11)
 
 
@@ -465,7 +466,7 @@ async def test_a_full_queue_refuses_at_once_and_names_the_limit() -> None:
         waiting = [system.submit([number]) for number in range(1, 9)]
         await queued()
         with pytest.raises(Overloaded, match=r"^8 sequences wait for 'small', the limit is 8$"):
-            await system.scheduler.run([sequence(21)], None)
+            await system.scheduler.run([sequence(21)], Call())
         assert not any(caller.done() for caller in waiting)
 
 
@@ -488,7 +489,7 @@ async def test_the_sequences_of_one_input_are_queued_together_or_not_at_all() ->
         waiting = [system.submit([number]) for number in range(1, 7)]
         await queued()
         with pytest.raises(Overloaded):
-            await system.scheduler.run([sequence(21), sequence(22), sequence(23)], None)
+            await system.scheduler.run([sequence(21), sequence(22), sequence(23)], Call())
         system.backend.let_run()
         await asyncio.gather(*waiting)
         assert system.backend.batches == [[[500]], [[number] for number in range(1, 7)]]

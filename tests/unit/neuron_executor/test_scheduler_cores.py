@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import pytest
 
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, Unavailable
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics
@@ -168,7 +169,7 @@ async def test_what_a_core_may_have_been_lost_through_runs_with_nothing_beside_i
     limits = Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=100)
     async with running_model(backend, SPEC, limits, KnownTime(0, 0)) as scheduler:
         callers = [
-            asyncio.create_task(scheduler.run([sequence(KILLING if number == 9 else number)], None))
+            asyncio.create_task(scheduler.run([sequence(KILLING if number == 9 else number)], Call()))
             for number in range(1, 40)
         ]
         outcomes = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 20)
@@ -200,7 +201,7 @@ async def test_what_is_left_of_a_failed_batch_wakes_the_other_core_where_its_own
     async with asyncio.timeout(20), running_model(backend, SPEC, LIMITS, KnownTime(0, 0)) as scheduler:
 
         async def call(*numbers: int) -> list[asyncio.Task[list[ComputedSequence]]]:
-            callers = [asyncio.create_task(scheduler.run([sequence(number)], None)) for number in numbers]
+            callers = [asyncio.create_task(scheduler.run([sequence(number)], Call())) for number in numbers]
             await soon(lambda: numbers in backend.at)
             return callers
 
@@ -273,7 +274,7 @@ async def test_cores_that_are_lost_already_get_nothing_and_are_not_counted() -> 
     observer = BatchObserver(telemetry, SPEC, "fake", cores=3)
     backend = HeldBackend(SPEC, cores=3, is_held=False)
     async with running_model(backend, SPEC, LIMITS, BatchTime(), observer=observer, lost={0, 2}) as scheduler:
-        await asyncio.gather(*(scheduler.run([sequence(number)], None) for number in range(1, 6)))
+        await asyncio.gather(*(scheduler.run([sequence(number)], Call()) for number in range(1, 6)))
         assert set(backend.ran_on) == {1}
         (family,) = (family for family in telemetry.meters.families() if family.instrument is Metrics.CORES)
         assert [family.number(series) for series in family.series.values()] == [1]

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded, Unavailable
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends.base import BackendRequest
@@ -78,7 +79,7 @@ def test_the_time_of_a_batch_has_no_wait_for_another_models_in_it(
         async with running(device):
             arrays = [{"input_ids": np.ones(3, np.int32)}]
             for _ in range(10):
-                both = await asyncio.gather(*(model.run(arrays, None) for _ in range(4) for model in (quick, slow)))
+                both = await asyncio.gather(*(model.run(arrays, Call()) for _ in range(4) for model in (quick, slow)))
         return [
             (max((one.finished_ns - one.started_ns) / 1e9 for (one,) in found), time.token_s * 4)
             for found, time in ((both[::2], times[0]), (both[1::2], times[1]))

@@ -11,6 +11,7 @@ import pytest
 
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.bundles.repository import read_bundle
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InternalError, Unavailable
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.tensors import Array, Arrays
@@ -160,7 +161,7 @@ async def test_a_thread_that_hangs_is_left_to_itself() -> None:
     model = joined(device, backend, SPEC, LIMITS, KnownTime(0, 0))
     try:
         async with asyncio.timeout(20), running(device):
-            assert len(await model.run([sequence(11)], None)) == 1
+            assert len(await model.run([sequence(11)], Call())) == 1
             assert model.cores_left == 1
     finally:
         backend.end.set()
@@ -191,7 +192,7 @@ async def test_the_limit_is_a_setting_and_with_the_last_core_the_executor_ends(
             devices.open_model(read_bundle(tmp_path / "m/1")) as model,
         ):
             monkeypatch.setattr(_HangingWarm, "is_hanging", True)
-            callers.append(asyncio.create_task(model.run([sequence(11)], None)))
+            callers.append(asyncio.create_task(model.run([sequence(11)], Call())))
             await asyncio.sleep(20)  # it is cancelled
 
     with pytest.raises(CoresLost):

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,3 +74,19 @@ def test_fewer_cases_than_a_suite_is_meant_to_have_fail_in_a_sample_too() -> Non
 def test_a_share_is_more_than_none_and_at_most_all(share: float) -> None:
     with pytest.raises(ValueError, match="must be more than 0 and at most 1"):
         Sample(share=share)
+
+
+def test_of_a_file_of_sampled_tests_a_share_runs_and_of_other_files_all(request: pytest.FixtureRequest) -> None:
+    def item(file: str, name: str, *, is_sampled: bool) -> pytest.Item:
+        made: pytest.Item = pytest.Function.from_parent(request.node.parent, name=name, callobj=lambda: None)
+        made.path = Path(file)
+        if is_sampled:
+            made.add_marker("sampled")
+        return made
+
+    long = [item("long", f"long{number}", is_sampled=True) for number in range(10)]
+    alone, short = item("other", "alone", is_sampled=True), [item("short", "short", is_sampled=False)]
+    left_out = Sample(share=0.2).left_out([*long, alone, *short])
+    assert len(left_out) == 8
+    assert left_out <= set(long)
+    assert Sample(share=1).left_out([*long, alone, *short]) == set()

@@ -19,7 +19,7 @@ from neuronpipe.rpc.codecs import ExecuteCodec, PostprocessCodec, TokenizeCodec
 _MODEL = ModelKey("m", 3)
 _INPUT = TaskInput(question_answering=QuestionAnsweringInput(question="who?", context="nobody"))
 _TRACE = SpanContext(5, 6, True, "a=b")
-_CALL = Call("mine", priority=Priority.PRIORITY_BULK, trace=_TRACE, cost_tokens=7)
+_CALL = Call("mine", priority=Priority.PRIORITY_BULK, trace=_TRACE, cost_tokens=7, is_beyond_share=True)
 
 
 def _sets(*values: int) -> TensorSets:

@@ -35,7 +35,7 @@ _AROUND = range(-3, 3)
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> JsonTokenizer:
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     path.write_text(TRAINED[request.param](max_tokens=512).backend_tokenizer.to_str(), encoding="utf-8")
-    return JsonTokenizer(path)
+    return JsonTokenizer(path.read_bytes())
 
 
 def _ids(tokenizer: JsonTokenizer, text: str) -> list[int]:

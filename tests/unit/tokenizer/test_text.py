@@ -20,7 +20,7 @@ ONE, TWO, THREE, FOUR, FIVE = 2028, 2048, 2093, 2176, 2274
 
 @pytest.fixture(scope="module")
 def tokenizer() -> JsonTokenizer:
-    return JsonTokenizer(find_minilm() / "tokenizer.json")
+    return JsonTokenizer((find_minilm() / "tokenizer.json").read_bytes())
 
 
 def _whole(tokenizer: JsonTokenizer) -> list[int]:
@@ -259,7 +259,7 @@ def test_places_are_in_the_callers_text_also_behind_control_characters_that_a_no
     for token in content["added_tokens"]:
         token["special"] = token["content"] != "<mask>"  # as the compiler leaves it to a model for fill-mask
     (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    tokenizer = JsonTokenizer(tmp_path / "tokenizer.json")
+    tokenizer = JsonTokenizer((tmp_path / "tokenizer.json").read_bytes())
     (window,) = tokenizer.encode_windows("a question", text, max_tokens=64, overlap_tokens=0)
     for located in (tokenizer.locate(text), window):
         last = int(located.char_end.argmax())
@@ -271,7 +271,7 @@ def test_places_are_in_the_callers_text_also_behind_control_characters_that_a_no
 def test_counting_deleted_characters_changes_no_token(tmp_path: Path) -> None:
     backend = unigram_charsmap(max_tokens=64).backend_tokenizer
     (tmp_path / "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
-    tokenizer = JsonTokenizer(tmp_path / "tokenizer.json")
+    tokenizer = JsonTokenizer((tmp_path / "tokenizer.json").read_bytes())
     chosen = random.Random(20261122)
     for _ in range(2000):
         text = "".join(chosen.choices("\x01\x07\x1f\x7f\x9f\r\n\t \u200b\u200d\u0301aé①", k=chosen.randint(0, 8)))

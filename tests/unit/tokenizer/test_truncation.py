@@ -58,7 +58,7 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def tokenizer(file: Path) -> JsonTokenizer:
-    return JsonTokenizer(file)
+    return JsonTokenizer(file.read_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ class _Counting:
 def test_a_text_that_is_cut_is_tokenized_once(
     file: Path, task: str, side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = JsonTokenizer(file)
+    tokenizer = JsonTokenizer(file.read_bytes())
     counting = _Counting(tokenizer._tokenizer)
     monkeypatch.setattr(tokenizer, "_tokenizer", counting)
     mask_id = tokenizer.encode("+").token_ids.tolist()[-1 if tokenizer.special_tokens(pair=False) == 0 else -2]

@@ -28,7 +28,7 @@ from neuronpipe.api.v1 import tasks_pb2 as neuronpipe_dot_api_dot_v1_dot_tasks__
 from neuronpipe.api.v1 import tensors_pb2 as neuronpipe_dot_api_dot_v1_dot_tensors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eneuronpipe/api/v1/stages.proto\x12\x11neuronpipe.api.v1\x1a\x17google/rpc/status.proto\x1a!neuronpipe/api/v1/inference.proto\x1a\x1dneuronpipe/api/v1/tasks.proto\x1a\x1fneuronpipe/api/v1/tensors.proto\"\xca\x01\n\x0bItemContext\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12\x12\n\ntracestate\x18\x03 \x01(\t\x12\x14\n\x0cremaining_ns\x18\x04 \x01(\x04\x12\x0f\n\x07item_id\x18\x05 \x01(\x04\x12-\n\x08priority\x18\x06 \x01(\x0e\x32\x1b.neuronpipe.api.v1.Priority\x12\x13\n\x0b\x63ost_tokens\x18\x07 \x01(\x04\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x08 \x01(\t\"Y\n\x0c\x41nnouncement\x12.\n\x06models\x18\x01 \x03(\x0b\x32\x1e.neuronpipe.api.v1.ServedModel\x12\x19\n\x11max_message_bytes\x18\x02 \x01(\x04\",\n\x0bServedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x1c\n\x08\x44raining\x12\x10\n\x08item_ids\x18\x01 \x03(\x04\"]\n\x0fTokenizeRequest\x12.\n\x05items\x18\x01 \x03(\x0b\x32\x1f.neuronpipe.api.v1.TokenizeItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\"\x8c\x01\n\x0cTokenizeItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12+\n\x05input\x18\x04 \x01(\x0b\x32\x1c.neuronpipe.api.v1.TaskInput\"\xae\x01\n\x10TokenizeResponse\x12\x34\n\x08outcomes\x18\x01 \x03(\x0b\x32\".neuronpipe.api.v1.TokenizeOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"\x86\x01\n\x0fTokenizeOutcome\x12\x32\n\x07\x65ncoded\x18\x01 \x01(\x0b\x32\x1f.neuronpipe.api.v1.EncodedInputH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcome\"\xd2\x01\n\x0c\x45ncodedInput\x12/\n\tsequences\x18\x01 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12\x31\n\x0b\x61nnotations\x18\x02 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x18\n\x10truncated_tokens\x18\x04 \x01(\r\x12\x34\n\x0btoken_cache\x18\x05 \x01(\x0e\x32\x1f.neuronpipe.api.v1.CacheOutcome\"[\n\x0e\x45xecuteRequest\x12-\n\x05items\x18\x01 \x03(\x0b\x32\x1e.neuronpipe.api.v1.ExecuteItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\"\x8f\x01\n\x0b\x45xecuteItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12/\n\tsequences\x18\x04 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\"\xac\x01\n\x0f\x45xecuteResponse\x12\x33\n\x08outcomes\x18\x01 \x03(\x0b\x32!.neuronpipe.api.v1.ExecuteOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"\x86\x01\n\x0e\x45xecuteOutcome\x12\x33\n\nprediction\x18\x01 \x01(\x0b\x32\x1d.neuronpipe.api.v1.PredictionH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcome\"\xa3\x01\n\nPrediction\x12-\n\x07outputs\x18\x01 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12\x10\n\x08queue_ns\x18\x02 \x01(\x04\x12\x12\n\ncompute_ns\x18\x03 \x01(\x04\x12\x12\n\nbatch_size\x18\x04 \x01(\r\x12\x15\n\rbucket_tokens\x18\x05 \x01(\r\x12\x15\n\rpadded_tokens\x18\x06 \x01(\r\"c\n\x12PostprocessRequest\x12\x31\n\x05items\x18\x01 \x03(\x0b\x32\".neuronpipe.api.v1.PostprocessItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\"\xf1\x01\n\x0fPostprocessItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12+\n\x05input\x18\x04 \x01(\x0b\x32\x1c.neuronpipe.api.v1.TaskInput\x12\x31\n\x0b\x61nnotations\x18\x05 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12-\n\x07outputs\x18\x06 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\"\xb4\x01\n\x13PostprocessResponse\x12\x37\n\x08outcomes\x18\x01 \x03(\x0b\x32%.neuronpipe.api.v1.PostprocessOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"\x86\x01\n\x12PostprocessOutcome\x12/\n\x06result\x18\x01 \x01(\x0b\x32\x1d.neuronpipe.api.v1.TaskResultH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcome2k\n\x10TokenizerService\x12W\n\x08Tokenize\x12\".neuronpipe.api.v1.TokenizeRequest\x1a#.neuronpipe.api.v1.TokenizeResponse(\x01\x30\x01\x32m\n\x15NeuronExecutorService\x12T\n\x07\x45xecute\x12!.neuronpipe.api.v1.ExecuteRequest\x1a\".neuronpipe.api.v1.ExecuteResponse(\x01\x30\x01\x32x\n\x14PostprocessorService\x12`\n\x0bPostprocess\x12%.neuronpipe.api.v1.PostprocessRequest\x1a&.neuronpipe.api.v1.PostprocessResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eneuronpipe/api/v1/stages.proto\x12\x11neuronpipe.api.v1\x1a\x17google/rpc/status.proto\x1a!neuronpipe/api/v1/inference.proto\x1a\x1dneuronpipe/api/v1/tasks.proto\x1a\x1fneuronpipe/api/v1/tensors.proto\"\xe3\x01\n\x0bItemContext\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12\x12\n\ntracestate\x18\x03 \x01(\t\x12\x14\n\x0cremaining_ns\x18\x04 \x01(\x04\x12\x0f\n\x07item_id\x18\x05 \x01(\x04\x12-\n\x08priority\x18\x06 \x01(\x0e\x32\x1b.neuronpipe.api.v1.Priority\x12\x13\n\x0b\x63ost_tokens\x18\x07 \x01(\x04\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x08 \x01(\t\x12\x17\n\x0fis_beyond_share\x18\t \x01(\x08\"Y\n\x0c\x41nnouncement\x12.\n\x06models\x18\x01 \x03(\x0b\x32\x1e.neuronpipe.api.v1.ServedModel\x12\x19\n\x11max_message_bytes\x18\x02 \x01(\x04\",\n\x0bServedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x1c\n\x08\x44raining\x12\x10\n\x08item_ids\x18\x01 \x03(\x04\"]\n\x0fTokenizeRequest\x12.\n\x05items\x18\x01 \x03(\x0b\x32\x1f.neuronpipe.api.v1.TokenizeItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\"\x8c\x01\n\x0cTokenizeItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12+\n\x05input\x18\x04 \x01(\x0b\x32\x1c.neuronpipe.api.v1.TaskInput\"\xae\x01\n\x10TokenizeResponse\x12\x34\n\x08outcomes\x18\x01 \x03(\x0b\x32\".neuronpipe.api.v1.TokenizeOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"\x86\x01\n\x0fTokenizeOutcome\x12\x32\n\x07\x65ncoded\x18\x01 \x01(\x0b\x32\x1f.neuronpipe.api.v1.EncodedInputH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcome\"\xd2\x01\n\x0c\x45ncodedInput\x12/\n\tsequences\x18\x01 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12\x31\n\x0b\x61nnotations\x18\x02 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x18\n\x10truncated_tokens\x18\x04 \x01(\r\x12\x34\n\x0btoken_cache\x18\x05 \x01(\x0e\x32\x1f.neuronpipe.api.v1.CacheOutcome\"[\n\x0e\x45xecuteRequest\x12-\n\x05items\x18\x01 \x03(\x0b\x32\x1e.neuronpipe.api.v1.ExecuteItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\"\x8f\x01\n\x0b\x45xecuteItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12/\n\tsequences\x18\x04 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\"\xac\x01\n\x0f\x45xecuteResponse\x12\x33\n\x08outcomes\x18\x01 \x03(\x0b\x32!.neuronpipe.api.v1.ExecuteOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"\x86\x01\n\x0e\x45xecuteOutcome\x12\x33\n\nprediction\x18\x01 \x01(\x0b\x32\x1d.neuronpipe.api.v1.PredictionH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcome\"\xa3\x01\n\nPrediction\x12-\n\x07outputs\x18\x01 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12\x10\n\x08queue_ns\x18\x02 \x01(\x04\x12\x12\n\ncompute_ns\x18\x03 \x01(\x04\x12\x12\n\nbatch_size\x18\x04 \x01(\r\x12\x15\n\rbucket_tokens\x18\x05 \x01(\r\x12\x15\n\rpadded_tokens\x18\x06 \x01(\r\"c\n\x12PostprocessRequest\x12\x31\n\x05items\x18\x01 \x03(\x0b\x32\".neuronpipe.api.v1.PostprocessItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\"\xf1\x01\n\x0fPostprocessItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12+\n\x05input\x18\x04 \x01(\x0b\x32\x1c.neuronpipe.api.v1.TaskInput\x12\x31\n\x0b\x61nnotations\x18\x05 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12-\n\x07outputs\x18\x06 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\"\xb4\x01\n\x13PostprocessResponse\x12\x37\n\x08outcomes\x18\x01 \x03(\x0b\x32%.neuronpipe.api.v1.PostprocessOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"\x86\x01\n\x12PostprocessOutcome\x12/\n\x06result\x18\x01 \x01(\x0b\x32\x1d.neuronpipe.api.v1.TaskResultH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcome2k\n\x10TokenizerService\x12W\n\x08Tokenize\x12\".neuronpipe.api.v1.TokenizeRequest\x1a#.neuronpipe.api.v1.TokenizeResponse(\x01\x30\x01\x32m\n\x15NeuronExecutorService\x12T\n\x07\x45xecute\x12!.neuronpipe.api.v1.ExecuteRequest\x1a\".neuronpipe.api.v1.ExecuteResponse(\x01\x30\x01\x32x\n\x14PostprocessorService\x12`\n\x0bPostprocess\x12%.neuronpipe.api.v1.PostprocessRequest\x1a&.neuronpipe.api.v1.PostprocessResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,45 +36,45 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'neuronpipe.api.v1.stages_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ITEMCONTEXT']._serialized_start=178
-  _globals['_ITEMCONTEXT']._serialized_end=380
-  _globals['_ANNOUNCEMENT']._serialized_start=382
-  _globals['_ANNOUNCEMENT']._serialized_end=471
-  _globals['_SERVEDMODEL']._serialized_start=473
-  _globals['_SERVEDMODEL']._serialized_end=517
-  _globals['_DRAINING']._serialized_start=519
-  _globals['_DRAINING']._serialized_end=547
-  _globals['_TOKENIZEREQUEST']._serialized_start=549
-  _globals['_TOKENIZEREQUEST']._serialized_end=642
-  _globals['_TOKENIZEITEM']._serialized_start=645
-  _globals['_TOKENIZEITEM']._serialized_end=785
-  _globals['_TOKENIZERESPONSE']._serialized_start=788
-  _globals['_TOKENIZERESPONSE']._serialized_end=962
-  _globals['_TOKENIZEOUTCOME']._serialized_start=965
-  _globals['_TOKENIZEOUTCOME']._serialized_end=1099
-  _globals['_ENCODEDINPUT']._serialized_start=1102
-  _globals['_ENCODEDINPUT']._serialized_end=1312
-  _globals['_EXECUTEREQUEST']._serialized_start=1314
-  _globals['_EXECUTEREQUEST']._serialized_end=1405
-  _globals['_EXECUTEITEM']._serialized_start=1408
-  _globals['_EXECUTEITEM']._serialized_end=1551
-  _globals['_EXECUTERESPONSE']._serialized_start=1554
-  _globals['_EXECUTERESPONSE']._serialized_end=1726
-  _globals['_EXECUTEOUTCOME']._serialized_start=1729
-  _globals['_EXECUTEOUTCOME']._serialized_end=1863
-  _globals['_PREDICTION']._serialized_start=1866
-  _globals['_PREDICTION']._serialized_end=2029
-  _globals['_POSTPROCESSREQUEST']._serialized_start=2031
-  _globals['_POSTPROCESSREQUEST']._serialized_end=2130
-  _globals['_POSTPROCESSITEM']._serialized_start=2133
-  _globals['_POSTPROCESSITEM']._serialized_end=2374
-  _globals['_POSTPROCESSRESPONSE']._serialized_start=2377
-  _globals['_POSTPROCESSRESPONSE']._serialized_end=2557
-  _globals['_POSTPROCESSOUTCOME']._serialized_start=2560
-  _globals['_POSTPROCESSOUTCOME']._serialized_end=2694
-  _globals['_TOKENIZERSERVICE']._serialized_start=2696
-  _globals['_TOKENIZERSERVICE']._serialized_end=2803
-  _globals['_NEURONEXECUTORSERVICE']._serialized_start=2805
-  _globals['_NEURONEXECUTORSERVICE']._serialized_end=2914
-  _globals['_POSTPROCESSORSERVICE']._serialized_start=2916
-  _globals['_POSTPROCESSORSERVICE']._serialized_end=3036
+  _globals['_ITEMCONTEXT']._serialized_end=405
+  _globals['_ANNOUNCEMENT']._serialized_start=407
+  _globals['_ANNOUNCEMENT']._serialized_end=496
+  _globals['_SERVEDMODEL']._serialized_start=498
+  _globals['_SERVEDMODEL']._serialized_end=542
+  _globals['_DRAINING']._serialized_start=544
+  _globals['_DRAINING']._serialized_end=572
+  _globals['_TOKENIZEREQUEST']._serialized_start=574
+  _globals['_TOKENIZEREQUEST']._serialized_end=667
+  _globals['_TOKENIZEITEM']._serialized_start=670
+  _globals['_TOKENIZEITEM']._serialized_end=810
+  _globals['_TOKENIZERESPONSE']._serialized_start=813
+  _globals['_TOKENIZERESPONSE']._serialized_end=987
+  _globals['_TOKENIZEOUTCOME']._serialized_start=990
+  _globals['_TOKENIZEOUTCOME']._serialized_end=1124
+  _globals['_ENCODEDINPUT']._serialized_start=1127
+  _globals['_ENCODEDINPUT']._serialized_end=1337
+  _globals['_EXECUTEREQUEST']._serialized_start=1339
+  _globals['_EXECUTEREQUEST']._serialized_end=1430
+  _globals['_EXECUTEITEM']._serialized_start=1433
+  _globals['_EXECUTEITEM']._serialized_end=1576
+  _globals['_EXECUTERESPONSE']._serialized_start=1579
+  _globals['_EXECUTERESPONSE']._serialized_end=1751
+  _globals['_EXECUTEOUTCOME']._serialized_start=1754
+  _globals['_EXECUTEOUTCOME']._serialized_end=1888
+  _globals['_PREDICTION']._serialized_start=1891
+  _globals['_PREDICTION']._serialized_end=2054
+  _globals['_POSTPROCESSREQUEST']._serialized_start=2056
+  _globals['_POSTPROCESSREQUEST']._serialized_end=2155
+  _globals['_POSTPROCESSITEM']._serialized_start=2158
+  _globals['_POSTPROCESSITEM']._serialized_end=2399
+  _globals['_POSTPROCESSRESPONSE']._serialized_start=2402
+  _globals['_POSTPROCESSRESPONSE']._serialized_end=2582
+  _globals['_POSTPROCESSOUTCOME']._serialized_start=2585
+  _globals['_POSTPROCESSOUTCOME']._serialized_end=2719
+  _globals['_TOKENIZERSERVICE']._serialized_start=2721
+  _globals['_TOKENIZERSERVICE']._serialized_end=2828
+  _globals['_NEURONEXECUTORSERVICE']._serialized_start=2830
+  _globals['_NEURONEXECUTORSERVICE']._serialized_end=2939
+  _globals['_POSTPROCESSORSERVICE']._serialized_start=2941
+  _globals['_POSTPROCESSORSERVICE']._serialized_end=3061
 # @@protoc_insertion_point(module_scope)

@@ -46,6 +46,7 @@ class ItemContext(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     COST_TOKENS_FIELD_NUMBER: _builtins.int
     CACHE_SCOPE_FIELD_NUMBER: _builtins.int
+    IS_BEYOND_SHARE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The id of the request."""
     traceparent: _builtins.str
@@ -66,6 +67,10 @@ class ItemContext(_message.Message):
     """
     cache_scope: _builtins.str
     """Whose cached values the item may get and leave; empty for those that all share."""
+    is_beyond_share: _builtins.bool
+    """Whether its tenant had more than its share of the model when the request began to run. Among items of the same
+    priority, the executor runs the others first. Default: false.
+    """
     def __init__(
         self,
         *,
@@ -77,10 +82,11 @@ class ItemContext(_message.Message):
         priority: _inference_pb2.Priority.ValueType = ...,
         cost_tokens: _builtins.int = ...,
         cache_scope: _builtins.str = ...,
+        is_beyond_share: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "cost_tokens", b"cost_tokens", "item_id", b"item_id", "priority", b"priority", "remaining_ns", b"remaining_ns", "request_id", b"request_id", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "cost_tokens", b"cost_tokens", "is_beyond_share", b"is_beyond_share", "item_id", b"item_id", "priority", b"priority", "remaining_ns", b"remaining_ns", "request_id", b"request_id", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

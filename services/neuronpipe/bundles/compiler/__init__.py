@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from neuronpipe.bundles.buckets import Bucket, BucketPlan
 from neuronpipe.bundles.compiler import accuracy, fake, neuronx, openvino, quantization, sensitivity
@@ -37,6 +37,9 @@ from neuronpipe.bundles.repository import (
 )
 from neuronpipe.core.errors import SetupError
 
+if TYPE_CHECKING:
+    from neuronpipe.bundles.signing import SigningKey
+
 Report: TypeAlias = Callable[[str], None]
 
 COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "fake": fake, "neuronx": neuronx, "torch": torch_}
@@ -53,7 +56,7 @@ class CompileRequest:
     needs. `calibration` is a file of texts for int8, or None for sample text. `device_times` names a table of
     device_times.py, for the fake back end to simulate. An empty `task` or `dtype` is found from the model's
     configuration. With `merge_adapter`, the source is an adapter (LoRA), which is merged into `base_model`, or into the
-    model that it names.
+    model that it names. With a `signing_key`, the bundle is signed.
     """
 
     source: str
@@ -73,6 +76,7 @@ class CompileRequest:
     cache_results: bool = False
     merge_adapter: bool = False
     base_model: str = ""
+    signing_key: "SigningKey | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,10 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
             files={},
         )
         write_manifest(folder, manifest)
+        if request.signing_key:
+            from neuronpipe.bundles.signing import write_signature
+
+            write_signature(folder, request.signing_key)
     return Compiled(read_bundle(request.repository / request.name / str(version)), batches, reference)
 
 

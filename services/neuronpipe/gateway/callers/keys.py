@@ -49,12 +49,10 @@ def parse_keys(content: bytes) -> Mapping[str, KeyRecord]:
     """The keys of a file by their ids. Logs the numbers of lines that hold none; the others count."""
     records, broken = {}, []
     for number, line in _lines(content):
-        try:
-            record = KeyRecord.model_validate_json(line)
-        except ValidationError:  # its message has the line
-            broken.append(number)
-        else:
+        if record := _record(line):
             records[record.id] = record
+        else:
+            broken.append(number)
     if broken:
         log_warning("lines of the file of keys cannot be read; the others count", option="--api-keys", lines=broken)
     return records
@@ -104,7 +102,7 @@ def revoke_keys(path: Path, is_revoked: Callable[[KeyRecord], bool]) -> list[Key
 def _record(line: bytes) -> KeyRecord | None:
     try:
         return KeyRecord.model_validate_json(line)
-    except ValidationError:
+    except ValidationError:  # its message has the line
         return None
 
 

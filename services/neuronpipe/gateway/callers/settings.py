@@ -1,11 +1,10 @@
 """Who may call a gateway, and what tenants may do: settings of the gateway and of all services in one process."""
 
-import ipaddress
 from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from neuronpipe.core.addresses import unix_path
+from neuronpipe.core.addresses import is_loopback
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
 
@@ -69,22 +68,10 @@ def open_services(setting: str) -> frozenset[str]:
 
 def check_exposure(settings: CallerSettings, *addresses: str) -> None:
     """Raises SetupError for addresses that others than this machine reach, unless the settings let everybody call."""
-    public = [address for address in addresses if address and not _is_loopback(address)]
+    public = [address for address in addresses if address and not is_loopback(address)]
     if public and not settings.insecure_public:
         raise SetupError(
             f"{', '.join(public)} can be reached from other machines, and callers are not authenticated: set api_keys, "
             "jwks or tls_client_ca, or insecure_public where whoever reaches the address may call (see "
             "docs/security.md)"
         )
-
-
-def _is_loopback(address: str) -> bool:
-    if unix_path(address):
-        return True
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, whose addresses may change
-        return False

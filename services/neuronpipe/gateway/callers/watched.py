@@ -1,13 +1,12 @@
 """Files of settings that are read again when they change."""
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
-from neuronpipe.core.watched import LOOK_EVERY_S, ValueT, Watched
+from neuronpipe.core.watched import ValueT, Watched
 
 _MAX_BYTES = 64 << 20
 
@@ -19,12 +18,6 @@ class WatchedFile(Watched[ValueT]):
         """`option`: the one that names the file. `parse` raises SetupError. Raises SetupError."""
         super().__init__([path], lambda: parse(_read(option, path)))
         meters.gauge(Metrics.FILE_LOADED, lambda: not self.problem, option)
-
-    async def watch(self) -> None:
-        """Looks for changes until it is cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            await asyncio.to_thread(self.look)
 
 
 def _read(option: str, path: Path) -> bytes:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.doors.choice import ModelChoice
-from neuronpipe.gateway.doors.http.inference import Inference
+from neuronpipe.gateway.doors.inference import Inference
 from neuronpipe.gateway.doors.native import INFERENCE_SERVICE, NativeDoor, native_rpcs
 from neuronpipe.gateway.doors.oip.grpc_door import OIP_SERVICE, OipDoor, oip_rpcs
 from neuronpipe.gateway.doors.oip.service import TensorService

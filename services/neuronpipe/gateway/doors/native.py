@@ -3,7 +3,6 @@
 Inputs and results stay bytes where no stage of this process parses or makes them.
 """
 
-import random
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 
 from neuronpipe.api.v1 import inference_pb2, models_pb2
@@ -12,6 +11,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.packed import Packed
 from neuronpipe.core.status import to_status
+from neuronpipe.core.tracing import new_request_id
 from neuronpipe.forward.v1 import inference_pb2 as wire
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import InferenceOutcome, InferenceRequest, InferenceResult, StageTimings, Usage
@@ -90,8 +90,7 @@ class NativeDoor:
 
 
 def _read_request(message: wire.InferRequest, call: Call, *, is_id_required: bool = False) -> InferenceRequest:
-    # Ids must be unique, not secret, so a fast source of random numbers is sufficient.
-    request_id = message.request_id or ("" if is_id_required else f"{random.getrandbits(128):032x}")
+    request_id = message.request_id or ("" if is_id_required else new_request_id())
     return InferenceRequest(
         call.for_request(request_id, message.priority),
         message.model,

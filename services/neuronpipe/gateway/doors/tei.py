@@ -3,7 +3,6 @@
 TEI serves one model; here metadata names one of several, or a default one answers (choice.py).
 """
 
-import random
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeVar
 
@@ -28,6 +27,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.names import Name, Spans
+from neuronpipe.core.tracing import new_request_id
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.doors.choice import (
     MODEL_FIELD,
@@ -37,7 +37,7 @@ from neuronpipe.gateway.doors.choice import (
     ModelName,
     read_priority,
 )
-from neuronpipe.gateway.doors.http.inference import Fields, Inference
+from neuronpipe.gateway.doors.inference import Fields, Inference, truncation_of
 from neuronpipe.gateway.doors.token_places import token_places
 from neuronpipe.gateway.doors.vectors import token_vectors
 from neuronpipe.gateway.inference import InferenceResult
@@ -263,8 +263,7 @@ class TeiDoor:
         return response
 
     async def _infer(self, asked: _Asked, task: str, input: TaskInput, span: Name, fields: Fields) -> InferenceResult:
-        # Ids must be unique, not secret, so the quick source of random numbers will do.
-        call = asked.call.for_request(f"{random.getrandbits(128):032x}", asked.priority)
+        call = asked.call.for_request(new_request_id(), asked.priority)
         return await self._inference.one(call, self._models.choose(asked.model, task), input, fields, span)
 
 
@@ -282,9 +281,7 @@ def _refuse_prompt(message: tei.EmbedRequest | tei.EmbedAllRequest | tei.EncodeR
 def _truncation(
     message: tei.EmbedRequest | tei.EmbedAllRequest | tei.PredictRequest | tei.PredictPairRequest | tei.RerankRequest,
 ) -> "Truncation.ValueType":
-    if not message.truncate:
-        return Truncation.TRUNCATION_ERROR
-    return Truncation.TRUNCATION_LEFT if message.truncation_direction == _LEFT else Truncation.TRUNCATION_RIGHT
+    return truncation_of(message.truncate, "left" if message.truncation_direction == _LEFT else "right")
 
 
 def _function(message: tei.PredictRequest | tei.PredictPairRequest | tei.RerankRequest) -> "ScoreFunction.ValueType":

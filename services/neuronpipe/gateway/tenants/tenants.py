@@ -116,8 +116,8 @@ class Tenants:
         return [one for one in self._tenants.values() if one.bucket]
 
     @asynccontextmanager
-    async def turn(self, admission: "Admission", model: ModelKey) -> AsyncIterator[None]:
-        """Waits until the request may run, which it does in the block; see Turns."""
+    async def turn(self, admission: "Admission", model: ModelKey) -> AsyncIterator[Call]:
+        """Waits until the request may run, which it does in the block, with the call that it yields; see Turns."""
         turns = self._turns.get(model) or self._turns.setdefault(model, Turns(self._window_s, self._clock))
         weight = self._rights_of(admission.call.caller.tenant).weight
         turn = Turn(admission.call.caller.tenant, weight, admission.tokens, is_bulk=admission.call.is_bulk)
@@ -127,7 +127,7 @@ class Tenants:
         try:
             admission.has_run = True
             self._tenant(turn.tenant).waits.record((turn.began_s - began_s) * 1e9)
-            yield
+            yield replace(admission.call, is_beyond_share=turn.is_beyond_share)
             is_answered = True
         finally:
             turns.give_back(turn, is_answered=is_answered)

@@ -28,7 +28,7 @@ _MEMORY_S, _FADE_EVERY_S = 5.0, 0.1
 class Turn:
     """A request that runs, or waits to."""
 
-    __slots__ = ("began_s", "future", "is_bulk", "tenant", "tokens", "weight")
+    __slots__ = ("began_s", "future", "is_beyond_share", "is_bulk", "tenant", "tokens", "weight")
 
     def __init__(self, tenant: str, weight: float, tokens: int, *, is_bulk: bool) -> None:
         self.tenant = tenant
@@ -36,6 +36,8 @@ class Turn:
         self.tokens = max(1, tokens)
         self.is_bulk = is_bulk
         self.began_s = 0.0
+        # Known when it begins to run.
+        self.is_beyond_share = False
         self.future: asyncio.Future[None] | None = None
 
 
@@ -108,6 +110,7 @@ class Turns:
     def _run(self, turn: Turn) -> None:
         self._pass_time()
         turn.began_s = self._at_s
+        turn.is_beyond_share = self._beyond_share(turn) > 0
         self._running += 1
         self._running_tokens += turn.tokens
         self._running_of[turn.tenant] += turn.tokens
@@ -134,9 +137,16 @@ class Turns:
             return True
         if turn.is_bulk or self._running_tokens >= _MOST_WINDOWS * window:
             return False
-        share = turn.weight / sum(self._weights.values())
-        is_below_share = self._used_of.get(turn.tenant, 0.0) < share * sum(self._used_of.values())
-        return self._running_of[turn.tenant] < (window if is_below_share else share * window)
+        is_below_share = self._beyond_share(turn) < 0
+        return self._running_of[turn.tenant] < (window if is_below_share else self._share(turn) * window)
+
+    def _share(self, turn: Turn) -> float:
+        """Its tenant's part of all weights."""
+        return turn.weight / sum(self._weights.values())
+
+    def _beyond_share(self, turn: Turn) -> float:
+        """How many tokens its tenant ran of late beyond its share of what all ran."""
+        return self._used_of.get(turn.tenant, 0.0) - self._share(turn) * sum(self._used_of.values())
 
     def _leave_queue(self, turn: Turn) -> None:
         waiting = self._waiting[turn.is_bulk]

@@ -36,7 +36,7 @@ class BackendRequest:
     """The parameters of a back end: the model, the artefact's verified files and properties, and the resources to use.
 
     `cores` batches run at once (0: the back end's choice). On CPUs, they share `threads` CPU threads (0: one for each
-    available CPU).
+    available CPU). `files` may be gone once the back end is made.
     """
 
     spec: ModelSpec

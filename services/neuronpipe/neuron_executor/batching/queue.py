@@ -29,12 +29,14 @@ class ComputedSequence:
 class QueuedSequence:
     """A sequence until its result is there.
 
-    Older ones come first, and of the same age those with the earliest deadline. `padded_tokens` is the length to which
-    the back end pads it in a batch of its own. `deadline_s` is on time.monotonic(), infinite for none. `trace`: of its
-    item, if that is sampled. `mates`: the sequences of its item, itself included, where they are computed in one batch
-    (whole_items.py). `lost_cores` counts the cores that were lost while they computed it.
+    Those of tenants within their shares come first, then older ones, and of the same age those with the earliest
+    deadline. `padded_tokens` is the length to which the back end pads it in a batch of its own. `deadline_s` is on
+    time.monotonic(), infinite for none. `trace`: of its item, if that is sampled. `mates`: the sequences of its item,
+    itself included, where they are computed in one batch (whole_items.py). `lost_cores` counts the cores that were lost
+    while they computed it.
     """
 
+    is_beyond_share: bool
     arrived_s: float
     deadline_s: float
     number: int

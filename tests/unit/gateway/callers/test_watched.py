@@ -11,7 +11,7 @@ import pytest
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
-from neuronpipe.gateway.callers import watched
+from neuronpipe.core.watched import watching
 from neuronpipe.gateway.callers.watched import WatchedFile
 
 
@@ -40,8 +40,7 @@ class _Numbers:
 
 
 @pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(watched, "LOOK_EVERY_S", 0.01)
+def path(tmp_path: Path) -> Path:
     path = tmp_path / "number"
     path.write_text("1")
     return path
@@ -50,10 +49,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @asynccontextmanager
 async def _watching(path: Path) -> AsyncIterator[_Numbers]:
     numbers = _Numbers(path)
-    task = asyncio.create_task(numbers.file.watch())
-    yield numbers
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    with watching(numbers.file, every_s=0.01):
+        yield numbers
 
 
 async def test_a_changed_file_is_read_again(path: Path) -> None:

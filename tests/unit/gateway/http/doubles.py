@@ -19,7 +19,7 @@ from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.doors.choice import ModelChoice
 from neuronpipe.gateway.doors.http.app import App
 from neuronpipe.gateway.doors.http.handlers import ROUTES, http_handlers
-from neuronpipe.gateway.doors.http.inference import Inference
+from neuronpipe.gateway.doors.inference import Inference
 from neuronpipe.gateway.doors.oip.service import TensorService
 from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, StageTimings, Usage
 from neuronpipe.gateway.settings import PipelineSettings

@@ -30,7 +30,9 @@ def _cancel(task: "asyncio.Task[None]") -> None:
 
 @dataclass(frozen=True)
 class Device:
-    """Takes the oldest requests as a batch, which takes `batch_s(requests)`."""
+    """Takes the oldest requests as a batch, which takes `batch_s(requests)`. As in the executor's queue, those within
+    their tenant's share go first.
+    """
 
     batch_s: Callable[[int], float]
     max_batch: int
@@ -61,7 +63,8 @@ class Simulation:
         self._device = device
         tenants = None if window_s is None else Tenants(lambda name: Rights(), _LIMITS, window_s, Meters(), loop.time)
         self._gate = Gate(*_LIMITS, tenants)
-        self._queue: list[asyncio.Future[None]] = []
+        # Those within their tenant's share, and the others.
+        self._queues: tuple[list[asyncio.Future[None]], list[asyncio.Future[None]]] = [], []
         self._has_work = asyncio.Event()
 
     async def run(self, rates: dict[str, float], seconds: float) -> dict[str, Outcome]:
@@ -93,9 +96,9 @@ class Simulation:
             task = asyncio.current_task()
             assert task
             with self._gate.admit(call, 0, _TOKENS, shed=partial(_cancel, task)) as admission:
-                async with admission.turn(_MODEL):
+                async with admission.turn(_MODEL) as own_call:
                     computed: asyncio.Future[None] = self._loop.create_future()
-                    self._queue.append(computed)
+                    self._queues[own_call.is_beyond_share].append(computed)
                     self._has_work.set()
                     await computed
         except (Overloaded, asyncio.CancelledError):
@@ -106,8 +109,10 @@ class Simulation:
     async def _compute(self) -> None:
         while True:
             await self._has_work.wait()
-            self._queue = [one for one in self._queue if not one.done()]
-            batch, self._queue = self._queue[: self._device.max_batch], self._queue[self._device.max_batch :]
+            waiting = [one for queue in self._queues for one in queue if not one.done()]
+            batch = waiting[: self._device.max_batch]
+            for queue in self._queues:
+                queue[:] = [one for one in queue if not one.done() and one not in batch]
             if not batch:
                 self._has_work.clear()
                 continue

@@ -39,6 +39,9 @@ class _Model:
         self.turns.give_back(self._taken.pop(name), is_answered=after_s > 0)
         await _settle()
 
+    def beyond_share(self) -> list[str]:
+        return [name for name in self.running if self._taken[name].is_beyond_share]
+
     async def leave(self, name: str) -> None:
         self._tasks[name].cancel()
         await _settle()
@@ -148,6 +151,18 @@ async def test_a_tenant_that_borrowed_gets_no_more_while_another_is_below_its_sh
     assert [name for name in model.running if name.startswith("quiet")] == ["quiet0", "quiet1", "quiet2", "quiet3"]
     await model.end("flood0")
     assert model.running[-1] == "quiet4"
+
+
+async def test_a_tenant_alone_is_within_its_share(model: _Model) -> None:
+    await model.ask("first", "alone", 20)
+    await model.ask("second", "alone", 20)
+    assert model.beyond_share() == []
+
+
+async def test_a_request_is_beyond_its_tenants_share_where_that_ran_more_than_others(model: _Model) -> None:
+    for name, tenant in {"a1": "a", "b1": "b", "a2": "a", "a3": "a", "b2": "b"}.items():
+        await model.ask(name, tenant, 20)
+    assert model.beyond_share() == ["a3"]
 
 
 async def test_two_floods_share_evenly(model: _Model) -> None:

@@ -24,11 +24,17 @@ async def push(queue: SequenceQueue) -> _Push:
     """Adds a sequence, of three tokens padded to four; numbers count up as they do in the scheduler."""
 
     def push(
-        arrived_s: float = 0, *, padded_tokens: int = 4, deadline_s: float = math.inf, is_bulk: bool = False
+        arrived_s: float = 0,
+        *,
+        padded_tokens: int = 4,
+        deadline_s: float = math.inf,
+        is_bulk: bool = False,
+        is_beyond_share: bool = False,
     ) -> QueuedSequence:
         future: asyncio.Future[ComputedSequence] = asyncio.get_running_loop().create_future()
         arrays = {"input_ids": np.ones(3, np.int32)}
-        one = QueuedSequence(arrived_s, deadline_s, len(queue), is_bulk, arrays, 3, padded_tokens, future)
+        key = is_beyond_share, arrived_s, deadline_s, len(queue), is_bulk
+        one = QueuedSequence(*key, arrays, 3, padded_tokens, future)
         queue.push(one)
         return one
 
@@ -61,6 +67,19 @@ async def test_of_the_same_age_and_deadline_the_first_to_come_goes_first(queue: 
 async def test_interactive_sequences_go_before_older_bulk(queue: SequenceQueue, push: _Push) -> None:
     bulk, interactive = push(1, is_bulk=True), push(2)
     assert _drain(queue) == [interactive, bulk]
+
+
+async def test_tenants_beyond_their_share_wait_for_others_of_the_same_priority(
+    queue: SequenceQueue, push: _Push
+) -> None:
+    bulk, beyond, within = push(1, is_bulk=True), push(2, is_beyond_share=True), push(3)
+    assert _drain(queue) == [within, beyond, bulk]
+
+
+async def test_a_batch_is_filled_with_what_is_beyond_a_share(queue: SequenceQueue, push: _Push) -> None:
+    push(1, is_beyond_share=True)
+    push(2)
+    assert queue.count(4, is_bulk=False) == 2
 
 
 async def test_the_oldest_of_a_length_and_priority_is_its_first(queue: SequenceQueue, push: _Push) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import math
-import random
 import re
 import time
 import zlib
@@ -18,7 +17,7 @@ from neuronpipe.core.callers import current_caller, enter_caller
 from neuronpipe.core.calls import Call, internal_error
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.names import TRACEPARENT, TRACESTATE
-from neuronpipe.core.tracing import SpanContext
+from neuronpipe.core.tracing import SpanContext, new_request_id
 from neuronpipe.gateway.doors.choice import PRIORITY_FIELD, read_priority
 from neuronpipe.gateway.doors.http.bodies import read_body, write_body
 from neuronpipe.gateway.doors.http.caller import Caller, Receive, too_large
@@ -249,8 +248,7 @@ def _decompress(data: bytes, max_bytes: int) -> bytes:
 def _request_id(headers: Headers) -> str:
     """The caller's, or a new one."""
     given = headers.get(REQUEST_ID_HEADER, b"").decode("latin-1")
-    # New ids must be unique, not secret, so the quick source of random numbers will do.
-    return given if given and given.isascii() and given.isprintable() else f"{random.getrandbits(128):032x}"
+    return given if given and given.isascii() and given.isprintable() else new_request_id()
 
 
 def _call(headers: Headers, request_id: str) -> Call:

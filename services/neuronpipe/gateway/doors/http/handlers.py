@@ -5,8 +5,8 @@ from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.doors.choice import ModelChoice
 from neuronpipe.gateway.doors.http import huggingface, metrics, native, oip, openai, rerank, sagemaker, tei, tei_tokens
 from neuronpipe.gateway.doors.http.exchange import HEALTH_ROUTES, HttpHandler, Route
-from neuronpipe.gateway.doors.http.inference import Inference
 from neuronpipe.gateway.doors.http.openapi import OPENAPI, openapi_handlers
+from neuronpipe.gateway.doors.inference import Inference
 from neuronpipe.gateway.doors.oip.service import TensorService
 from neuronpipe.gateway.settings import PipelineSettings
 

@@ -11,8 +11,8 @@ from neuronpipe.gateway.doors.http.bodies import check_body, read_json, write_bo
 from neuronpipe.gateway.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.doors.http.huggingface_bodies import AnyBody
 from neuronpipe.gateway.doors.http.huggingface_tasks import CONVERTERS
-from neuronpipe.gateway.doors.http.inference import Inference
 from neuronpipe.gateway.doors.http.problems import TEI_ERROR
+from neuronpipe.gateway.doors.inference import Inference
 
 # Hugging Face's words for tasks, the first one's in the order in which a model is asked for them.
 _TASKS: dict[str, Sequence[str]] = {

@@ -45,7 +45,7 @@ from neuronpipe.gateway.doors.http.huggingface_bodies import (
     TokenClassification,
     ZeroShotClassification,
 )
-from neuronpipe.gateway.doors.http.inference import truncation_of
+from neuronpipe.gateway.doors.inference import truncation_of
 from neuronpipe.gateway.doors.vectors import token_vectors, vector
 
 _FUNCTIONS = {

@@ -13,7 +13,16 @@ from neuronpipe.core.names import Spans
 from neuronpipe.gateway.doors.http.bodies import Body, Many, check_body, read_json, write_body
 from neuronpipe.gateway.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.doors.http.problems import OIP_ERROR, Refused
-from neuronpipe.gateway.doors.oip.service import RowSpans, TensorRequest, TensorResponse, TensorService
+from neuronpipe.gateway.doors.oip.service import (
+    FIXED_MODELS,
+    NO_SHARED_MEMORY,
+    SETTINGS_OF_LOGS,
+    SETTINGS_OF_TRACES,
+    RowSpans,
+    TensorRequest,
+    TensorResponse,
+    TensorService,
+)
 from neuronpipe.gateway.doors.oip.tensors import BYTES, MAX_TENSORS, GivenTensor
 
 HEADER_LENGTH = b"inference-header-content-length"
@@ -89,16 +98,14 @@ MODEL_STATISTICS = _of_model("GET", "/stats", "statistics of the model")
 INFER = _of_model("POST", "/infer", "run rows", Inferred, takes=Infer, is_raw=True, takes_media=(_BINARY,))
 METADATA = _of_model("GET", "", "the model's inputs and outputs")
 INDEX = Route("POST", "/v2/repository/index", "OIP: the models", None, list[Any], OIP_ERROR, is_raw=True)
-_FIXED = "models are fixed at start: restart the server with another repository"
-_NO_SHARED_MEMORY = "there is no shared memory: send tensors in the request"
 # What Triton has besides, and why we have not.
 _MISSING = {
-    "POST /v2/repository/models/{model}{/form}/load": _FIXED,
-    "POST /v2/repository/models/{model}{/form}/unload": _FIXED,
-    "GET /v2/systemsharedmemory/status": _NO_SHARED_MEMORY,
-    "GET /v2/cudasharedmemory/status": _NO_SHARED_MEMORY,
-    "GET /v2/trace/setting": "traces are set up by the server's options",
-    "GET /v2/logging": "logs are set up by the server's options",
+    "POST /v2/repository/models/{model}{/form}/load": FIXED_MODELS,
+    "POST /v2/repository/models/{model}{/form}/unload": FIXED_MODELS,
+    "GET /v2/systemsharedmemory/status": NO_SHARED_MEMORY,
+    "GET /v2/cudasharedmemory/status": NO_SHARED_MEMORY,
+    "GET /v2/trace/setting": SETTINGS_OF_TRACES,
+    "GET /v2/logging": SETTINGS_OF_LOGS,
 }
 _MISSING_ROUTES = [
     Route(method, path, "OIP: not served", error_form=OIP_ERROR, is_raw=True)

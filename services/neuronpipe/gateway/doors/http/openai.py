@@ -11,8 +11,8 @@ from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, TaskInput
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.doors.http.bodies import Body, Count, Many, TokenIds, write_body
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
-from neuronpipe.gateway.doors.http.inference import Inference
 from neuronpipe.gateway.doors.http.problems import OPENAI_ERROR
+from neuronpipe.gateway.doors.inference import Inference
 from neuronpipe.gateway.doors.vectors import embedding_input, float32_bytes, listed, vector
 
 

@@ -8,8 +8,8 @@ from neuronpipe.api.v1.tasks_pb2 import RerankInput, RerankResult, ScoreFunction
 from neuronpipe.gateway.doors.choice import ModelChoice
 from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Many, Unsupported, write_body
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
-from neuronpipe.gateway.doors.http.inference import Inference, truncation_of
 from neuronpipe.gateway.doors.http.problems import COHERE_ERROR, TEI_ERROR
+from neuronpipe.gateway.doors.inference import Inference, truncation_of
 from neuronpipe.gateway.inference import InferenceResult
 
 _DOCUMENTS = {"texts": "documents"}

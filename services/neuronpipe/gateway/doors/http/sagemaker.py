@@ -11,7 +11,7 @@ from neuronpipe.gateway.doors.choice import ModelChoice
 from neuronpipe.gateway.doors.http.bodies import read_json, write_body
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse
 from neuronpipe.gateway.doors.http.huggingface import IMAGES, MODEL_PARAMETER, answer_body, post, read_request
-from neuronpipe.gateway.doors.http.inference import Inference
+from neuronpipe.gateway.doors.inference import Inference
 
 _CSV = "text/csv"
 _LINES = ("application/jsonlines", "application/x-ndjson")

@@ -21,8 +21,8 @@ from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.doors.choice import ModelChoice
 from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Many, TokenIds, Unsupported, write_body
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
-from neuronpipe.gateway.doors.http.inference import Inference, truncation_of
 from neuronpipe.gateway.doors.http.problems import TEI_ERROR, Refused
+from neuronpipe.gateway.doors.inference import Inference, truncation_of
 from neuronpipe.gateway.doors.vectors import embedding_input, listed, token_vectors, vector
 from neuronpipe.gateway.inference import InferenceResult
 from neuronpipe.gateway.settings import PipelineSettings

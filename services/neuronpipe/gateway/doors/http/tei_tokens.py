@@ -8,8 +8,8 @@ from neuronpipe.api.v1.tasks_pb2 import DetokenizationInput, TaskInput, Tokeniza
 from neuronpipe.gateway.doors.choice import ModelChoice
 from neuronpipe.gateway.doors.http.bodies import Body, Many, TokenIds, Unsupported, write_body
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
-from neuronpipe.gateway.doors.http.inference import Inference
 from neuronpipe.gateway.doors.http.problems import TEI_ERROR
+from neuronpipe.gateway.doors.inference import Inference
 from neuronpipe.gateway.doors.token_places import token_places
 
 

@@ -12,7 +12,16 @@ from neuronpipe.core.calls import Call, told_error
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
 from neuronpipe.gateway.doors.oip.model import Parameter, shown
-from neuronpipe.gateway.doors.oip.service import RowSpans, TensorRequest, TensorResponse, TensorService
+from neuronpipe.gateway.doors.oip.service import (
+    FIXED_MODELS,
+    NO_SHARED_MEMORY,
+    SETTINGS_OF_LOGS,
+    SETTINGS_OF_TRACES,
+    RowSpans,
+    TensorRequest,
+    TensorResponse,
+    TensorService,
+)
 from neuronpipe.gateway.doors.oip.tensors import MAX_TENSORS, GivenTensor
 from neuronpipe.gateway.many import answer_stream
 from neuronpipe.oip.v2 import open_inference_pb2 as messages
@@ -21,16 +30,14 @@ from neuronpipe.rpc.rpcs import Context, Rpc, by_path, call_of, message_classes
 
 OIP_SERVICE = messages.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 _WORK = ("ModelInfer", "ModelStreamInfer")
-_FIXED = "models are fixed at start: restart the server with another repository"
-_NO_SHARED_MEMORY = "there is no shared memory: send tensors in the request"
 # Rpcs of Triton's that are not in our proto, and why.
 _MISSING = {
-    "RepositoryModelLoad": _FIXED,
-    "RepositoryModelUnload": _FIXED,
-    "TraceSetting": "traces are set up by the server's options",
-    "LogSettings": "logs are set up by the server's options",
+    "RepositoryModelLoad": FIXED_MODELS,
+    "RepositoryModelUnload": FIXED_MODELS,
+    "TraceSetting": SETTINGS_OF_TRACES,
+    "LogSettings": SETTINGS_OF_LOGS,
     **{
-        f"{kind}SharedMemory{verb}": _NO_SHARED_MEMORY
+        f"{kind}SharedMemory{verb}": NO_SHARED_MEMORY
         for kind in ("System", "Cuda")
         for verb in ("Status", "Register", "Unregister")
     },
@@ -150,7 +157,7 @@ def _read(message: messages.ModelInferRequest) -> TensorRequest:
 def _given(tensor: messages.ModelInferRequest.InferInputTensor, raw: bytes | None) -> GivenTensor:
     name, shape = tensor.name, tuple(tensor.shape)
     if _SHARED_MEMORY in tensor.parameters:
-        raise InvalidInput("inputs", _NO_SHARED_MEMORY)
+        raise InvalidInput("inputs", NO_SHARED_MEMORY)
     if raw is None:
         field = _CONTENTS.get(tensor.datatype)
         return GivenTensor(name, tensor.datatype, shape, values=list(getattr(tensor.contents, field)) if field else ())

@@ -1,7 +1,6 @@
 """The parameters of a request: those of the protocol, and the options of the model's task."""
 
 import math
-import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.tracing import new_request_id
 from neuronpipe.gateway.doors.oip.model import Parameter, shown
 
 CACHE_CONTROL = "cache_control"
@@ -35,8 +35,7 @@ class Options:
 
     def call_for(self, call: Call, request_id: str) -> Call:
         """The call as the request gets it: with its id, or a new one, and the sooner deadline."""
-        # Ids must be unique, not secret, so the quick source of random numbers will do.
-        own = call.for_request(request_id or call.request_id or f"{random.getrandbits(128):032x}", self.priority)
+        own = call.for_request(request_id or call.request_id or new_request_id(), self.priority)
         if self.timeout_s is None:
             return own
         return replace(own, deadline_s=min(own.deadline_s or math.inf, time.monotonic() + self.timeout_s))

@@ -20,13 +20,19 @@ from neuronpipe.gateway.doors.oip.models import PLATFORM, NamedModel, named_mode
 from neuronpipe.gateway.doors.oip.options import Options, read_options
 from neuronpipe.gateway.doors.oip.statistics import statistics_of
 from neuronpipe.gateway.doors.oip.tensors import GivenTensor, Tensor
-from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, RawResult
+from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
 from neuronpipe.gateway.many import infer_together
 from neuronpipe.gateway.models import GatewayModel
 from neuronpipe.gateway.settings import PipelineSettings
 
 # The protocol's names of what is here.
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
+
+# Why Triton's other methods are not here.
+FIXED_MODELS = "models are fixed at start: restart the server with another repository"
+NO_SHARED_MEMORY = "there is no shared memory: send tensors in the request"
+SETTINGS_OF_TRACES = "traces are set up by the server's options"
+SETTINGS_OF_LOGS = "logs are set up by the server's options"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +166,7 @@ class TensorService:
 
     def _check_size(self, results: list[InferenceResult]) -> None:
         limit = self._settings.max_batch_response_bytes
-        size_bytes = sum(
-            one.result.outputs.size_bytes if isinstance(one.result, RawResult) else one.result.size_bytes
-            for one in results
-        )
-        if size_bytes > limit:
+        if sum(one.result.size_bytes for one in results) > limit:
             problem = (
                 f"the results are too large for one response, the limit is {limit} bytes (the gateway's "
                 "max_batch_response_bytes); send fewer rows at once"

@@ -3,8 +3,8 @@
 from typing import Any
 
 from neuronpipe.core.items import ModelKey
-from neuronpipe.core.metrics import Counter, Histogram, Labels, Meters
-from neuronpipe.core.names import Instrument, Metrics, Spans
+from neuronpipe.core.metrics import Counter, Family, Histogram, Labels, Meters
+from neuronpipe.core.names import Metrics, Spans
 from neuronpipe.core.tracing import status_name
 
 _OK = status_name(None)
@@ -22,8 +22,9 @@ def statistics_of(meters: Meters, key: ModelKey) -> dict[str, Any]:
     """The message ModelStatistics of a model, without name and version. Batches are counted where the executor is in
     this process.
     """
+    found = {family.instrument: _series(family, key) for family in meters.families()}
     requests, stages, results, batches = (
-        _series(meters, instrument, key)
+        found.get(instrument, {})
         for instrument in (Metrics.REQUEST_DURATION, Metrics.STAGE_DURATION, Metrics.RESULT_CACHE, Metrics.BATCH_SIZE)
     )
     times = {name: _sum(one for labels, one in stages.items() if labels == (part,)) for name, part in _PARTS.items()}
@@ -40,15 +41,10 @@ def statistics_of(meters: Meters, key: ModelKey) -> dict[str, Any]:
     }
 
 
-def _series(meters: Meters, instrument: Instrument, key: ModelKey) -> dict[Labels, Any]:
+def _series(family: Family, key: ModelKey) -> dict[Labels, Any]:
     """What an instrument has of a model, by the labels behind its name and version."""
-    found = (family for family in meters.families() if family.instrument is instrument)
-    return {
-        labels[2:]: one
-        for family in found
-        for labels, one in family.series.items()
-        if labels[:2] == (key.name, str(key.version))
-    }
+    model = (key.name, str(key.version))
+    return {labels[2:]: one for labels, one in family.series.items() if labels[:2] == model}
 
 
 def _sum(series: Any) -> dict[str, int]:

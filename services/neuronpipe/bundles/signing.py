@@ -1,0 +1,221 @@
+"""Signatures of bundles: ed25519 (RFC 8032), over the manifest, which has the digest of every other file.
+
+A signature is a file of the bundle, beside the manifest. The one file of bundles that knows cryptography.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
+
+from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE
+from neuronpipe.bundles.repository import Bundle, read_bundle
+from neuronpipe.core.errors import RefusedBundle, SetupError
+
+# Comes before the manifest's bytes, so that no signature of something else is one of a bundle.
+_CONTEXT = b"neuronpipe bundle signature 1\n"
+_BEGIN, _END = "-----BEGIN ", "-----END PUBLIC KEY-----"
+# Digits of a key's id in messages.
+_SHOWN = 16
+
+
+class _Signature(BaseModel):
+    """The file of a signature. `key`: the id of the key that made it, which says which one to try."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: str = Field(pattern=r"^[0-9a-f]{64}$")
+    signature: Base64Bytes
+
+
+class TrustedKeys:
+    """Public keys by their ids: the SHA-256 of their DER form, in hexadecimal."""
+
+    def __init__(self, keys: Mapping[str, Ed25519PublicKey], source: str) -> None:
+        """`source`: what the keys are from, for messages."""
+        self._keys = keys
+        self._source = source
+
+    @classmethod
+    def read(cls, path: Path) -> "TrustedKeys":
+        """The keys of a file in PEM form, or of every visible file in a folder. Raises SetupError, which names the line
+        at fault.
+        """
+        source = f"--trusted-keys {path}"
+        try:
+            files = sorted(file for file in path.iterdir() if _is_visible_file(file)) if path.is_dir() else [path]
+            keys = {_id(key): key for file in files for key in _public_keys(file)}
+        except OSError as error:
+            raise SetupError(f"{source}: cannot be read: {os.strerror(error.errno or 0)}") from error
+        if not keys:
+            raise SetupError(f"{source}: holds no public key")
+        return cls(keys, source)
+
+    def verify(self, folder: Path, manifest: bytes) -> str:
+        """The id of the key that signed a bundle's manifest. Raises RefusedBundle."""
+        path = folder / SIGNATURE_FILE
+        try:
+            found = _Signature.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise RefusedBundle(
+                f"{folder}: is not signed (it has no {SIGNATURE_FILE}), and {self._source} takes signed bundles only; "
+                "sign it where it was compiled, with `neuronpipe bundle sign`"
+            ) from None
+        except OSError as error:
+            raise RefusedBundle(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from error
+        except ValidationError:
+            raise RefusedBundle(f"{path}: does not hold a signature; sign the bundle again") from None
+        key = self._keys.get(found.key)
+        if key is None:
+            raise RefusedBundle(
+                f"{folder}: is signed with the key {found.key[:_SHOWN]}, which {self._source} does not have"
+            )
+        try:
+            key.verify(found.signature, _CONTEXT + manifest)
+        except InvalidSignature:
+            raise RefusedBundle(
+                f"{folder}: its manifest or its signature was changed after it was signed with the key "
+                f"{found.key[:_SHOWN]}"
+            ) from None
+        return found.key
+
+
+class SigningKey:
+    """A private key. `id`: that of its public key."""
+
+    def __init__(self, key: Ed25519PrivateKey, source: str) -> None:
+        """`source`: what the key is from, for messages."""
+        self._key = key
+        self._source = source
+        self.id = _id(key.public_key())
+
+    @classmethod
+    def read(cls, path: Path, option: str) -> "SigningKey":
+        """The key of a file in PEM form. Raises SetupError, which names the option, and never the content."""
+        try:
+            key = serialization.load_pem_private_key(path.read_bytes(), None)
+        except OSError as error:
+            raise SetupError(f"{option} {path}: cannot be read: {os.strerror(error.errno or 0)}") from error
+        except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a passphrase
+            key = None
+        if not isinstance(key, Ed25519PrivateKey):
+            raise SetupError(
+                f"{option} {path}: is not an ed25519 private key in PEM form without a passphrase; make one with "
+                "`neuronpipe bundle keygen`"
+            )
+        return cls(key, f"{option} {path}")
+
+    def sign(self, manifest: bytes) -> bytes:
+        """The content of the signature file for a manifest."""
+        found = _Signature.model_construct(key=self.id, signature=self._key.sign(_CONTEXT + manifest))
+        return found.model_dump_json(indent=2).encode() + b"\n"
+
+    def trusted(self) -> TrustedKeys:
+        """This key alone."""
+        return TrustedKeys({self.id: self._key.public_key()}, self._source)
+
+
+def create_key(key: Path, public_key: Path) -> str:
+    """Writes a new private key, which only its owner may read, and its public key, both in PEM form. Returns its id.
+
+    Raises SetupError for a file that exists, or cannot be written.
+    """
+    made = Ed25519PrivateKey.generate()
+    private = made.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    public = made.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    for path, content, mode in ((key, private, 0o600), (public_key, public, 0o644)):
+        try:
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                file.write(content)
+        except OSError as error:
+            raise SetupError(f"{path}: cannot be written: {os.strerror(error.errno or 0)}") from error
+    return _id(made.public_key())
+
+
+def sign_bundle(folder: Path, key: SigningKey) -> Bundle:
+    """Signs the bundle in a folder, in place of the signature that it may have.
+
+    Raises SetupError and RefusedBundle as read_bundle, RefusedBundle for files that are not as the manifest says, and
+    SetupError where the signature cannot be written.
+    """
+    bundle = read_bundle(folder)
+    bundle.files.check()
+    write_signature(folder, key, bundle.digest)
+    return read_bundle(folder, key.trusted())
+
+
+def write_signature(folder: Path, key: SigningKey, digest: str = "") -> None:
+    """Signs the manifest in a folder. `digest`: the one that it must have.
+
+    Raises RefusedBundle for another one, and SetupError where the signature cannot be written.
+    """
+    manifest = (folder / MANIFEST_FILE).read_bytes()
+    if digest and sha256(manifest).hexdigest() != digest:
+        raise RefusedBundle(f"{folder / MANIFEST_FILE}: changed while it was signed")
+    try:
+        # Made beside the folder: a process that starts now finds no file in it that the manifest does not name.
+        handle, written = tempfile.mkstemp(prefix=".signature.", dir=folder.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                os.fchmod(handle, 0o644)
+                file.write(key.sign(manifest))
+                file.flush()
+                os.fsync(handle)
+            Path(written).replace(folder / SIGNATURE_FILE)
+        except BaseException:
+            Path(written).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise SetupError(f"{folder / SIGNATURE_FILE}: cannot be written: {os.strerror(error.errno or 0)}") from error
+
+
+def _id(key: Ed25519PublicKey) -> str:
+    der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return sha256(der).hexdigest()
+
+
+def _is_visible_file(path: Path) -> bool:
+    # Kubernetes puts hidden folders and links beside the files of a volume.
+    return path.is_file() and not path.name.startswith(".")
+
+
+def _public_keys(file: Path) -> Iterator[Ed25519PublicKey]:
+    """The keys of one file. Empty lines and lines that begin with # are comments. Raises SetupError and OSError."""
+    block: list[str] = []
+    begin = 0
+    for number, line in enumerate(file.read_bytes().decode("utf-8", "replace").splitlines(), 1):
+        text = line.strip()
+        if not block:
+            if not text or text.startswith("#"):
+                continue
+            if not text.startswith(_BEGIN):
+                raise SetupError(f"--trusted-keys {file}: line {number}: is neither a key in PEM form nor a # comment")
+            if "PRIVATE" in text:
+                raise SetupError(f"--trusted-keys {file}: line {number}: a private key; only public keys belong here")
+            begin = number
+        block.append(text)
+        if text == _END:
+            yield _public_key(file, begin, "\n".join(block))
+            block = []
+    if block:
+        raise SetupError(f"--trusted-keys {file}: line {begin}: the key that begins here has no end")
+
+
+def _public_key(file: Path, line: int, block: str) -> Ed25519PublicKey:
+    try:
+        key = serialization.load_pem_public_key(block.encode())
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PublicKey):
+        raise SetupError(
+            f"--trusted-keys {file}: line {line}: the key that begins here is not an ed25519 public key in PEM form"
+        )
+    return key

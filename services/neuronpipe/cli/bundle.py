@@ -1,0 +1,76 @@
+"""`neuronpipe bundle`: signs bundles, and verifies their signatures."""
+
+import argparse
+from pathlib import Path
+
+HELP = "sign bundles, or verify their files and signatures"
+EXTRA = "server"
+
+# Digits of a key's id that are shown.
+_SHOWN = 16
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `neuronpipe bundle`."""
+    verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    keygen = verbs.add_parser("keygen", help="make an ed25519 key to sign with, and its public key, in PEM form")
+    keygen.set_defaults(verb=_keygen)
+    keygen.add_argument("--key", required=True, type=Path, metavar="FILE", help="the file of the private key")
+    keygen.add_argument("--public-key", required=True, type=Path, metavar="FILE", help="the file of the public key")
+    sign = verbs.add_parser("sign", help="verify the files of bundles, and sign them")
+    sign.set_defaults(verb=_sign)
+    sign.add_argument(
+        "--key", required=True, type=Path, metavar="FILE", help="the private key, ed25519 in PEM form, no passphrase"
+    )
+    verify = verbs.add_parser("verify", help="verify the signature and every file of bundles")
+    verify.set_defaults(verb=_verify)
+    add_trusted_keys(verify, required=True)
+    for verb in (sign, verify):
+        verb.add_argument("bundles", nargs="+", type=Path, metavar="BUNDLE", help="a bundle's folder, MODEL/VERSION")
+
+
+def add_trusted_keys(parser: argparse._ActionsContainer, *, required: bool = False) -> None:
+    """Adds --trusted-keys."""
+    parser.add_argument(
+        "--trusted-keys",
+        required=required,
+        type=Path,
+        metavar="FILE",
+        help="file or folder of ed25519 public keys in PEM form; bundles that none of them signed are refused",
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs one of the commands. Raises SetupError, and RefusedBundle for the first bundle that is refused."""
+    options.verb(options)
+
+
+def _keygen(options: argparse.Namespace) -> None:
+    from neuronpipe.bundles.signing import create_key
+
+    print(f"made the key {create_key(options.key, options.public_key)[:_SHOWN]}: {options.key}, {options.public_key}")
+
+
+def _sign(options: argparse.Namespace) -> None:
+    from neuronpipe.bundles.signing import SigningKey, sign_bundle
+
+    key = SigningKey.read(options.key, "--key")
+    for folder in options.bundles:
+        bundle = sign_bundle(folder, key)
+        print(f"{folder}: signed {_described(bundle.key, len(bundle.manifest.files))} with the key {key.id[:_SHOWN]}")
+
+
+def _verify(options: argparse.Namespace) -> None:
+    from neuronpipe.bundles.repository import read_bundle
+    from neuronpipe.bundles.signing import TrustedKeys
+
+    trusted = TrustedKeys.read(options.trusted_keys)
+    for folder in options.bundles:
+        bundle = read_bundle(folder, trusted)
+        bundle.files.check()
+        described = _described(bundle.key, len(bundle.manifest.files))
+        print(f"{folder}: {described}, signed with the key {bundle.signer[:_SHOWN]}")
+
+
+def _described(key: tuple[str, int], files: int) -> str:
+    return f"{key[0]} version {key[1]}, {files} files"
