@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         verb.add_argument("bundles", nargs="+", type=Path, metavar="BUNDLE", help="a bundle's folder, MODEL/VERSION")
 
 
-def add_trusted_keys(parser: argparse._ActionsContainer, *, required: bool = False) -> None:
+def add_trusted_keys(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     """Adds --trusted-keys."""
     parser.add_argument(
         "--trusted-keys",

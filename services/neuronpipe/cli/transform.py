@@ -87,7 +87,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--price-per-hour", type=float, default=0.0, metavar="USD", help="of the machine, for the cost")
     near = parser.add_argument_group("in process", "Other settings are variables: see the reference of settings.")
-    add_trusted_keys(near)
+    add_trusted_keys(parser)
     near.add_argument("--backend", default="", help="default: the first that the bundle was compiled for")
     near.add_argument("--cores", default="0", help="how many cores, or which, as 0-1 (default: all)")
     ray = parser.add_argument_group("on a Ray cluster", "With --repository and --output at paths that all nodes have.")
