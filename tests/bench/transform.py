@@ -12,6 +12,8 @@ needs .venv-ray, which `make ray` makes. The systems take turns in every round; 
 import argparse
 import asyncio
 import json
+import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
@@ -20,7 +22,10 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput, Truncation
 from neuronpipe.runtimes.cpus import available_cpus
@@ -39,6 +44,17 @@ _CEILING_S = 5.0
 
 # Runs all rows once, and returns rows a second.
 Turn = Callable[[], Awaitable[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """`cpu_ms`: of a row, by the process that runs the turn; what others do on the machine changes it less than rows a
+    second. None for several processes.
+    """
+
+    rows_per_s: float
+    cpu_ms: float | None
+
 
 # Each is a process that takes turns: a line in, the seconds of all rows out.
 _TRANSFORMERS = """
@@ -87,9 +103,9 @@ for _ in sys.stdin:
 """
 
 
-async def _measure(rows: int, rounds: int, *, with_ray: bool) -> dict[str, list[float]]:
-    """Rows a second of each system in each round."""
-    found: dict[str, list[float]] = {}
+async def _measure(rows: int, rounds: int, *, with_ray: bool) -> dict[str, list[_Found]]:
+    """What was found of each system in each round."""
+    found: dict[str, list[_Found]] = {}
     CACHE.mkdir(parents=True, exist_ok=True)
     repository = find_repository("float32")
     with tempfile.TemporaryDirectory() as name:
@@ -99,19 +115,33 @@ async def _measure(rows: int, rounds: int, *, with_ray: bool) -> dict[str, list[
         async with AsyncExitStack() as stack:
             turns = await _systems(stack, repository, file, texts, with_ray=with_ray)
             for number in range(rounds):
-                for system, turn in turns.items():
-                    found.setdefault(system, []).append(await turn())
-                    print(f"round {number + 1}: {system}: {found[system][-1]:.1f} rows/s", file=sys.stderr)
+                for system, (turn, pid) in turns.items():
+                    one = await _take(turn, pid)
+                    found.setdefault(system, []).append(one)
+                    print(f"round {number + 1}: {system}: {one}", file=sys.stderr)
     return found
+
+
+async def _take(turn: Turn, pid: int | None) -> _Found:
+    began_s, began_cpu_s = time.perf_counter(), _cpu_s(pid)
+    rows_per_s = await turn()
+    rows = rows_per_s * (time.perf_counter() - began_s)
+    return _Found(rows_per_s, 1000 * (_cpu_s(pid) - began_cpu_s) / rows if pid else None)
+
+
+def _cpu_s(pid: int | None) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 async def _systems(
     stack: AsyncExitStack, repository: Path, file: Path, texts: Sequence[str], *, with_ray: bool
-) -> dict[str, Turn]:
+) -> dict[str, tuple[Turn, int | None]]:
     ceiling = stack.enter_context(running_ceiling(repository, texts))
-    turns: dict[str, Turn] = {
-        "back end alone": lambda: asyncio.to_thread(ceiling.measure, _CEILING_S),
-        "transform": await stack.enter_async_context(_transform(repository, file)),
+    (process,) = (one for one in multiprocessing.active_children() if one.name == "ceiling")
+    turns: dict[str, tuple[Turn, int | None]] = {
+        "back end alone": (lambda: asyncio.to_thread(ceiling.measure, _CEILING_S), process.pid),
+        "transform": (await stack.enter_async_context(_transform(repository, file)), os.getpid()),
     }
     cpus = str(available_cpus())
     for batch_size in _BATCH_SIZES:
@@ -121,7 +151,10 @@ async def _systems(
         )
     if with_ray:
         words = [_RAY, str(SOURCE), str(file), str(_BATCH_SIZES[0]), cpus]
-        turns["Ray Data with that pipeline"] = stack.enter_context(_process(str(_RAY_PYTHON), words, len(texts)))
+        turns["Ray Data with that pipeline"] = (
+            stack.enter_context(_process(str(_RAY_PYTHON), words, len(texts)))[0],
+            None,
+        )
     return turns
 
 
@@ -144,7 +177,7 @@ async def _transform(repository: Path, file: Path) -> AsyncIterator[Turn]:
 
 
 @contextmanager
-def _process(python: str, words: Sequence[str], rows: int) -> Iterator[Turn]:
+def _process(python: str, words: Sequence[str], rows: int) -> Iterator[tuple[Turn, int]]:
     # Ray's environment has no torch and no transformers: it takes those of this one.
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONPATH": sysconfig.get_paths()["purelib"]}
     process = subprocess.Popen(
@@ -171,7 +204,7 @@ def _process(python: str, words: Sequence[str], rows: int) -> Iterator[Turn]:
         while stdout.readline().strip() != "ready":
             if process.poll() is not None:
                 raise RuntimeError(f"{python} ended before it was ready")
-        yield turn
+        yield turn, process.pid
     finally:
         stdin.close()
         process.wait()
@@ -188,11 +221,24 @@ def main() -> None:
     found = asyncio.run(_measure(options.rows, options.rounds, with_ray=options.ray))
     ceilings = found["back end alone"]
     print(f"{options.rows} rows, {options.rounds} rounds, {available_cpus()} CPUs, {time.monotonic() - began_s:.0f} s")
-    print("| System | Rows a second | Of the back end alone |\n|---|---:|---:|")
+    print("| System | Rows a second | Of the back end alone | CPU ms a row | Of the back end alone |")
+    print("|---|---:|---:|---:|---:|")
     for system, rates in found.items():
-        ratios = sorted(rate / ceiling for rate, ceiling in zip(rates, ceilings, strict=True))
-        spread = f"{statistics.median(ratios):.1%} ({ratios[0]:.1%} – {ratios[-1]:.1%})"
-        print(f"| {system} | {statistics.median(rates):.0f} | {spread} |")
+        ratios = [one.rows_per_s / ceiling.rows_per_s for one, ceiling in zip(rates, ceilings, strict=True)]
+        cpu = [
+            (one.cpu_ms, ceiling.cpu_ms / one.cpu_ms)
+            for one, ceiling in zip(rates, ceilings, strict=True)
+            if one.cpu_ms and ceiling.cpu_ms
+        ]
+        cells = [system, f"{statistics.median(one.rows_per_s for one in rates):.0f}", _spread(ratios)]
+        cells += (
+            [f"{statistics.median(ms for ms, _ in cpu):.2f}", _spread([ratio for _, ratio in cpu])] if cpu else ["", ""]
+        )
+        print("|", " | ".join(cells), "|")
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.1%} ({min(ratios):.1%} – {max(ratios):.1%})"
 
 
 if __name__ == "__main__":

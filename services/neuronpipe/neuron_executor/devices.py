@@ -30,9 +30,7 @@ class Devices:
         self._telemetry = telemetry
         self._start = start
         self._schedulers: dict[str, DeviceScheduler] = {}
-        self._limits = Limits(
-            settings.max_batch_size, settings.max_batch_tokens, settings.max_queue_sequences, settings.whole_items
-        )
+        self._limits = Limits(settings.max_batch_size, settings.max_batch_tokens, settings.max_queue_sequences)
 
     @asynccontextmanager
     async def open_model(self, bundle: Bundle) -> AsyncIterator[ExecutorModel]:
@@ -51,6 +49,8 @@ class Devices:
             observer = BatchObserver(self._telemetry, bundle.spec, name, backend.cores)
             observer.ready(time.monotonic_ns() - began_ns)
             model = scheduler.join(backend, bundle.spec, self._limits, times, observer)
+            if self._settings.whole_items:
+                model.keep_items_whole()
             try:
                 yield model
             finally:

@@ -79,9 +79,7 @@ class ExecutorModel:
         self.policy: BatchPolicy = (
             FixedBuckets(self.queue, self.forecast, plan) if plan else FreeShapes(self.queue, self.forecast, limits)
         )
-        self.has_whole_items = limits.whole_items
-        if limits.whole_items:
-            self.policy = WholeItems(self.queue, self.policy)
+        self.has_whole_items = False
         self.batches_running = 0
         self._kind = input_kind(spec)
         self._max_queue_sequences = limits.max_queue_sequences
@@ -91,6 +89,13 @@ class ExecutorModel:
         self._next_sweep_s = 0.0
         self._is_closed = False
         observer.watch(lambda: self.queued, lambda: self.cores_left)
+
+    def keep_items_whole(self) -> None:
+        """From now on the sequences of an item are a batch, which runs with the threads of one core, alone or not: so
+        that the bits of its results are always the same.
+        """
+        self.has_whole_items = True
+        self.policy = WholeItems(self.queue, self.policy)
 
     @property
     def queued(self) -> tuple[int, int]:

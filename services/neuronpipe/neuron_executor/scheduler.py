@@ -177,14 +177,13 @@ class DeviceScheduler:
         prepare, finish = model.work(batch)
         self._begin(core, model, batch)
         is_alone = (
-            not model.has_whole_items  # other threads might compute other bits
-            and self.cores.idle == self.cores.left - 1
+            self.cores.idle == self.cores.left - 1
             and self.cores.running == 1
             and not any(len(other.queue) for other in self._models)
         )
         fault: Exception | None = None
         try:
-            rows = await model.backend.run(core, prepare, finish, is_alone=is_alone)
+            rows = await model.backend.run(core, prepare, finish, is_alone=is_alone and not model.has_whole_items)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             hung = self._watchdogs[core].hung

@@ -40,7 +40,7 @@ class CoreSettings(Settings):
 
 
 class EngineSettings(CoreSettings):
-    """How the executor runs models. `whole_items`: see Limits."""
+    """How the executor runs models. `whole_items`: see ExecutorModel.keep_items_whole."""
 
     whole_items: ClassVar[bool] = False
 

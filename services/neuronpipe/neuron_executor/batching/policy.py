@@ -16,14 +16,11 @@ _LATE_FOR_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`max_batch_tokens` counts padded tokens; one sequence alone may exceed it. Buckets limit their own batches.
-    `whole_items`: the sequences of an item are a batch, whatever the limits.
-    """
+    """`max_batch_tokens` counts padded tokens; one sequence alone may exceed it. Buckets limit their own batches."""
 
     max_batch_size: int
     max_batch_tokens: int
     max_queue_sequences: int
-    whole_items: bool = False
 
 
 @dataclass(frozen=True, slots=True)
