@@ -1,7 +1,7 @@
 """Batch transform in process, beside the back end alone and others over the same rows.
 
-Run: python -m tests.bench.transform [--rows N] [--rounds N] [--ray]  prints a table, and writes nothing else. --ray
-needs .venv-ray, which `make ray` makes. The systems take turns in every round; loading a model is not counted.
+Run: python -m tests.bench.transform [--rows N] [--rounds N] [--ray] [--alone]  prints a table, and writes nothing else. --ray
+needs .venv-ray, which `make ray` makes; --alone leaves all others out. The systems take turns in every round; loading a model is not counted.
 
 - back end alone: tests/bench/ceiling.py, batches made beforehand
 - transform: what `neuronpipe transform` runs, files included
@@ -28,6 +28,7 @@ from pathlib import Path
 import psutil
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput, Truncation
+from neuronpipe.cli.serve import event_loop
 from neuronpipe.runtimes.cpus import available_cpus
 from neuronpipe.transform.near_engine import find_bundle, running_near_engine
 from neuronpipe.transform.request import TransformRequest
@@ -103,7 +104,7 @@ for _ in sys.stdin:
 """
 
 
-async def _measure(rows: int, rounds: int, *, with_ray: bool) -> dict[str, list[_Found]]:
+async def _measure(rows: int, rounds: int, *, with_ray: bool, alone: bool) -> dict[str, list[_Found]]:
     """What was found of each system in each round."""
     found: dict[str, list[_Found]] = {}
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -113,7 +114,7 @@ async def _measure(rows: int, rounds: int, *, with_ray: bool) -> dict[str, list[
         texts = make_texts(rows)
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         async with AsyncExitStack() as stack:
-            turns = await _systems(stack, repository, file, texts, with_ray=with_ray)
+            turns = await _systems(stack, repository, file, texts, with_ray=with_ray, alone=alone)
             for number in range(rounds):
                 for system, (turn, pid) in turns.items():
                     one = await _take(turn, pid)
@@ -135,7 +136,7 @@ def _cpu_s(pid: int | None) -> float:
 
 
 async def _systems(
-    stack: AsyncExitStack, repository: Path, file: Path, texts: Sequence[str], *, with_ray: bool
+    stack: AsyncExitStack, repository: Path, file: Path, texts: Sequence[str], *, with_ray: bool, alone: bool
 ) -> dict[str, tuple[Turn, int | None]]:
     ceiling = stack.enter_context(running_ceiling(repository, texts))
     (process,) = (one for one in multiprocessing.active_children() if one.name == "ceiling")
@@ -144,7 +145,7 @@ async def _systems(
         "transform": (await stack.enter_async_context(_transform(repository, file)), os.getpid()),
     }
     cpus = str(available_cpus())
-    for batch_size in _BATCH_SIZES:
+    for batch_size in () if alone else _BATCH_SIZES:
         words = [_TRANSFORMERS, str(SOURCE), str(file), str(batch_size), cpus]
         turns[f"transformers, batches of {batch_size}"] = stack.enter_context(
             _process(sys.executable, words, len(texts))
@@ -216,9 +217,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--alone", action="store_true")
     options = parser.parse_args()
     began_s = time.monotonic()
-    found = asyncio.run(_measure(options.rows, options.rounds, with_ray=options.ray))
+    with asyncio.Runner(loop_factory=event_loop) as runner:
+        found = runner.run(_measure(options.rows, options.rounds, with_ray=options.ray, alone=options.alone))
     ceilings = found["back end alone"]
     print(f"{options.rows} rows, {options.rounds} rounds, {available_cpus()} CPUs, {time.monotonic() - began_s:.0f} s")
     print("| System | Rows a second | Of the back end alone | CPU ms a row | Of the back end alone |")

@@ -14,6 +14,7 @@ from neuronpipe.cli.bundle import add_trusted_keys
 from neuronpipe.cli.ending import ending_on_sigterm
 from neuronpipe.cli.input_flags import NEEDED
 from neuronpipe.cli.request import add_key, parse_target, parse_timeout_s
+from neuronpipe.cli.serve import event_loop
 from neuronpipe.cli.table import print_table
 from neuronpipe.cli.tls import add_tls, tls_files
 from neuronpipe.core.errors import SetupError
@@ -117,8 +118,10 @@ def _run(options: argparse.Namespace) -> "Report":
 
     start_logging("transform", 30)
     request = _request(options)
-    with ending_on_sigterm():
-        return asyncio.run(_run_far(options, request) if options.target else _run_near(options, request))
+    # As of services (docs/decisions/0002).
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with ending_on_sigterm(), asyncio.Runner(loop_factory=event_loop) as runner:
+        return runner.run(_run_far(options, request) if options.target else _run_near(options, request))
 
 
 async def _run_far(options: argparse.Namespace, request: "TransformRequest") -> "Report":

@@ -82,12 +82,13 @@ async def run_shards(
     results: _Results | None = None
     windows = _Windows(shards, work, engine.window_rows)
     try:
-        async for window, outcomes in answer_in_order(windows, answer, engine.windows_in_flight):
-            results = results or _Results(window.shard, work)
-            note(await asyncio.to_thread(results.write, window, outcomes))
-            if window.is_last:
-                yield await asyncio.to_thread(results.complete)
-                results = None
+        async with contextlib.aclosing(answer_in_order(windows, answer, engine.windows_in_flight)) as answered:
+            async for window, outcomes in answered:
+                results = results or _Results(window.shard, work)
+                note(await asyncio.to_thread(results.write, window, outcomes))
+                if window.is_last:
+                    yield await asyncio.to_thread(results.complete)
+                    results = None
     finally:
         await windows.close()
         if results:
@@ -107,7 +108,6 @@ class _Results:
         self._new = self._folder.create(self._name)
         with unwritable(self._path):
             self._writer = format.open_writer(self._new.file, work.task.columns)
-        self._answers: list[Answer] = []
         self._errors = self._tokens = self._truncated = self._padded = 0
 
     def write(self, window: _Window, outcomes: Sequence[Sequence[Outcome]]) -> Progress:
