@@ -1,7 +1,8 @@
 """Batch transform in process, beside the back end alone and others over the same rows.
 
-Run: python -m tests.bench.transform [--rows N] [--rounds N] [--ray] [--alone]  prints a table, and writes nothing else. --ray
-needs .venv-ray, which `make ray` makes; --alone leaves all others out. The systems take turns in every round; loading a model is not counted.
+Run: python -m tests.bench.transform [--rows N] [--rounds N] [--ray] [--alone]  prints a table, and writes nothing else.
+--ray needs .venv-ray, which `make ray` makes; --alone leaves all others out. The systems take turns in every round;
+loading a model is not counted.
 
 - back end alone: tests/bench/ceiling.py, batches made beforehand
 - transform: what `neuronpipe transform` runs, files included
