@@ -8,7 +8,8 @@
 # verify-package  the wheel and the sdist, each installed into an environment of its own, where the client's tests run
 # docs      the site of docs/, in .cache/site; it needs no server and no network
 # check     verify, verify-package and test
-# fuzz      a million random sequences through the scheduler: minutes
+# fuzz      a million random sequences through the scheduler, and a million messages to every method of real servers, or
+#           for FUZZ_S seconds: an hour
 # soak      ten minutes each of twice and of eight times the load that can be borne, and a minute of certificates that
 #           change every second
 # ray       batch transform on Ray Data, in an environment of its own
@@ -42,6 +43,8 @@ WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
 # Of the oracle suites' cases, and of other large matrices; see pytest --help.
 SHARE ?= 0.2
 FUZZ_SEQUENCES ?= 45000
+FUZZ_MESSAGES ?= 1000000
+FUZZ_S ?= inf
 SOAK_S ?= 600
 ROTATION_S ?= 60
 PYTEST := -m pytest --numprocesses $(WORKERS)
@@ -153,6 +156,8 @@ sampled: setup
 .PHONY: fuzz
 fuzz: .venv/.dev
 	NEURONPIPE_FUZZ_SEQUENCES=1000000 $(BIN)/python $(PYTEST) tests/unit/neuron_executor/test_fuzz.py --timeout 1800
+	NEURONPIPE_FUZZ_MESSAGES=$(FUZZ_MESSAGES) NEURONPIPE_FUZZ_S=$(FUZZ_S) \
+	  $(BIN)/python -m pytest -s tests/integration/test_fuzz.py
 
 .PHONY: soak
 soak: .venv/.dev

@@ -103,11 +103,12 @@ def four_processes(
     repository: Path,
     *options: str,
     stage_options: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    gateway_options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[dict[str, ServiceProcess]]:
     """The four services, ready, by name. They end with the block.
 
-    `options` are for all of them, `stage_options` for some stages.
+    `options` are for all of them, `stage_options` for some stages, `gateway_options` for the gateway alone.
     """
     options = ("--repository", str(repository), *options)
     with ExitStack() as stack:
@@ -118,7 +119,9 @@ def four_processes(
             for service in ("tokenizer", "neuron-executor", "postprocessor")
         }
         targets = [f"--{name}-target={started[service].target}" for name, service in _TARGET_OPTIONS.items()]
-        started["gateway"] = stack.enter_context(ServiceProcess("gateway", *options, *targets, environment=environment))
+        started["gateway"] = stack.enter_context(
+            ServiceProcess("gateway", *options, *targets, *gateway_options, environment=environment)
+        )
         for process in started.values():
             process.wait_until_ready()
         started["gateway"].wait_for("all stages reached")

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
 
-from neuronpipe.core.errors import InvalidInput, ModelNotFound
+from neuronpipe.core.errors import InvalidInput, ModelNotFound, WrongTask
 from neuronpipe.core.tensors import Arrays
 
 EntryT = TypeVar("EntryT")
@@ -128,6 +128,11 @@ class ModelSpec(BaseModel):
     def answers(self, task: str) -> bool:
         """Whether the model answers a task, by its graph or by its tokenizer."""
         return task in self.tasks or (task in _TOKENIZER_TASKS and self.image is None)
+
+    def check_answers(self, task: str) -> None:
+        """Raises WrongTask for a task that the model does not answer."""
+        if not self.answers(task):
+            raise WrongTask(f"model {self.name!r} has the task {' or '.join(self.tasks)}, the input is for {task}")
 
     image: ImageSpec | None = Field(
         None, description="of a model that takes images in place of texts (since schema version 3)"

@@ -125,6 +125,8 @@ class Attributes:
     )
     NEURON_ERROR = Name("neuronpipe.neuron.error", "generic, numerical, transient, model, runtime or hardware")
     SERVICE = Name("neuronpipe.service", "the service of the stage")
+    LIMIT = Name("neuronpipe.limit", "the setting that was exceeded")
+    DOOR = Name("neuronpipe.door", "grpc or http")
     TLS_SIDE = Name(
         "neuronpipe.tls.side", "server: of the process's ports; client: of a gateway's connections to stages"
     )
@@ -333,6 +335,21 @@ class Metrics:
         "neuronpipe.neuron.executions", "{execution}", "executions by outcome", Attributes.NEURON_OUTCOME
     )
     NEURON_ERRORS = _counter("neuronpipe.neuron.errors", "{error}", "errors of executions", Attributes.NEURON_ERROR)
+    CONNECTIONS = _gauge("neuronpipe.connection.open", "{connection}", "open connections of a port", Attributes.DOOR)
+    CONNECTIONS_ENDED = _counter(
+        "neuronpipe.connection.ended",
+        "{connection}",
+        "connections that were refused or ended since they exceeded a limit; over gRPC only by max_send_s, as gRPC "
+        "does not tell of others",
+        Attributes.DOOR,
+        Attributes.LIMIT,
+    )
+    CALLS_ENDED = _counter(
+        "neuronpipe.call.ended",
+        "{call}",
+        "calls that were ended since they waited for their caller beyond a limit, or since too many did",
+        Attributes.LIMIT,
+    )
     TLS_EXPIRY = _gauge(
         "neuronpipe.tls.certificate.expiry",
         "s",

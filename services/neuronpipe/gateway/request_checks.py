@@ -1,7 +1,7 @@
 """What a request must be before anything is computed, and how large its input may be."""
 
 from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority
-from neuronpipe.core.errors import InvalidInput, WrongTask
+from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.items import EncodedInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.gateway.inference import InferenceRequest
@@ -35,8 +35,7 @@ def check_input(request: InferenceRequest, spec: ModelSpec, settings: PipelineSe
     task = request.input.task
     if task is None:
         raise InvalidInput("input", f"holds no task; model {spec.name!r} takes {' or '.join(spec.tasks)}")
-    if not spec.answers(task):
-        raise WrongTask(f"model {spec.name!r} has the task {' or '.join(spec.tasks)}, the input is for {task}")
+    spec.check_answers(task)
     return input_bytes
 
 

@@ -12,11 +12,13 @@ from neuronpipe.core.settings import Settings
 from neuronpipe.gateway.callers.settings import CallerSettings
 from neuronpipe.process.settings import (
     CALLERS_CONNECTION_AGE_S,
+    CALLERS_STREAM_IDLE_S,
     ServerSettings,
     check_port,
     connection_age_field,
     listen_field,
     optional_listen_field,
+    stream_idle_field,
 )
 from neuronpipe.tls.files import TlsFiles
 
@@ -122,6 +124,7 @@ class GatewaySettings(
 
     listen: str = listen_field("127.0.0.1:50050")
     max_connection_age_s: float = connection_age_field(CALLERS_CONNECTION_AGE_S)
+    max_stream_idle_s: float = stream_idle_field(CALLERS_STREAM_IDLE_S)
     tokenizer_target: str = target_field("tokenizer", "127.0.0.1:50051")
     executor_target: str = target_field("neuron-executor", "127.0.0.1:50052")
     postprocessor_target: str = target_field("postprocessor", "127.0.0.1:50053")

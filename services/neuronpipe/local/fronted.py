@@ -51,7 +51,7 @@ async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Acces
                     log("listening for HTTP", address=http_port.address)
                 yield {}
 
-    await serve(settings.service, settings, [], assemble)
+    await serve(settings.service, settings, [], assemble, telemetry.meters)
 
 
 def _front_settings(settings: AllSettings, listen: str, http_listen: str, executor_target: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ async def _executor_door(
     stage: NeuronExecutorStage, settings: AllSettings, telemetry: Telemetry, listen: str, life: Life
 ) -> AsyncIterator[None]:
     """Takes the items of front processes."""
-    private = settings.model_copy(update={"listen": listen, "max_connection_age_s": 0.0})
+    private = settings.model_copy(update={"listen": listen, "max_connection_age_s": 0.0, "max_stream_idle_s": 0.0})
     door = GrpcDoor(private, [EXECUTE, *trace_rpcs(telemetry.traces)], event="listening for front processes")
     method = stage_method(
         EXECUTE, stage.execute, telemetry, models=stage.models, max_message_bytes=settings.max_message_bytes

@@ -27,7 +27,8 @@ async def run(settings: PipelineProcessSettings, telemetry: Telemetry, tls: Serv
         await run_fronted(settings, telemetry, access)
         return
     doors = gateway_doors(settings, settings, telemetry, tls, access.guard)
-    await serve(settings.service, settings, doors, partial(running_pipeline, settings, telemetry, access, doors))
+    assemble = partial(running_pipeline, settings, telemetry, access, doors)
+    await serve(settings.service, settings, doors, assemble, telemetry.meters)
 
 
 def access_by(settings: PipelineProcessSettings, telemetry: Telemetry) -> Access:

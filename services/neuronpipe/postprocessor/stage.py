@@ -12,7 +12,8 @@ from neuronpipe.core.items import PostprocessItem
 from neuronpipe.core.lanes import Lane, Lanes, is_on_event_loop
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import Packed, pack_result
-from neuronpipe.tasks import ANSWERED_TASKS
+from neuronpipe.tasks import ANSWERED_TASKS, TASKS
+from neuronpipe.tasks.decoding_checks import check_decodable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,11 @@ class DecodingModel:
         """Decodes the outputs of one input, on its lane."""
         item.call.check_deadline()
         task = ANSWERED_TASKS[item.input.task or self.spec.task]
-        input = getattr(item.input.message, task.name)
-        decoded = task.decode(input, self.spec, item.annotations.arrays, item.outputs.arrays)
+        self.spec.check_answers(task.name)
+        annotations, outputs = item.annotations.arrays, item.outputs.arrays
+        if task.name in TASKS:
+            check_decodable(task, self.spec, annotations, outputs)
+        decoded = task.decode(getattr(item.input.message, task.name), self.spec, annotations, outputs)
         result = pack_result(TaskResult(**{task.name: decoded}))
         if not is_on_event_loop():
             # A large result is serialized here, in the lane's thread, and not on the event loop.

@@ -10,6 +10,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded, Unavailable
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.names import Metrics
+from neuronpipe.process.caller_waits import CallerWaits
 
 # Last resort behind the gateway's admission control and the executor's queues: calls in one process, of all services.
 MAX_CALLS = 4096
@@ -21,8 +24,8 @@ _MAX_NEW_READS = 8
 # arrives slowly claims little.
 _QUICK_S = 0.005
 _FULL_CLAIM_S = 0.64
-# The longest time that a message may take to arrive.
-_RECEIVE_LIMIT_S = 60.0
+# Of all calls, those that may wait for their callers in one way, so that the others find room.
+_MAX_WAITS = MAX_CALLS // 2
 # While draining, this time without a new call means that callers know that the process stops.
 _QUIET_S = 0.1
 
@@ -50,9 +53,19 @@ class InFlight:
     """
 
     def __init__(
-        self, service: str, max_message_bytes: int, max_receiving_bytes: int, max_calls: int = MAX_CALLS
+        self,
+        service: str,
+        max_message_bytes: int,
+        max_receiving_bytes: int,
+        max_calls: int = MAX_CALLS,
+        *,
+        max_receive_s: float = 60.0,
+        meters: Meters | None = None,
     ) -> None:
         self.count = 0
+        self.meters = meters or Meters()
+        self._max_receive_s = max_receive_s
+        self._arrivals = self.caller_waits("max_receive_s", max_receive_s)
         # Called before a call's message is read, with the seconds left until its deadline; raises Overloaded.
         self.check_room: Callable[[float | None], None] = lambda remaining_s: None
         self._service = service
@@ -92,6 +105,10 @@ class InFlight:
         if not self.count:
             self._idle.set()
 
+    def caller_waits(self, setting: str, limit_s: float, max_waits: int = _MAX_WAITS) -> CallerWaits:
+        """What waits for callers in one way, which the setting of this name limits."""
+        return CallerWaits(limit_s, max_waits, self.meters.counter(Metrics.CALLS_ENDED, setting))
+
     async def receive(
         self, connection: str, read: Callable[[], Awaitable[T]], refuse: Callable[[NeuronpipeError], None]
     ) -> T:
@@ -102,10 +119,13 @@ class InFlight:
         await self._begin_read()
         reading = _Reading(connection, refuse, time.monotonic())
         self._look_at(reading, reading.began_s + _QUICK_S)
+        late = f"the message took longer than {self._max_receive_s:g} s, the limit"
+        arrival = self._arrivals.begin(lambda is_late: refuse(self.waited(is_late, late)))
         try:
             return await read()
         finally:
             reading.has_ended = True
+            self._arrivals.done(arrival)
             if reading.claimed_bytes:
                 self._claim(reading, -reading.claimed_bytes)
             if reading.is_new:
@@ -176,8 +196,6 @@ class InFlight:
         elif self._claimed_of[reading.connection] + more_bytes > self._max_claimed_of:
             problem = f"{self._max_claimed_of} bytes for messages of one connection while they arrive, the limit"
             reading.refuse(Overloaded(problem, retry_after_s=1))
-        elif taken_s > _RECEIVE_LIMIT_S:
-            reading.refuse(DeadlineExceeded(f"the message took longer than {_RECEIVE_LIMIT_S:g} s, the limit"))
         else:
             self._claim(reading, more_bytes)
             return True
@@ -208,6 +226,12 @@ class InFlight:
         while came_late != self._came_late and (left_s := end_s - time.monotonic()) > 0:
             came_late = self._came_late
             await asyncio.sleep(min(_QUIET_S, left_s))
+
+    def waited(self, is_late: bool, late: str) -> NeuronpipeError:
+        """The error of a call that waited for its caller for too long, as `late` says, or while too many others did."""
+        if is_late:
+            return DeadlineExceeded(late)
+        return Overloaded(f"{_MAX_WAITS} calls wait for their callers, the limit", retry_after_s=1)
 
     def stopping(self) -> Unavailable:
         """The error of calls, and of reads from streams, while the process drains."""

@@ -13,9 +13,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import TypeAlias
 
 from neuronpipe.core.logs import log, log_fault, log_warning
+from neuronpipe.core.metrics import Meters
 from neuronpipe.process.door import Door, Handler
 from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.in_flight import InFlight
+from neuronpipe.process.open_files import make_room_for
 from neuronpipe.process.settings import ServerSettings
 
 # The time limit for unloading models after all calls have ended. A device that hangs must not keep the process alive.
@@ -29,11 +31,19 @@ _LATE_CALLS_LIMIT_S = 1.0
 class Life:
     """A process that serves. Its parts use this object."""
 
-    def __init__(self, name: str, settings: ServerSettings, doors: Sequence[Door]) -> None:
+    def __init__(
+        self, name: str, settings: ServerSettings, doors: Sequence[Door], meters: Meters | None = None
+    ) -> None:
         self.health = HealthBoard(service for door in doors for service in door.services)
         self.is_open = False
         self._doors = doors
-        self.in_flight = InFlight(name, settings.max_message_bytes, settings.max_receiving_bytes)
+        self.in_flight = InFlight(
+            name,
+            settings.max_message_bytes,
+            settings.max_receiving_bytes,
+            max_receive_s=settings.max_receive_s,
+            meters=meters,
+        )
         self._told: list[Callable[[], Awaitable[None]]] = []
 
     def on_draining(self, tell: Callable[[], Awaitable[None]]) -> None:
@@ -86,15 +96,22 @@ Assemble: TypeAlias = Callable[[Life], AbstractAsyncContextManager[Mapping[str, 
 
 
 async def serve(
-    name: str, settings: ServerSettings, doors: Sequence[Door], assemble: Assemble, *, listens_first: bool = True
+    name: str,
+    settings: ServerSettings,
+    doors: Sequence[Door],
+    assemble: Assemble,
+    meters: Meters | None = None,
+    *,
+    listens_first: bool = True,
 ) -> None:
     """Serves until SIGTERM or SIGINT.
 
-    Raises SetupError for an address that cannot be used, and whatever `assemble` raises. `listens_first`: before it
-    loads, so that callers are told that it is starting.
+    Raises SetupError for an address that cannot be used, and whatever `assemble` raises. `meters`: of what callers do
+    beyond limits. `listens_first`: before it loads, so that callers are told that it is starting.
     """
     loop, serving, stop = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
-    life = Life(name, settings, doors)
+    life = Life(name, settings, doors, meters)
+    make_room_for(len(doors) * settings.max_connections)
 
     def on_signal() -> None:
         stop.set()

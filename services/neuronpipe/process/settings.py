@@ -12,6 +12,8 @@ from neuronpipe.tls.files import TlsFiles
 _LAST_PORT = 65535
 # A week. gRPC takes milliseconds in 31 bits, less than 25 days.
 _LAST_AGE_S = 7 * 86_400
+# Of streams of requests, where callers open them. Gateways keep theirs to stages open.
+CALLERS_STREAM_IDLE_S = 300.0
 # For services to which callers connect. Gateways keep their streams to stages open, and balance load over them.
 CALLERS_CONNECTION_AGE_S = 300.0
 
@@ -42,6 +44,55 @@ def connection_age_field(default_s: float) -> float:
     return age_s
 
 
+def stream_idle_field(default_s: float) -> float:
+    """The field of the time for which a stream may be idle."""
+    description = (
+        "seconds for which a stream of requests may be open with no request in it, as InferStream; then it is ended "
+        "with DEADLINE_EXCEEDED; 0: for ever"
+    )
+    idle_s: float = Field(default_s, ge=0, le=_LAST_AGE_S, description=description)
+    return idle_s
+
+
+class CallerLimits(Settings):
+    """What one caller can keep busy, or waiting. Beyond a limit its call, or its connection, is ended."""
+
+    max_connections: int = Field(
+        4096, ge=1, le=1_000_000, description="open connections at each port of a process; new ones beyond are closed"
+    )
+    max_connection_calls: int = Field(
+        2048, ge=1, le=1_000_000, description="gRPC calls of one connection at once; more wait at the caller"
+    )
+    max_connection_idle_s: float = Field(
+        300.0,
+        ge=0,
+        le=_LAST_AGE_S,
+        description="seconds without a call after which a connection is closed; 0: never",
+    )
+    max_handshake_s: float = Field(
+        30.0,
+        ge=0.1,
+        le=3600,
+        description="seconds that a connection's handshakes may take, TLS and HTTP/2, and the head of an HTTP request",
+    )
+    max_header_bytes: int = Field(
+        16 << 10,
+        ge=1 << 10,
+        le=1 << 20,
+        description="largest metadata of a call, or head of an HTTP request, in bytes",
+    )
+    max_receive_s: float = Field(
+        60.0, ge=0.1, le=86_400, description="seconds that a message, or HTTP body, may take to arrive"
+    )
+    max_send_s: float = Field(
+        300.0,
+        ge=0.1,
+        le=86_400,
+        description="seconds for which a caller may leave a response unread; then its connection is ended",
+    )
+    max_stream_idle_s: float = stream_idle_field(0)
+
+
 class ServerTlsSettings(Settings):
     """TLS of a service's ports."""
 
@@ -66,7 +117,7 @@ class ServerTlsSettings(Settings):
         return files if files.certificate else None
 
 
-class ServerSettings(ServerTlsSettings):
+class ServerSettings(ServerTlsSettings, CallerLimits):
     """The settings that every service has."""
 
     listen: str = listen_field("127.0.0.1:0")

@@ -5,6 +5,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,23 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.callers import enter_caller
-from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeError, SetupError
+from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeError, Overloaded, SetupError
 from neuronpipe.core.logs import log
+from neuronpipe.core.names import Metrics
 from neuronpipe.process.door import Guard, Handler
 from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.in_flight import MAX_CALLS, InFlight
 from neuronpipe.process.settings import ServerSettings
 from neuronpipe.rpc.abort import abort
-from neuronpipe.rpc.health import HEALTH_SERVICE, health_handlers
+from neuronpipe.rpc.connections import count_connections, end_connection
+from neuronpipe.rpc.health import HEALTH_SERVICE, WATCH, health_handlers
 from neuronpipe.rpc.peers import check_peer, credentials_of, server_credentials
+from neuronpipe.rpc.reads import StreamRead, read_message
 from neuronpipe.rpc.rpcs import Context, Rpc, by_path, rpcs_of
 from neuronpipe.tls.server import ServerTls
 
+# Watches of health, which are never over and need no credentials.
+_MAX_WATCHES = 512
 _REFLECTION_SERVICE = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 _MIN_PING_INTERVAL_MS = 10_000
 # Detects a caller that vanished without closing its connection. Its calls would be worked on, and the connection would
@@ -62,7 +68,7 @@ class GrpcDoor:
         self._event = event
         self._rpcs = {rpc.path: rpc for rpc in rpcs}
         self._handlers: Mapping[str, Handler] = {}
-        self._reads: set[_StreamRead] = set()
+        self._reads: set[StreamRead] = set()
         self._is_draining = False
         # Our own count refuses first, with a retry delay. gRPC's limit is the last resort: calls that are being
         # refused, health, reflection.
@@ -79,6 +85,9 @@ class GrpcDoor:
     async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
         """Takes connections, and refuses calls until it is open. Raises SetupError."""
         self._in_flight = in_flight
+        self._sends = in_flight.caller_waits("max_send_s", self._settings.max_send_s)
+        self._idle = in_flight.caller_waits("max_stream_idle_s", self._settings.max_stream_idle_s)
+        self._ended = in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "grpc", "max_send_s")
         reflecting = reflection.aio.ReflectionServicer(
             [*self.services, HEALTH_SERVICE.full_name, reflection.SERVICE_NAME]
         )
@@ -92,7 +101,8 @@ class GrpcDoor:
         for name, service in own.items():
             guard = None if self._guard and name in self._guard.open_services else self._guard
             for rpc in rpcs_of(service):
-                methods[rpc.path] = self._method(rpc, contextlib.nullcontext(), guard, handlers[rpc.path])
+                counted = _AtMost(_MAX_WATCHES) if rpc.path == WATCH else contextlib.nullcontext()
+                methods[rpc.path] = self._method(rpc, counted, guard, handlers[rpc.path])
         self._server.add_generic_rpc_handlers((_Methods(methods),))
         address = self._settings.listen
         path = unix_path(address)
@@ -108,6 +118,8 @@ class GrpcDoor:
             raise SetupError(f"cannot listen on {address}: {_bind_problem(address, path)}") from error
         await self._server.start()
         self.port = 0 if path else port
+        if self.port:
+            in_flight.meters.gauge(Metrics.CONNECTIONS, partial(count_connections, port), "grpc")
         log(self._event, address=address if path else f"{address.rpartition(':')[0]}:{port}")
 
     def open(self, handlers: Mapping[str, Handler]) -> None:
@@ -143,6 +155,7 @@ class GrpcDoor:
             try:
                 if remaining_s == 0.0:  # it waited inside gRPC for too long
                     raise DeadlineExceeded("the deadline passed before the call was accepted")
+                self._check_metadata(context)
                 if guard:
                     enter_caller(guard.identify(credentials_of(context)))
                 with counted:
@@ -150,20 +163,31 @@ class GrpcDoor:
                     await check_peer(context, allowed_peers)
                     if rpc.is_work:
                         self._in_flight.check_room(remaining_s)
-                    return await answering(await self._request(rpc, context), context)
+                    response = await answering(await self._request(rpc, context), context)
             except Exception as error:
                 await abort(context, error)
+            # gRPC sends it from here on, and is done with the call when the caller has read it.
+            unread_yet = self._begin_send(context)
+            context.add_done_callback(lambda _: self._sends.done(unread_yet))  # type: ignore[arg-type]
+            return response
 
         async def stream(unread: object, context: Context) -> AsyncIterator[Any]:
             try:
+                self._check_metadata(context)
                 if guard:
                     enter_caller(guard.identify(credentials_of(context)))
                 with counted:
                     answering = handler or self._handler(rpc)
                     await check_peer(context, allowed_peers)
-                    async with contextlib.aclosing(answering(await self._request(rpc, context), context)) as responses:
+                    read = self._stream_read(rpc, context) if rpc.client_streaming else None
+                    request = self._requests(rpc, read) if read else await self._request(rpc, context)
+                    async with contextlib.aclosing(answering(request, context)) as responses:
                         async for response in responses:
+                            unread_yet = self._begin_send(context)
                             yield response
+                            self._sends.done(unread_yet)
+                            if read:
+                                read.answered()
             except Exception as error:
                 await abort(context, error)
 
@@ -178,7 +202,7 @@ class GrpcDoor:
 
     async def _request(self, rpc: Rpc, context: Context) -> Any:
         if rpc.client_streaming:
-            return self._requests(rpc, context)
+            return self._requests(rpc, self._stream_read(rpc, context))
         refusals: list[asyncio.Task[object]] = []
 
         def refuse(error: NeuronpipeError) -> None:
@@ -187,7 +211,7 @@ class GrpcDoor:
             )  # ends the read, too, which cannot be cancelled safely
 
         try:
-            data = await self._in_flight.receive(context.peer(), context.read, refuse)
+            data = await self._in_flight.receive(context.peer(), partial(read_message, context), refuse)
         finally:
             if refusals:
                 await refusals[0]  # raises AbortError
@@ -195,12 +219,34 @@ class GrpcDoor:
             raise InvalidInput("request", "is missing")
         return _decoded(rpc, data)
 
-    async def _requests(self, rpc: Rpc, context: Context) -> AsyncIterator[Any]:
+    def _check_metadata(self, context: Context) -> None:
+        """Raises InvalidInput. gRPC holds the limit only once a caller has acknowledged it (seen 2026-11-22)."""
+        size_bytes = sum([len(key) + len(value) for key, value in context.invocation_metadata() or ()])
+        if size_bytes > self._settings.max_header_bytes:
+            limit = self._settings.max_header_bytes
+            raise InvalidInput("metadata", f"{size_bytes} bytes, the limit is {limit} (max_header_bytes)")
+
+    def _begin_send(self, context: Context) -> int:
+        """A response is sent from now on; returns the number for `_sends.done`."""
+        return self._sends.begin(lambda is_late: self._end_connection(context.peer()))
+
+    def _end_connection(self, peer: str) -> None:
+        self._ended.add()
+        asyncio.get_running_loop().run_in_executor(None, end_connection, self.port, peer)
+
+    def _stream_read(self, rpc: Rpc, context: Context) -> StreamRead:
+        def error_of(is_late: bool) -> NeuronpipeError:
+            limit_s = self._settings.max_stream_idle_s
+            return self._in_flight.waited(is_late, f"the stream had no request for {limit_s:g} s, the limit")
+
+        return StreamRead(context, self._idle, error_of, is_answered=rpc.server_streaming)
+
+    async def _requests(self, rpc: Rpc, read: StreamRead) -> AsyncIterator[Any]:
         """A caller's stream until the caller ends it.
 
-        Raises Unavailable as soon as the door drains, because no new work is begun then.
+        Raises Unavailable as soon as the door drains, because no new work is begun then, and DeadlineExceeded where the
+        stream is idle for too long.
         """
-        read = _StreamRead(context)
         self._reads.add(read)
         try:
             while not self._is_draining:
@@ -214,33 +260,20 @@ class GrpcDoor:
         raise self._in_flight.stopping()
 
 
-class _StreamRead:
-    """Reads the messages of one stream, for one task, until it is ended."""
+class _AtMost(AbstractContextManager[None]):
+    """Counts calls of one kind. Raises Overloaded at the limit."""
 
-    __slots__ = ("_context", "_is_ended", "_task")
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._count = 0
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._is_ended = False
-        self._task: asyncio.Task[Any] | None = None
+    def __enter__(self) -> None:
+        if self._count >= self._limit:
+            raise Overloaded(f"{self._count} calls of this kind, the limit", retry_after_s=1)
+        self._count += 1
 
-    async def next(self) -> Any:
-        """The next message, or EOF; None where the read was ended."""
-        task = self._task = asyncio.current_task()
-        try:
-            return await self._context.read()
-        except asyncio.CancelledError:
-            if not (self._is_ended and task and task.uncancel() == 0):  # cancelled by others
-                raise
-            return None
-        finally:
-            self._task = None
-
-    def end(self) -> None:
-        """Ends the read that waits, if one does. Not by asyncio.timeout, which takes as long as a small message."""
-        if self._task and not self._is_ended:
-            self._is_ended = True
-            self._task.cancel()
+    def __exit__(self, *_: object) -> None:
+        self._count -= 1
 
 
 class _Methods(grpc.GenericRpcHandler):
@@ -269,7 +302,7 @@ def _options(settings: ServerSettings, shares_port: bool) -> Iterable[tuple[str,
     yield "grpc.max_send_message_length", -1
     # One connection does not take all calls of the process. What is more waits at the caller; with gRPC's overload
     # protection half of it ended as UNAVAILABLE instead (seen 2026-11-22, grpcio 1.85.1).
-    yield "grpc.max_concurrent_streams", MAX_CALLS // 2
+    yield "grpc.max_concurrent_streams", settings.max_connection_calls
     yield "grpc.http.overload_protection", 0
     yield "grpc.server.max_pending_requests", settings.max_pending_calls
     yield "grpc.server.max_pending_requests_hard_limit", 2 * settings.max_pending_calls
@@ -283,6 +316,14 @@ def _options(settings: ServerSettings, shares_port: bool) -> Iterable[tuple[str,
     # Or gRPC takes megabytes of a message that nobody reads yet, not 64 KiB. One that is read gets a window of its size
     # all the same.
     yield "grpc.http2.bdp_probe", 0
+    yield "grpc.max_allowed_incoming_connections", settings.max_connections
+    yield "grpc.server_handshake_timeout_ms", round(settings.max_handshake_s * 1000)
+    yield "grpc.http2.settings_timeout", round(settings.max_handshake_s * 1000)
+    # The same, or else some random calls between them would be refused.
+    yield "grpc.max_metadata_size", settings.max_header_bytes
+    yield "grpc.absolute_max_metadata_size", settings.max_header_bytes
+    if settings.max_connection_idle_s:
+        yield "grpc.max_connection_idle_ms", round(settings.max_connection_idle_s * 1000)
     if settings.max_connection_age_s:
         yield "grpc.max_connection_age_ms", round(settings.max_connection_age_s * 1000)
         yield "grpc.max_connection_age_grace_ms", round(settings.max_connection_age_grace_s * 1000)

@@ -11,6 +11,7 @@ from neuronpipe.process.health import HealthBoard
 from neuronpipe.rpc.rpcs import Context, by_path
 
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"]
+WATCH = f"/{HEALTH_SERVICE.full_name}/Watch"
 
 
 def health_handlers(board: HealthBoard) -> dict[str, Handler]:

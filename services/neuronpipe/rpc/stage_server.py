@@ -48,4 +48,4 @@ async def serve_stage(
             yield {rpc.path: method} | trace_handlers(telemetry.traces)
 
     door = GrpcDoor(settings, [rpc, *trace_rpcs(telemetry.traces)], tls, allowed_peers=settings.allowed_names)
-    await serve(rpc.service_name, settings, [door], assemble)
+    await serve(rpc.service_name, settings, [door], assemble, telemetry.meters)

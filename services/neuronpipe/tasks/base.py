@@ -1,6 +1,6 @@
 """The contract of a task, and the checks that tasks share."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -168,6 +168,7 @@ class Task:
     - `decoded_fields`: the fields of the input that decode reads; None for all, if it needs the text. Only these are
       sent to the postprocessor, because texts and images can be large.
     - `facts`: the class of the task's facts about a model. `facts.of(model)` returns them.
+    - `annotations`: the arrays that decode reads for each sequence, int32 [n]; n: a number, "tokens" or "any".
 
     The functions raise InvalidInput. They are pure, and run in any process that has the model's spec.
     """
@@ -180,6 +181,7 @@ class Task:
     decode: Callable[[Any, ModelSpec, ArraySets, ArraySets], Any]
     decoded_fields: tuple[str, ...] | None
     facts: type[TaskFacts] = TaskFacts
+    annotations: Mapping[str, str | int] = field(default_factory=dict)
 
     def decoding_part(self, input: TaskInput) -> TaskInput:
         """The input with only the fields that decode reads, numbers and lists. Copied one by one, which is fastest."""

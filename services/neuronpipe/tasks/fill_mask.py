@@ -167,5 +167,6 @@ def _largest(values: Array, count: int) -> Array:
     return largest
 
 
+_ANNOTATIONS: dict[str, str | int] = {"place": 2, "target_ids": "any"}
 # The targets are in the annotations.
-TASK = Task("fill_mask", check, traits, encode, decode, ("top_k",), FillMaskFacts)
+TASK = Task("fill_mask", check, traits, encode, decode, ("top_k",), FillMaskFacts, _ANNOTATIONS)

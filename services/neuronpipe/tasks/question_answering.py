@@ -163,4 +163,5 @@ def _best_spans(start: Array, end: Array, max_tokens: int, *, count: int) -> Ite
 
 
 # Answers are parts of the context, so decode reads all of the input.
-TASK = Task("question_answering", check, traits, encode, decode, None, QuestionAnsweringFacts)
+_ANNOTATIONS = {"char_start": "tokens", "char_end": "tokens"}
+TASK = Task("question_answering", check, traits, encode, decode, None, QuestionAnsweringFacts, _ANNOTATIONS)

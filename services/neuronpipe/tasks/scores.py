@@ -41,6 +41,7 @@ def check_labels(model: ModelSpec, function: "ScoreFunction.ValueType", top_k: i
 def best_labels(logits: Array, model: ModelSpec, function: "ScoreFunction.ValueType", top_k: int) -> list[LabelScore]:
     """The `top_k` labels from `logits`, float32 [labels], best first."""
     scores = scores_of(logits, function, ClassifierFacts.of(model).score_function)
+    top_k = min(top_k, len(scores))
     if top_k == 1:
         index = int(scores.argmax())
         return [LabelScore(label=model.labels[index], score=scores[index].item())]

@@ -216,4 +216,5 @@ def _without_overlaps(found: list[_Found]) -> Iterator[_Found]:
 
 
 # Entities are parts of the text, so decode reads all of the input.
-TASK = Task("token_classification", check, traits, encode, decode, None)
+_ANNOTATIONS = {"char_start": "tokens", "char_end": "tokens", "continues_word": "tokens"}
+TASK = Task("token_classification", check, traits, encode, decode, None, annotations=_ANNOTATIONS)

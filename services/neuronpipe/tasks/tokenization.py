@@ -6,7 +6,7 @@ The stage that has the tokenizer makes the result, and it travels to the decodin
 from functools import partial
 
 import numpy as np
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from neuronpipe.api.v1.tasks_pb2 import (
     DetokenizationInput,
@@ -74,7 +74,10 @@ def _answered(result: Message) -> Encoded:
 def _decode(
     kind: type[Message], input: Message, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> Message:
-    return kind.FromString(annotations[0]["result"].tobytes())
+    try:
+        return kind.FromString(annotations[0]["result"].tobytes())
+    except (LookupError, DecodeError) as error:
+        raise InvalidInput("annotations", f"hold no {kind.DESCRIPTOR.full_name}") from error
 
 
 TOKENIZATION = Task(

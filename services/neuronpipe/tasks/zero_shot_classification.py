@@ -71,6 +71,8 @@ def decode(
     input: ZeroShotClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> ZeroShotClassificationResult:
     """All labels, best first, from `logits`, float32 [labels], of each sequence."""
+    if len(outputs) != len(input.candidate_labels):
+        raise InvalidInput("candidate_labels", f"{len(input.candidate_labels)} labels for {len(outputs)} outputs")
     logits = np.stack([output["logits"] for output in outputs])
     entailment = ZeroShotFacts.of(model).entailment_id
     if input.multi_label or len(logits) == 1:

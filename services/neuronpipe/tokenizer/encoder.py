@@ -34,8 +34,9 @@ class Encoder:
         self.kind: Kind = "pixels" if bundle.spec.image else "tokens"
 
     def check(self, input: TaskInput) -> None:
-        """Checks everything that can be checked without tokenizing. Raises InvalidInput."""
+        """Checks everything that can be checked without tokenizing. Raises InvalidInput and WrongTask."""
         task = self._task_of(input)
+        self._spec.check_answers(task.name)  # gateways have checked it, but others may reach the stage
         task.check(getattr(input, task.name), self._spec)
 
     def key(self, input: TaskInput, scope: str = "") -> bytes:
@@ -72,7 +73,6 @@ class Encoder:
         )
 
     def _task_of(self, input: TaskInput) -> Task:
-        # Gateways send only tasks that the model answers.
         return ANSWERED_TASKS[input.WhichOneof("task") or self._spec.task]
 
 

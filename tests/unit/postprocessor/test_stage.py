@@ -52,9 +52,9 @@ async def test_outputs_become_the_tasks_result(stage: PostprocessorStage, text: 
         (_item(model="none"), ModelNotFound),
         (_item(call=Call(deadline_s=0.0)), DeadlineExceeded),
         (_item(outputs=TensorSets(data=[_NO_TENSOR])), InvalidInput),
-        (_item(outputs=NO_TENSORS), IndexError),
+        (_item(outputs=NO_TENSORS), InvalidInput),
     ],
-    ids=["no such model", "expired", "no tensor", "a fault"],
+    ids=["no such model", "expired", "no tensor", "no outputs"],
 )
 async def test_a_bad_item_fails_alone(stage: PostprocessorStage, bad: PostprocessItem, kind: type[Exception]) -> None:
     good, failed, better = await asyncio.gather(

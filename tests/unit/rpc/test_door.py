@@ -714,12 +714,10 @@ async def test_a_message_class_of_the_same_wire_format_takes_the_place_of_the_de
     assert seen == [b"\x0a\x01a"]  # field 1, one byte long
 
 
-async def test_one_connection_does_not_take_all_calls_of_a_process(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rpc_door, "MAX_CALLS", 4)
+async def test_one_connection_does_not_take_all_calls_of_a_process(caplog: pytest.LogCaptureFixture) -> None:
     began, released = asyncio.Event(), asyncio.Event()
-    async with _serving(caplog, {"Infer": _holding(began, released), "InferStream": _echo}) as system:
+    handlers = {"Infer": _holding(began, released), "InferStream": _echo}
+    async with _serving(caplog, handlers, max_connection_calls=2) as system:
         held = [asyncio.create_task(_infer(system)) for _ in range(5)]
         await began.wait()
         assert system.life.in_flight.count <= 2

@@ -43,8 +43,8 @@ def gateway_doors(
         from neuronpipe.gateway.doors.http.handlers import ROUTES
 
         routes = (*ROUTES, *CONSOLE_ROUTES) if http.has_console else ROUTES
-        health, limit, age_s = INFERENCE_SERVICE.full_name, server.max_message_bytes, server.max_connection_age_s
-        doors.append(HttpDoor(http.http_listen, routes, health, limit, age_s, tls, guard, shares_port=shares_port))
+        health = INFERENCE_SERVICE.full_name
+        doors.append(HttpDoor(http.http_listen, routes, health, server, tls, guard, shares_port=shares_port))
     return doors
 
 

@@ -3,26 +3,33 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.gateway.doors.http import door as door_module
 from neuronpipe.gateway.doors.http.door import HttpDoor
 from neuronpipe.gateway.doors.http.exchange import HEALTH_ROUTES, HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.in_flight import InFlight
+from neuronpipe.process.settings import ServerSettings
 
 _WAIT = Route("GET", "/wait", "waits")
 _SERVICE = "a.Service"
 
 
+def _settings(**limits: float) -> ServerSettings:
+    fields: dict[str, Any] = {"max_message_bytes": 1 << 20, **limits}
+    return ServerSettings(repository=Path("/none"), **fields)
+
+
 @asynccontextmanager
 async def _running(
-    handlers: dict[str, HttpHandler], max_age_s: float = 0
+    handlers: dict[str, HttpHandler], **limits: float
 ) -> AsyncIterator[tuple[HttpDoor, HealthBoard, int]]:
     """A door that is open, the health that it shows, and its port."""
-    door = HttpDoor("127.0.0.1:0", (*HEALTH_ROUTES, _WAIT), _SERVICE, 1 << 20, max_age_s)
+    door = HttpDoor("127.0.0.1:0", (*HEALTH_ROUTES, _WAIT), _SERVICE, _settings(**limits))
     health = HealthBoard(door.services)
     await door.listen(health, InFlight("all", 1 << 20, 1 << 22))
     health.open()
@@ -57,15 +64,13 @@ async def test_health_is_the_process_and_the_service(path: bytes) -> None:
 
 
 @pytest.mark.parametrize("part", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: x\r\n"])
-async def test_a_head_that_does_not_arrive_ends_the_connection(monkeypatch: pytest.MonkeyPatch, part: bytes) -> None:
-    monkeypatch.setattr(door_module, "_HEAD_LIMIT_S", 0.05)
-    async with _running({}) as (_, _, port):
+async def test_a_head_that_does_not_arrive_ends_the_connection(part: bytes) -> None:
+    async with _running({}, max_handshake_s=0.1) as (_, _, port):
         assert await _ask(port, part) == b"HTTP/1.1 400 Bad Request\r\n"
 
 
-async def test_a_second_head_that_does_not_arrive_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "_HEAD_LIMIT_S", 0.05)
-    async with _running({}) as (_, _, port):
+async def test_a_second_head_that_does_not_arrive_ends_the_connection() -> None:
+    async with _running({}, max_handshake_s=0.1) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
@@ -74,27 +79,21 @@ async def test_a_second_head_that_does_not_arrive_ends_the_connection(monkeypatc
         writer.close()
 
 
-async def test_a_head_that_does_not_arrive_behind_a_request_is_not_told_so_in_its_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_head_that_does_not_arrive_behind_a_request_is_not_told_so_in_its_place() -> None:
     async def wait(request: HttpRequest) -> HttpResponse:
         await asyncio.Event().wait()
         raise AssertionError
 
-    monkeypatch.setattr(door_module, "_HEAD_LIMIT_S", 0.05)
-    async with _running({_WAIT.key: wait}) as (_, _, port):
+    async with _running({_WAIT.key: wait}, max_handshake_s=0.1) as (_, _, port):
         assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\nGET /hea") == b""
 
 
-async def test_a_request_that_is_slow_to_answer_is_no_head_that_is_slow_to_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_request_that_is_slow_to_answer_is_no_head_that_is_slow_to_come() -> None:
     async def wait(request: HttpRequest) -> HttpResponse:
-        await asyncio.sleep(0.2)  # four times the limit of a head
+        await asyncio.sleep(0.4)  # four times the limit of a head
         return HttpResponse(b"{}")
 
-    monkeypatch.setattr(door_module, "_HEAD_LIMIT_S", 0.05)
-    async with _running({_WAIT.key: wait}) as (_, _, port):
+    async with _running({_WAIT.key: wait}, max_handshake_s=0.1) as (_, _, port):
         assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
 
 
@@ -114,7 +113,7 @@ async def test_what_outlasts_the_grace_is_told_that_the_server_stops() -> None:
 
 
 async def test_it_may_stop_before_it_listens_and_twice() -> None:
-    door = HttpDoor("127.0.0.1:0", HEALTH_ROUTES, _SERVICE, 1 << 20)
+    door = HttpDoor("127.0.0.1:0", HEALTH_ROUTES, _SERVICE, _settings())
     await door.stop(0)
     await door.listen(HealthBoard(door.services), InFlight("all", 1 << 20, 1 << 22))
     await door.stop(0)
@@ -123,14 +122,14 @@ async def test_it_may_stop_before_it_listens_and_twice() -> None:
 
 @pytest.mark.parametrize("address", ["host.invalid:1", "192.0.2.1:80"])
 async def test_an_address_that_cannot_be_used_is_named(address: str) -> None:
-    door = HttpDoor(address, HEALTH_ROUTES, _SERVICE, 1 << 20)
+    door = HttpDoor(address, HEALTH_ROUTES, _SERVICE, _settings())
     with pytest.raises(SetupError, match=f"cannot listen on {address} for HTTP: "):
         await door.listen(HealthBoard(door.services), InFlight("all", 1 << 20, 1 << 22))
 
 
 @pytest.mark.parametrize(("max_age_s", "is_ended"), [(0.0, False), (3600.0, False), (1e-9, True)])
 async def test_a_connection_of_a_certain_age_ends_with_its_answer(max_age_s: float, is_ended: bool) -> None:
-    async with _running({}, max_age_s) as (_, _, port):
+    async with _running({}, max_connection_age_s=max_age_s) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         head = await reader.readuntil(b"\r\n\r\n")

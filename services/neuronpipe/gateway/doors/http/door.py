@@ -3,34 +3,38 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import socket
 from collections.abc import Collection, Generator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.doors.http.app import App
 from neuronpipe.gateway.doors.http.exchange import HEALTH_ROUTES, LIVE, HttpRequest, HttpResponse, Route
 from neuronpipe.process.door import Guard, Handler
 from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.in_flight import InFlight
+from neuronpipe.process.settings import ServerSettings
 from neuronpipe.tls.server import ServerTls
 
-_KEEP_ALIVE_S = 75
-# Of a request's line and headers.
-_HEAD_LIMIT_S = 30.0
-_MAX_HEAD_BYTES = 64 << 10
+# Days, where connections may be idle for ever.
+_FOR_EVER_S = 7 * 86_400
 _BACKLOG = 2048
 
 
 class HttpDoor:
     """Takes HTTP/1.1 at an address; a Door (process/door.py).
 
-    `service`: whose health it shows. `port`: known once it listens. `max_connection_age_s`: after which callers are
-    asked to connect again; 0: never. `tls`: for HTTPS.
+    `service`: whose health it shows. `port`: known once it listens. `settings`: limits of bodies, connections and
+    callers. `tls`: for HTTPS.
     """
 
     port: int
@@ -40,8 +44,7 @@ class HttpDoor:
         listen: str,
         routes: Sequence[Route],
         service: str,
-        max_body_bytes: int,
-        max_connection_age_s: float = 0,
+        settings: ServerSettings,
         tls: ServerTls | None = None,
         guard: Guard | None = None,
         *,
@@ -53,8 +56,7 @@ class HttpDoor:
         self._shares_port = shares_port
         self._routes = routes
         self._service = service
-        self._max_body_bytes = max_body_bytes
-        self._max_connection_age_s = max_connection_age_s
+        self._settings = settings
         self._serving: asyncio.Task[None] | None = None
 
     @property
@@ -65,14 +67,14 @@ class HttpDoor:
     async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
         """Takes connections, and refuses requests until it is open. Raises SetupError."""
         self._health = health
-        self._app = App(self._routes, in_flight, self._max_body_bytes, self._guard)
+        self._app = App(self._routes, in_flight, self._settings.max_message_bytes, self._guard)
         self._app.handlers = self._health_handlers()
         listener = _bind(self._listen, self._shares_port)
         self.port = listener.getsockname()[1]
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what callers do wrong is told them
         config = uvicorn.Config(
             self._app,
-            http=type("_AgingConnection", (_Connection,), {"max_age_s": self._max_connection_age_s}),
+            http=partial(_Connection, self._settings, in_flight.meters),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -80,12 +82,14 @@ class HttpDoor:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_keep_alive=math.ceil(self._settings.max_connection_idle_s) or _FOR_EVER_S,
             backlog=_BACKLOG,
         )
         config.load()
         config.ssl = self._tls.context if self._tls else None
-        self._server = _Server(config)
+        self._server = _Server(config, self._settings.max_handshake_s)
+        open_connections = self._server.server_state.connections
+        in_flight.meters.gauge(Metrics.CONNECTIONS, lambda: len(open_connections), "http")
         self._serving = asyncio.create_task(self._server.serve([listener]))
         log("listening for HTTP", address=f"{self._listen.rpartition(':')[0]}:{self.port}")
 
@@ -116,23 +120,48 @@ class HttpDoor:
 
 
 class _Connection(HttpToolsProtocol):
-    """Ends a connection whose next head does not arrive within its limits, of which uvicorn has none, and an old one.
-
-    `max_age_s`: 0 for none.
+    """Ends a connection that is one too many, whose next head does not arrive within its limits, whose caller does not
+    read, or that is old: uvicorn has no such limits.
     """
 
-    max_age_s = 0.0
+    def __init__(self, limits: ServerSettings, meters: Meters, **fields: Any) -> None:
+        super().__init__(**fields)
+        self._limits = limits
+        self._meters = meters
+        self._unread: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._is_in_head = True
         self._head_bytes = 0
         self._made_s = self.loop.time()
-        self._timer: asyncio.TimerHandle | None = self.loop.call_later(_HEAD_LIMIT_S, self._end)
+        if len(self.connections) > self._limits.max_connections:
+            self._abort("max_connections")
+        else:
+            self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_timer()
+        if self._unread:
+            self._unread.cancel()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self._limits.max_send_s, self._abort, "max_send_s")
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread:
+            self._unread.cancel()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():  # or it would be open until the caller has read its answer
+            self._abort("max_connection_idle_s")
+        elif not self.transport.is_closing():
+            self._count("max_connection_idle_s")
+            super().timeout_keep_alive_handler()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -142,24 +171,36 @@ class _Connection(HttpToolsProtocol):
         self._is_in_head = False
         self._stop_timer()
         super().on_headers_complete()
-        if self.max_age_s and self.loop.time() - self._made_s >= self.max_age_s:
+        max_age_s = self._limits.max_connection_age_s
+        if max_age_s and self.loop.time() - self._made_s >= max_age_s:
             self.cycle.keep_alive = False
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._is_in_head:  # more of it is to come
             self._head_bytes += len(data)
-            if self._head_bytes > _MAX_HEAD_BYTES:
-                self._end()
+            if self._head_bytes > self._limits.max_header_bytes:
+                self._end("max_header_bytes")
             elif self._timer is None:
-                self._timer = self.loop.call_later(_HEAD_LIMIT_S, self._end)
+                self._start_timer()
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(self._limits.max_handshake_s, self._end, "max_handshake_s")
 
     def _stop_timer(self) -> None:
         if self._timer:
             self._timer.cancel()
             self._timer = None
 
-    def _end(self) -> None:
+    def _count(self, limit: str) -> None:
+        self._meters.counter(Metrics.CONNECTIONS_ENDED, "http", limit).add()
+
+    def _abort(self, limit: str) -> None:
+        self._count(limit)
+        self.transport.abort()
+
+    def _end(self, limit: str) -> None:
+        self._count(limit)
         if self.cycle and not self.cycle.response_complete:  # what would be sent now would be taken for its answer
             self.transport.close()
         elif not self.transport.is_closing():
@@ -167,6 +208,29 @@ class _Connection(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, max_handshake_s: float) -> None:
+        super().__init__(config)
+        self._max_handshake_s = max_handshake_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens. uvicorn's own has no limit for the handshake of TLS."""
+
+        def make_connection() -> asyncio.Protocol:
+            protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self.server_state, app_state={}
+            )
+            return protocol
+
+        limit_s = self._max_handshake_s if self.config.ssl else None
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                make_connection, sock=one, ssl=self.config.ssl, backlog=_BACKLOG, ssl_handshake_timeout=limit_s
+            )
+            for one in sockets or ()
+        ]
+        self.started = True
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Leaves them to process/life.py."""

@@ -1,0 +1,59 @@
+"""Checks that what comes to be decoded is what the other stages make: whoever reaches the stage may send anything."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Arrays, ArraySets
+from neuronpipe.tasks.base import Task
+
+# The length of an annotation's array: that of the tokens, any, or a number.
+AnnotationSizes = Mapping[str, str | int]
+# The least value, and what limits the largest, of those that are no places of tokens, which are from -1 on.
+_RANGES = {"place": (0, None), "target_ids": (0, "vocabulary")}
+
+
+def check_decodable(task: Task, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> None:
+    """Checks the arrays of a task of the model's graph, and what points into texts and vocabularies. Raises
+    InvalidInput.
+    """
+    if not outputs:
+        raise InvalidInput("outputs", "are missing")
+    wanted = len(outputs) if task.annotations else 0
+    if len(annotations) != wanted:
+        raise InvalidInput("annotations", f"{len(annotations)} sets for {len(outputs)} outputs, expected {wanted}")
+    for index, arrays in enumerate(outputs):
+        tokens = _check_outputs(model, arrays, f"outputs[{index}]")
+        if task.annotations:
+            _check_annotations(task.annotations, annotations[index], tokens, model, f"annotations[{index}]")
+
+
+def _check_outputs(model: ModelSpec, arrays: Arrays, place: str) -> int:
+    """Returns the number of tokens; 0 where no output has them."""
+    tokens = 0
+    for spec in model.outputs:
+        array = arrays.get(spec.name)
+        if array is None or array.dtype != np.float32 or array.ndim != len(spec.axes):
+            raise InvalidInput(f"{place}.{spec.name}", f"must be float32 with {len(spec.axes)} dimensions")
+        for axis, size in zip(spec.axes, array.shape, strict=True):
+            if axis == "tokens":
+                tokens = tokens or min(size, model.max_tokens)
+            if size != (tokens if axis == "tokens" else axis) or not size:
+                raise InvalidInput(f"{place}.{spec.name}", f"has the shape {list(array.shape)}, not {list(spec.axes)}")
+    return tokens
+
+
+def _check_annotations(sizes: AnnotationSizes, arrays: Arrays, tokens: int, model: ModelSpec, place: str) -> None:
+    for name, wanted in sizes.items():
+        array = arrays.get(name)
+        if array is None or array.dtype != np.int32 or array.ndim != 1:
+            raise InvalidInput(f"{place}.{name}", "must be int32 with 1 dimension")
+        if wanted != "any" and len(array) != (tokens if wanted == "tokens" else wanted):
+            raise InvalidInput(f"{place}.{name}", f"has {len(array)} values; the output has {tokens} tokens")
+        least, most = _RANGES.get(name, (-1, None))
+        if array.size and (array.min() < least or (most == "vocabulary" and array.max() >= model.vocabulary_size)):
+            raise InvalidInput(f"{place}.{name}", f"has values below {least}, or beyond the vocabulary")
+    if "char_end" in sizes and (arrays["char_end"] < arrays["char_start"]).any():
+        raise InvalidInput(f"{place}.char_end", "is before char_start")

@@ -1,0 +1,1 @@
+"""Messages that nobody would write, sent to real servers."""

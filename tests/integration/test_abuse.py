@@ -1,0 +1,306 @@
+"""Callers that mean harm: each costs the server a bounded time, and nobody else their answers."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import h2.errors
+import h2.events
+import httpx
+import psutil
+import pytest
+
+from neuronpipe.api.v1.inference_pb2 import InferRequest, InferStreamRequest
+from neuronpipe.client import Client
+from tests.integration.guarded import until
+from tests.integration.http_server import HttpServer, running_http_server
+from tests.integration.raw_http2 import RawHttp2, connect, is_ended
+from tests.integration.requests import classify
+from tests.integration.tls_files import Deployment
+
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
+
+_INFER = "/neuronpipe.api.v1.InferenceService/Infer"
+_INFER_STREAM = "/neuronpipe.api.v1.InferenceService/InferStream"
+_CHECK, _WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+_INVALID_ARGUMENT, _DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED = "3", "4", "8"
+_MAX_CONNECTIONS = 40
+_MAX_HEADER_BYTES = 8192
+_FRAME_HEADERS, _FRAME_PING, _FRAME_CONTINUATION = 1, 6, 9
+_END_STREAM, _END_HEADERS = 1, 4
+# What 20,000 calls may leave behind: less than 5 KiB each.
+_GROWTH_MIB = 100
+
+
+@pytest.fixture(scope="module")
+def server(fake_repository: Path) -> Iterator[HttpServer]:
+    """Limits that are reached soon."""
+    limits = {
+        "max-connections": _MAX_CONNECTIONS,
+        "max-connection-idle-s": 3,
+        "max-handshake-s": 1,
+        "max-header-bytes": _MAX_HEADER_BYTES,
+        "max-receive-s": 1,
+        "max-send-s": 1,
+        "max-stream-idle-s": 1,
+    }
+    options = [word for name, value in limits.items() for word in (f"--{name}", str(value))]
+    with running_http_server(fake_repository, *options, "--default-models", "minilm") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tls_server(fake_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    files = Deployment(tmp_path_factory.mktemp("tls")).files("all")
+    options = ("--tls-certificate", str(files.certificate), "--tls-key", str(files.key), "--max-handshake-s", "1")
+    with running_http_server(fake_repository, *options) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def everybody_else_is_answered(server: HttpServer) -> Iterator[None]:
+    yield
+    with Client(server.process.target) as client:
+        assert client.classify("classifier", "A fine day.")
+    assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
+    until(lambda: _metric(server, "neuronpipe_request_in_flight") == 0)
+
+
+def _metric(server: HttpServer, name: str, *labels: str) -> float:
+    """The value of a metric; 0 where it is not there yet."""
+    page = httpx.get(f"{server.url}/metrics", timeout=60).text
+    lines = [line for line in page.splitlines() if line.startswith(name) and all(label in line for label in labels)]
+    return float(lines[0].rpartition(" ")[2]) if lines else 0.0
+
+
+def _message(request: InferRequest | None = None) -> bytes:
+    return (request or classify("A fine day.")).SerializeToString()
+
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+@pytest.mark.parametrize("door", ["grpc", "http"])
+@pytest.mark.parametrize(
+    "part",
+    [b"", _PREFACE[:8], _PREFACE, _PREFACE + b"\0\0\0\4\0\0\0\0\0"],
+    ids=["nothing", "half", "preface", "settings without an acknowledgement"],
+)
+def test_a_connection_without_a_handshake_is_ended(server: HttpServer, door: str, part: bytes) -> None:
+    with connect(server.process.target if door == "grpc" else server.address) as connection:
+        connection.sendall(part)
+        assert is_ended(connection)
+
+
+@pytest.mark.parametrize("door", ["grpc", "http"])
+@pytest.mark.parametrize(
+    "part", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"], ids=["nothing", "half a hello"]
+)
+def test_a_handshake_of_tls_that_hangs_is_ended(tls_server: HttpServer, door: str, part: bytes) -> None:
+    with connect(tls_server.process.target if door == "grpc" else tls_server.address) as connection:
+        connection.sendall(part)
+        assert is_ended(connection)
+
+
+def test_a_connection_without_calls_is_ended_also_if_it_answers_pings(server: HttpServer) -> None:
+    with RawHttp2(server.process.target) as caller:
+        events = caller.events(lambda event: False)
+    assert any(isinstance(event, h2.events.ConnectionTerminated) for event in events)
+
+
+def test_an_http_connection_without_requests_is_ended(server: HttpServer) -> None:
+    ended = _metric(server, "neuronpipe_connection_ended_total", "http", "max_connection_idle_s")
+    with server.connect() as connection:
+        connection.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert connection.receive().status == 200
+        assert connection.is_ended()
+    assert _metric(server, "neuronpipe_connection_ended_total", "http", "max_connection_idle_s") > ended
+
+
+def test_connections_beyond_the_limit_are_refused_and_the_others_go_on(server: HttpServer) -> None:
+    with ExitStack() as stack:
+        callers = [stack.enter_context(RawHttp2(server.process.target)) for _ in range(_MAX_CONNECTIONS)]
+        streams = [caller.open_call(_WATCH) for caller in callers]
+        for caller, stream in zip(callers, streams, strict=True):
+            caller.send_message(stream, b"")
+            assert caller.events(lambda event: isinstance(event, h2.events.DataReceived))
+        assert _metric(server, "neuronpipe_connection_open", "grpc") == _MAX_CONNECTIONS
+        with connect(server.process.target) as one_more:
+            assert is_ended(one_more)
+        stream = callers[0].open_call(_CHECK)
+        callers[0].send_message(stream, b"")
+        assert callers[0].status(stream) == "0"
+    until(lambda: _metric(server, "neuronpipe_connection_open", "grpc") < _MAX_CONNECTIONS)
+
+
+def test_http_connections_beyond_the_limit_are_refused(server: HttpServer) -> None:
+    with ExitStack() as stack:
+        for _ in range(_MAX_CONNECTIONS):
+            stack.enter_context(server.connect())
+        with server.connect() as one_more:
+            assert one_more.is_ended()
+    until(lambda: _metric(server, "neuronpipe_connection_ended_total", "http", "max_connections") > 0)
+
+
+@pytest.mark.parametrize("part", [b"", b"\0\0\0\0\x20half"], ids=["nothing", "half"])
+@pytest.mark.parametrize("path", [_INFER, _CHECK])
+def test_a_call_whose_message_does_not_come_is_ended(server: HttpServer, path: str, part: bytes) -> None:
+    ended = _metric(server, "neuronpipe_call_ended_total", "max_receive_s")
+    with RawHttp2(server.process.target) as caller:
+        stream = caller.open_call(path)
+        caller.frames.send_data(stream, part)
+        caller.flush()
+        assert caller.status(stream) == _DEADLINE_EXCEEDED
+    assert _metric(server, "neuronpipe_call_ended_total", "max_receive_s") > ended
+
+
+def test_many_calls_that_send_nothing_are_ended(server: HttpServer) -> None:
+    with RawHttp2(server.process.target) as caller:
+        streams = [caller.open_call(_INFER) for _ in range(100)]
+        assert {caller.status(stream) for stream in streams[-1:]} <= {_DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED}
+
+
+def test_an_http_body_that_does_not_come_is_ended(server: HttpServer) -> None:
+    with server.connect() as connection:
+        connection.send(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        assert connection.receive().status == 504
+
+
+@pytest.mark.parametrize("requests", [0, 2])
+def test_an_idle_stream_is_ended(server: HttpServer, requests: int) -> None:
+    ended = _metric(server, "neuronpipe_call_ended_total", "max_stream_idle_s")
+    with RawHttp2(server.process.target) as caller:
+        stream = caller.open_call(_INFER_STREAM)
+        for number in range(requests):
+            message = InferStreamRequest(request=classify("a", request_id=str(number)))
+            caller.send_message(stream, message.SerializeToString(), ends=False)
+        assert caller.status(stream) == _DEADLINE_EXCEEDED
+    assert _metric(server, "neuronpipe_call_ended_total", "max_stream_idle_s") > ended
+
+
+@pytest.mark.parametrize("path", [_INFER, _INFER_STREAM, _CHECK])
+def test_a_caller_that_does_not_read_loses_its_connection(server: HttpServer, path: str) -> None:
+    ended = _metric(server, "neuronpipe_connection_ended_total", "grpc", "max_send_s")
+    message = {
+        _INFER: _message(),
+        _INFER_STREAM: InferStreamRequest(request=classify("a", request_id="1")).SerializeToString(),
+        _CHECK: b"",
+    }[path]
+    with RawHttp2(server.process.target, window=0) as caller:
+        stream = caller.open_call(path)
+        caller.send_message(stream, message, ends=False)
+        assert caller.status(stream) == "reset"
+    assert _metric(server, "neuronpipe_connection_ended_total", "grpc", "max_send_s") > ended
+
+
+def test_an_http_caller_that_does_not_read_loses_its_connection(server: HttpServer) -> None:
+    ended = _metric(server, "neuronpipe_connection_ended_total", "http", "max_send_s")
+    asks = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
+    with connect(server.address) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(asks * 400)  # answers of megabytes, more than the system's buffers hold
+        until(lambda: _metric(server, "neuronpipe_connection_ended_total", "http", "max_send_s") > ended)
+
+
+@pytest.mark.parametrize("acknowledges", [True, False])
+@pytest.mark.parametrize(
+    "fields",
+    [[("x-large", "a" * 4 * _MAX_HEADER_BYTES)], [(f"x-{number}", "a") for number in range(3000)]],
+    ids=["large", "many"],
+)
+def test_large_metadata_is_refused(server: HttpServer, fields: list[tuple[str, str]], acknowledges: bool) -> None:
+    with RawHttp2(server.process.target) as caller:
+        if acknowledges:  # gRPC's own limit counts from then on
+            caller.events(lambda event: isinstance(event, h2.events.RemoteSettingsChanged))
+        stream = caller.open_call(_CHECK, *fields)
+        caller.send_message(stream, b"")
+        assert caller.status(stream) in (_INVALID_ARGUMENT, _RESOURCE_EXHAUSTED)
+
+
+def test_metadata_within_the_limit_is_always_taken(server: HttpServer) -> None:
+    with grpc.insecure_channel(server.process.target) as channel:
+        check: Any = channel.unary_unary(_CHECK)
+        for _ in range(20):
+            check(b"", metadata=[("x-large", "a" * (_MAX_HEADER_BYTES - 1000))], timeout=60)
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def test_metadata_that_grow_when_they_are_unpacked_cost_no_memory(server: HttpServer) -> None:
+    before_mib = _rss_mib(server)
+    with RawHttp2(server.process.target) as caller:
+        caller.events(lambda event: isinstance(event, h2.events.RemoteSettingsChanged))
+        stream = caller.open_call(_CHECK, ("x-bomb", "a" * 3000))  # the newest entry of the table, number 62
+        caller.send_message(stream, b"")
+        caller.status(stream)
+        path = b"\x04" + bytes([len(_CHECK)]) + _CHECK.encode()
+        head = b"\x83\x86" + path + bytes([0x80 | 62]) * 10_000  # 30 MB
+        for number in range(1, 21):
+            caller.socket.sendall(_frame(_FRAME_HEADERS, _END_STREAM | _END_HEADERS, stream + 2 * number, head))
+        caller.socket.sendall(_frame(_FRAME_PING, 0, 0, b"answered"))
+        received = b""
+        while b"answered" not in received and (part := caller.socket.recv(1 << 16)):
+            received += part
+        assert _rss_mib(server) - before_mib < _GROWTH_MIB
+
+
+def test_a_head_that_never_ends_costs_no_memory(server: HttpServer) -> None:
+    before_mib = _rss_mib(server)
+    with RawHttp2(server.process.target) as caller:
+        caller.events(lambda event: isinstance(event, h2.events.RemoteSettingsChanged))
+        part = b"\x00\x05x-own" + b"\x7f\x81\x7f" + b"a" * 16_000  # a field of 16,384 bytes, cut short
+        with suppress(BrokenPipeError, ConnectionResetError):
+            caller.socket.sendall(_frame(_FRAME_HEADERS, 0, 1, part))
+            for _ in range(2000):
+                caller.socket.sendall(_frame(_FRAME_CONTINUATION, 0, 1, part))
+        assert _rss_mib(server) - before_mib < _GROWTH_MIB
+
+
+def test_a_large_http_head_is_refused(server: HttpServer) -> None:
+    ended = _metric(server, "neuronpipe_connection_ended_total", "http", "max_header_bytes")
+    with server.connect() as connection:
+        connection.send(b"GET /health HTTP/1.1\r\nx: " + b"a" * 2 * _MAX_HEADER_BYTES)
+        assert connection.receive().status == 400
+        assert connection.is_ended()
+    assert _metric(server, "neuronpipe_connection_ended_total", "http", "max_header_bytes") > ended
+
+
+def test_a_flood_of_pings_ends_the_connection(server: HttpServer) -> None:
+    with RawHttp2(server.process.target) as caller:
+        for number in range(1000):
+            caller.frames.ping(number.to_bytes(8, "big"))
+        caller.flush()
+        events = caller.events(lambda event: isinstance(event, h2.events.ConnectionTerminated))
+    (end,) = [event for event in events if isinstance(event, h2.events.ConnectionTerminated)]
+    assert end.error_code == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
+
+
+def test_calls_that_are_reset_at_once_leave_nothing_behind(server: HttpServer) -> None:
+    before_mib = _rss_mib(server)
+    for _ in range(10):
+        with RawHttp2(server.process.target) as caller:
+            caller.events(lambda event: isinstance(event, h2.events.RemoteSettingsChanged))
+            with suppress(BrokenPipeError, ConnectionResetError):
+                for _ in range(1000):
+                    caller.frames.reset_stream(caller.open_call(_INFER))
+                caller.flush()
+    with Client(server.process.target) as client:
+        assert client.classify("classifier", "A fine day.")
+    assert _rss_mib(server) - before_mib < _GROWTH_MIB
+
+
+def test_watches_of_health_do_not_keep_out_calls(server: HttpServer) -> None:
+    with RawHttp2(server.process.target) as caller:
+        for _ in range(520):
+            last = caller.open_call(_WATCH)
+            caller.send_message(last, b"")
+        assert caller.status(last) == _RESOURCE_EXHAUSTED
+
+
+def _rss_mib(server: HttpServer) -> int:
+    return int(psutil.Process(server.process.pid).memory_info().rss >> 20)
