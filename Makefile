@@ -12,6 +12,7 @@
 #           for FUZZ_S seconds: an hour
 # soak      ten minutes each of twice and of eight times the load that can be borne, a minute of certificates that
 #           change every second, and ten thousand jobs while workers die
+# ray       batch transform on Ray Data, in an environment of its own
 # bench     every measurement, written to docs/benchmarks
 # bench-quick  a short look, written to .cache/bench/quick
 # bench-cache  the caches, written to docs/benchmarks
@@ -94,6 +95,12 @@ endef
 	.venv-frameworks/bin/$(PIP) --no-deps -r $(FRAMEWORKS)
 	touch $@
 
+# Ray Data for `make ray`, with what a model needs in process: 1 GB.
+.venv-ray/.ready: pyproject.toml constraints.txt
+	$(call make_venv,.venv-ray)
+	.venv-ray/bin/$(PIP) -c constraints.txt -e '.[all,ray]'
+	touch $@
+
 $(NODE)/node_modules/.ready: $(NODE)/package-lock.json
 	command -v npm >/dev/null || $(call install,nodejs npm)
 	npm ci --prefix $(NODE) --no-audit --no-fund --loglevel=error
@@ -171,6 +178,10 @@ bench-quick: .venv/.dev
 .PHONY: bench-neuron-sim
 bench-neuron-sim: .venv/.dev
 	$(BIN)/python -m tests.bench.neuron_sim
+
+.PHONY: ray
+ray: .venv/.dev .venv-ray/.ready
+	$(BIN)/python -m pytest tests/integration/test_transform_ray.py
 
 .PHONY: check
 check: setup verify verify-package test

@@ -11,11 +11,17 @@ from neuronpipe.cache.settings import CacheCommandSettings
 from neuronpipe.cli.input_flags import FIELDS, flag
 from neuronpipe.cli.serve import SERVICES, settings_of
 from neuronpipe.core.settings import Settings, variable_name
+from neuronpipe.transform.settings import TransformSettings
 from tests import links, pages
 from tests.links import dead_links, dead_mentions, sources
 from tests.pages import ROOT, all_pages, anchors, blocks, fences
 
-_KINDS: Sequence[type[Settings]] = (*map(settings_of, SERVICES), CacheCommandSettings, AcceptSettings)
+_KINDS: Sequence[type[Settings]] = (
+    *map(settings_of, SERVICES),
+    CacheCommandSettings,
+    AcceptSettings,
+    TransformSettings,
+)
 _SETTINGS = [(kind, name) for kind in _KINDS for name in kind.model_fields]
 # Options of other projects' programs that pages name and nothing here uses.
 _OF_OTHERS = {"--neuroncore-pipeline-cores"}

@@ -13,6 +13,7 @@ from neuronpipe.cache.settings import CacheCommandSettings
 from neuronpipe.cli.serve import SERVICES, settings_of
 from neuronpipe.core.settings import Settings, variable_name
 from neuronpipe.process.settings import ServerSettings
+from neuronpipe.transform.settings import TransformSettings
 from tests.reference.markdown import NOTE, code, table, text
 
 _KIB = 1 << 10
@@ -54,6 +55,7 @@ def _lines() -> Iterator[str]:
     some_options = "[its commands](cli.md#neuronpipe-cache-stats) take some of them as options"
     yield from _section("neuronpipe cache", CacheCommandSettings, some_options)
     yield from _section("neuronpipe accept", AcceptSettings)
+    yield from _section("neuronpipe transform", TransformSettings)
 
 
 def _section(title: str, kind: type[Settings], options: str = "") -> Iterator[str]:

@@ -18,7 +18,21 @@ from neuronpipe.cli.request import use_key_of
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 
 COMMANDS = (
-    *("compile", "bundle", "accept", "serve", "infer", "job", "trace", "models", "health", "load", "cache", "key"),
+    *(
+        "compile",
+        "bundle",
+        "accept",
+        "serve",
+        "infer",
+        "job",
+        "transform",
+        "trace",
+        "models",
+        "health",
+        "load",
+        "cache",
+        "key",
+    ),
     "completion",
 )
 

@@ -82,7 +82,7 @@ def run_service(
         with (
             running_server_tls(settings.tls_files) as tls,
             running_telemetry(service, settings, variables, tls) as telemetry,
-            asyncio.Runner(loop_factory=_event_loop) as runner,
+            asyncio.Runner(loop_factory=event_loop) as runner,
         ):
             runner.run(serving(telemetry, tls))
     except RefusedBundle as refused:
@@ -142,7 +142,8 @@ def _check_required(kind: "type[ProcessSettings]", given: Mapping[str, str]) -> 
             )
 
 
-def _event_loop() -> asyncio.AbstractEventLoop:
+def event_loop() -> asyncio.AbstractEventLoop:
+    """A new event loop of uvloop's."""
     import uvloop
 
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()

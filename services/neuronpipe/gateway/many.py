@@ -1,7 +1,7 @@
 """Runs many requests of one call: a batch with one response, or a stream of responses as they are ready."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from neuronpipe.core.calls import Call
@@ -97,7 +97,7 @@ async def answer_stream(
 
 async def answer_in_order(
     requests: AsyncIterable[RequestT], answer: Callable[[RequestT], Awaitable[AnswerT]], max_in_flight: int
-) -> AsyncIterator[AnswerT]:
+) -> AsyncGenerator[AnswerT, None]:
     """Answers requests as they arrive, `max_in_flight` at once, and yields the answers in the order of the requests.
     The first error ends it. Raises what `requests` and `answer` raise.
     """

@@ -49,6 +49,8 @@ class Devices:
             observer = BatchObserver(self._telemetry, bundle.spec, name, backend.cores)
             observer.ready(time.monotonic_ns() - began_ns)
             model = scheduler.join(backend, bundle.spec, self._limits, times, observer)
+            if self._settings.whole_items:
+                model.keep_items_whole()
             try:
                 yield model
             finally:

@@ -32,6 +32,7 @@ from neuronpipe.neuron_executor.batching.free_shapes import FreeShapes
 from neuronpipe.neuron_executor.batching.outputs import cut, fault_of
 from neuronpipe.neuron_executor.batching.policy import Batch, BatchPolicy, Limits
 from neuronpipe.neuron_executor.batching.queue import ComputedSequence, QueuedSequence, SequenceQueue
+from neuronpipe.neuron_executor.batching.whole_items import WholeItems
 from neuronpipe.neuron_executor.cores import Cores
 
 # The shortest retry delay of a refused caller; room in the queue is seldom free sooner.
@@ -78,6 +79,7 @@ class ExecutorModel:
         self.policy: BatchPolicy = (
             FixedBuckets(self.queue, self.forecast, plan) if plan else FreeShapes(self.queue, self.forecast, limits)
         )
+        self.has_whole_items = False
         self.batches_running = 0
         self._kind = input_kind(spec)
         self._max_queue_sequences = limits.max_queue_sequences
@@ -87,6 +89,13 @@ class ExecutorModel:
         self._next_sweep_s = 0.0
         self._is_closed = False
         observer.watch(lambda: self.queued, lambda: self.cores_left)
+
+    def keep_items_whole(self) -> None:
+        """From now on the sequences of an item are a batch, which runs with the threads of one core, alone or not: so
+        that the bits of its results are always the same.
+        """
+        self.has_whole_items = True
+        self.policy = WholeItems(self.queue, self.policy)
 
     @property
     def queued(self) -> tuple[int, int]:
@@ -138,11 +147,13 @@ class ExecutorModel:
             raise Overloaded(f"{queued} sequences wait for {self.spec.name!r}, the limit is {limit}", retry_after_s)
         loop, numbers, round_tokens = asyncio.get_running_loop(), self._device.numbers, self.backend.round_tokens
         now_s, deadline_s = loop.time(), math.inf if call.deadline_s is None else call.deadline_s
-        new = []
+        new: list[QueuedSequence] = []
         for arrays in sequences:
             tokens = self._kind.tokens_of(arrays)
             key = call.is_beyond_share, now_s, deadline_s, next(numbers), call.is_bulk
             new.append(QueuedSequence(*key, arrays, tokens, round_tokens(tokens), loop.create_future(), trace))
+            if self.has_whole_items:
+                new[-1].mates = new
         own_s = self.forecast.alone_s(self.policy.lone_tokens(max(one.padded_tokens for one in new)))
         if len(new) > 1:
             own_s = max(own_s, self.forecast.together_s(sum(one.padded_tokens for one in new)))

@@ -183,7 +183,7 @@ class DeviceScheduler:
         )
         fault: Exception | None = None
         try:
-            rows = await model.backend.run(core, prepare, finish, is_alone=is_alone)
+            rows = await model.backend.run(core, prepare, finish, is_alone=is_alone and not model.has_whole_items)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             hung = self._watchdogs[core].hung

@@ -1,5 +1,7 @@
 """The settings of the neuron-executor."""
 
+from typing import ClassVar
+
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
@@ -38,7 +40,9 @@ class CoreSettings(Settings):
 
 
 class EngineSettings(CoreSettings):
-    """How the executor runs models."""
+    """How the executor runs models. `whole_items`: see ExecutorModel.keep_items_whole."""
+
+    whole_items: ClassVar[bool] = False
 
     backend: str = Field("", description="back end to run on; default: the first that the bundle was compiled for")
     cores_per_replica: int = Field(1, ge=1, le=MAX_CORES, description="cores for one replica of a model")

@@ -3,7 +3,7 @@
 import asyncio
 import heapq
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from neuronpipe.core.errors import DeadlineExceeded
@@ -30,9 +30,10 @@ class QueuedSequence:
     """A sequence until its result is there.
 
     Those of tenants within their shares come first, then older ones, and of the same age those with the earliest
-    deadline. `padded_tokens` is the length to which
-    the back end pads it in a batch of its own. `deadline_s` is on time.monotonic(), infinite for none. `trace`: of its
-    item, if that is sampled. `lost_cores` counts the cores that were lost while they computed it.
+    deadline. `padded_tokens` is the length to which the back end pads it in a batch of its own. `deadline_s` is on
+    time.monotonic(), infinite for none. `trace`: of its item, if that is sampled. `mates`: the sequences of its item,
+    itself included, where they are computed in one batch (whole_items.py). `lost_cores` counts the cores that were lost
+    while they computed it.
     """
 
     is_beyond_share: bool
@@ -45,6 +46,7 @@ class QueuedSequence:
     padded_tokens: int = field(compare=False)
     future: "asyncio.Future[ComputedSequence]" = field(compare=False)
     trace: SpanContext | None = field(default=None, compare=False)
+    mates: "Sequence[QueuedSequence]" = field(default=(), compare=False)
     lost_cores: int = field(default=0, compare=False)
     is_waiting: bool = field(default=False, compare=False)
 

@@ -1,11 +1,13 @@
 """OpenAI's embeddings and list of models."""
 
 from base64 import b64encode
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model
+from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, TaskInput
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.doors.http.bodies import Body, Count, Many, TokenIds, write_body
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
@@ -69,31 +71,20 @@ def openai_handlers(inference: Inference, catalog: Catalog) -> dict[str, HttpHan
 
     async def embeddings(request: HttpRequest) -> HttpResponse:
         body: EmbeddingsRequest = request.body
-        texts, is_list = listed(body.input)
+        is_list = listed(body.input)[1]
         results = await inference.each(
             request.call,
             request.model(body.model),
-            [embedding_input(text, dimensions=body.dimensions or 0) for text in texts],
+            embeddings_inputs(body),
             "input",
             lambda index: dict.fromkeys(("text", "token_ids"), f"input[{index}]" if is_list else "input"),
         )
-        is_base64 = body.encoding_format == "base64"
-        tokens = sum(result.usage.tokens for result in results)
-        vectors = (result.result.message.sentence_embedding for result in results)
-        answer = {
-            "object": "list",
-            "data": [
-                {
-                    "object": "embedding",
-                    "index": index,
-                    "embedding": b64encode(float32_bytes(one)).decode() if is_base64 else vector(one),
-                }
-                for index, one in enumerate(vectors)
-            ],
-            "model": body.model,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        }
-        return HttpResponse(write_body(answer), is_compressible=not is_base64)
+        answer = embeddings_answer(
+            body,
+            [result.result.message.sentence_embedding for result in results],
+            sum(result.usage.tokens for result in results),
+        )
+        return HttpResponse(write_body(answer), is_compressible=body.encoding_format != "base64")
 
     async def models(request: HttpRequest) -> HttpResponse:
         newest = [model for model in catalog.list_models().models if model.is_default]
@@ -107,6 +98,31 @@ def openai_handlers(inference: Inference, catalog: Catalog) -> dict[str, HttpHan
         )
 
     return {EMBEDDINGS.key: embeddings, MODELS.key: models, MODEL.key: model}
+
+
+def embeddings_inputs(body: EmbeddingsRequest) -> list[TaskInput]:
+    """The inputs of a request."""
+    return [embedding_input(text, dimensions=body.dimensions or 0) for text in listed(body.input)[0]]
+
+
+def embeddings_answer(
+    body: EmbeddingsRequest, vectors: Sequence[SentenceEmbeddingResult], tokens: int
+) -> dict[str, Any]:
+    """The answer to a request, for write_body. `tokens`: of all inputs."""
+    is_base64 = body.encoding_format == "base64"
+    return {
+        "object": "list",
+        "data": [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": b64encode(float32_bytes(one)).decode() if is_base64 else vector(one),
+            }
+            for index, one in enumerate(vectors)
+        ],
+        "model": body.model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
 
 
 def _entry(model: Model) -> dict[str, Any]:

@@ -1,0 +1,248 @@
+"""`neuronpipe transform`: its options, and the request. Imports its dependencies only when it runs."""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neuronpipe.cli.bundle import add_trusted_keys
+from neuronpipe.cli.ending import ending_on_sigterm
+from neuronpipe.cli.input_flags import NEEDED
+from neuronpipe.cli.request import add_key, parse_target, parse_timeout_s
+from neuronpipe.cli.serve import event_loop
+from neuronpipe.cli.table import print_table
+from neuronpipe.cli.tls import add_tls, tls_files
+from neuronpipe.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from neuronpipe.api.v1.tasks_pb2 import TaskInput
+    from neuronpipe.transform.progress import Report
+    from neuronpipe.transform.ray_data import RayRequest
+    from neuronpipe.transform.request import ModelFacts, TransformRequest
+    from neuronpipe.transform.run import Plan
+
+HELP = "run a model on files of rows, and write files of results"
+EXTRA = "all"
+
+_EXTRAS = {"pyarrow": "parquet", "ray": "ray", "obstore": "s3"}
+_FORMATS = ("jsonl", "csv", "parquet")
+# The format of OpenAI's batch files, and what its rows say themselves.
+_OPENAI, _NOT_OF_OPENAI = "openai", ("column", "keep", "options", "prefix", "output_format", "task")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    engine = parser.add_mutually_exclusive_group(required=True)
+    engine.add_argument("--repository", type=Path, metavar="DIR", help="folder of bundles: run the model in process")
+    engine.add_argument("--target", type=parse_target, metavar="HOST:PORT", help="a gateway that runs the model")
+    add_tls(parser)
+    add_key(parser)
+    parser.add_argument(
+        "--timeout-s",
+        type=parse_timeout_s,
+        default=60.0,
+        metavar="S",
+        help="with --target: how long to wait for a gateway that does not answer (default: 60)",
+    )
+    parser.add_argument("--model", required=True, metavar="M", help="the model's name")
+    parser.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
+    parser.add_argument(
+        "--task",
+        choices=[task.replace("_", "-") for task in NEEDED],
+        metavar="TASK",
+        help="the task (default: the one that the model was compiled for)",
+    )
+    rows = parser.add_argument_group("rows")
+    rows.add_argument(
+        "--input",
+        required=True,
+        action="extend",
+        nargs="+",
+        metavar="PATH",
+        help="files, folders or patterns: JSON Lines, CSV, Parquet; also .gz and .zst",
+    )
+    rows.add_argument(
+        "--input-format",
+        choices=(*_FORMATS, _OPENAI),
+        help="where the files' names do not say it; openai: OpenAI's batch files, with requests to /v1/embeddings",
+    )
+    rows.add_argument(
+        "--column", action="append", metavar="FIELD=COLUMN", help="the column of a field of the task's input"
+    )
+    rows.add_argument("--options", default="{}", metavar="JSON", help="fields that all rows share, as '{\"top_k\": 3}'")
+    results = parser.add_argument_group("results")
+    results.add_argument("--output", required=True, metavar="DIR", help="the folder of the results")
+    results.add_argument("--output-format", choices=_FORMATS, help="default: that of the input")
+    results.add_argument("--keep", default="", metavar="COLUMN,…", help="columns of the input to join results to")
+    results.add_argument("--prefix", default="", metavar="P", help="of the names of the result's columns")
+    results.add_argument(
+        "--shard-rows", type=int, default=10_000, metavar="N", help="rows of an output file (default: 10,000)"
+    )
+    results.add_argument(
+        "--max-errors", type=int, metavar="N", help="end when more rows failed (default: any number may)"
+    )
+    parser.add_argument("--price-per-hour", type=float, default=0.0, metavar="USD", help="of the machine, for the cost")
+    near = parser.add_argument_group("in process", "Other settings are variables: see the reference of settings.")
+    add_trusted_keys(parser)
+    near.add_argument("--backend", default="", help="default: the first that the bundle was compiled for")
+    near.add_argument("--cores", default="0", help="how many cores, or which, as 0-1 (default: all)")
+    ray = parser.add_argument_group("on a Ray cluster", "With --repository and --output at paths that all nodes have.")
+    ray.add_argument(
+        "--ray", metavar="ADDRESS", help="the cluster, as auto or ray://HOST:10001; local: one for this run"
+    )
+    ray.add_argument("--actors", type=int, default=1, metavar="N", help="processes with the model (default: 1)")
+    ray.add_argument("--actor-cpus", type=float, default=1.0, metavar="N", help="CPUs of each (default: 1)")
+    ray.add_argument("--actor-gpus", type=float, default=0.0, metavar="N", help="GPUs of each")
+    ray.add_argument("--actor-neuron-cores", type=float, default=0.0, metavar="N", help="NeuronCores of each")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prints the report. Raises SetupError, TooManyErrors, and what ended the run."""
+    try:
+        report = _run(options)
+    except ModuleNotFoundError as error:
+        options.extra = _EXTRAS.get(str(error.name), options.extra)
+        raise
+    from neuronpipe.transform.progress import report_rows
+
+    print_table(report_rows(report))
+
+
+def _run(options: argparse.Namespace) -> "Report":
+    from neuronpipe.core.logs import start_logging
+
+    start_logging("transform", 30)
+    request = _request(options)
+    # As of services (docs/decisions/0002).
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with ending_on_sigterm(), asyncio.Runner(loop_factory=event_loop) as runner:
+        return runner.run(_run_far(options, request) if options.target else _run_near(options, request))
+
+
+async def _run_far(options: argparse.Namespace, request: "TransformRequest") -> "Report":
+    from neuronpipe.transform.far_engine import running_far_engine
+    from neuronpipe.transform.run import run_plan, run_with
+
+    target, tls = options.target, tls_files(options)
+    async with running_far_engine(target, options.model, options.version, options.timeout_s, tls) as engine:
+        return await run_plan(_plan(options, request, engine.model), run_with(engine), _say)
+
+
+async def _run_near(options: argparse.Namespace, request: "TransformRequest") -> "Report":
+    from neuronpipe.core.settings import read_settings
+    from neuronpipe.runtimes.neuron import runtime_environment
+    from neuronpipe.transform.near_engine import facts_of, find_bundle, running_near_engine
+    from neuronpipe.transform.run import run_plan, run_with
+    from neuronpipe.transform.settings import TransformSettings
+
+    settings = read_settings(TransformSettings, {"backend": options.backend, "cores": options.cores})
+    os.environ.update(runtime_environment(settings.cores, os.environ))
+    repository, trusted_keys = options.repository.absolute(), options.trusted_keys and options.trusted_keys.absolute()
+    bundle = find_bundle(repository, options.model, options.version, trusted_keys)
+    plan = _plan(options, request, facts_of(bundle, settings))
+    if options.ray:
+        from neuronpipe.transform.ray_data import ActorWork, run_on_ray
+
+        ray = _ray_request(options)
+        cores = 0 if ray.gpus or ray.neuron_cores else max(1, int(ray.cpus))
+        of_actors = settings.model_copy(update={"cores": cores})
+        facts = plan.model
+        actor_work = partial(ActorWork, repository, trusted_keys, facts.name, facts.version, of_actors)
+        return await run_plan(plan, run_on_ray(ray, actor_work), _say)
+    async with running_near_engine(bundle, settings) as engine:
+        return await run_plan(plan, run_with(engine), _say)
+
+
+def _request(options: argparse.Namespace) -> "TransformRequest":
+    """The request, without what depends on the model. Raises SetupError."""
+    from neuronpipe.transform.request import TransformRequest
+
+    for name, least in (("shard_rows", 1), ("max_errors", 0), ("price_per_hour", 0)):
+        value = getattr(options, name)
+        if value is not None and not least <= value < float("inf"):
+            raise SetupError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
+    if options.ray and options.target:
+        raise SetupError("--ray: needs --repository; a gateway shares out the work itself")
+    if options.input_format == _OPENAI:
+        for name in _NOT_OF_OPENAI:
+            if getattr(options, name) not in (None, "", "{}"):
+                raise SetupError(f"--{name.replace('_', '-')}: not with --input-format openai, whose rows say all")
+    return TransformRequest(
+        inputs=options.input,
+        output=options.output,
+        model=options.model,
+        version=options.version,
+        task=(options.task or "").replace("-", "_"),
+        keep=[name for name in options.keep.split(",") if name],
+        options=options.options,
+        prefix=options.prefix,
+        input_format=options.input_format or "",
+        output_format=options.output_format or "",
+        shard_rows=options.shard_rows,
+        max_errors=options.max_errors,
+        price_per_hour=options.price_per_hour,
+    )
+
+
+def _plan(options: argparse.Namespace, request: "TransformRequest", model: "ModelFacts") -> "Plan":
+    """Raises SetupError."""
+    from neuronpipe.transform.run import make_plan
+
+    is_openai = request.input_format == _OPENAI
+    task = request.task or ("sentence_embedding" if is_openai else model.tasks[0])
+    if task not in model.tasks and task not in ("tokenization", "detokenization"):
+        raise SetupError(f"--task {options.task}: model {model.name!r} has the task {' or '.join(model.tasks)}")
+    template, shared = _template(task, request.options)
+    columns = {} if is_openai else _columns(task, options.column or (), shared)
+    return make_plan(replace(request, task=task, columns=columns), model, template)
+
+
+def _template(task: str, text: str) -> "tuple[TaskInput, Collection[str]]":
+    """The input that all rows share, and its fields. Raises SetupError."""
+    from neuronpipe.cli.task_json import read_task_input
+
+    try:
+        template = read_task_input(f'{{"{task}": {text}}}')
+    except SetupError as error:
+        raise SetupError(f"--options: {error}") from error
+    getattr(template, task).SetInParent()
+    return template, [field.name for field, _ in getattr(template, task).ListFields()]
+
+
+def _columns(task: str, words: Sequence[str], shared: Collection[str]) -> dict[str, str]:
+    """The columns of a task's fields: those that are named, and what the task needs. Raises SetupError."""
+    from neuronpipe.api.v1.tasks_pb2 import TaskInput
+
+    fields = getattr(TaskInput(), task).DESCRIPTOR.fields_by_name
+    columns = {field: field for field in NEEDED[task] if field not in shared}
+    for word in words:
+        field, _, column = word.partition("=")
+        field = field.replace("-", "_")
+        if not column or field not in fields or fields[field].enum_type:
+            known = ", ".join(name for name in fields if not fields[name].enum_type)
+            raise SetupError(
+                f"--column {word}: must be FIELD=COLUMN, with a field of {task.replace('_', '-')}: {known}"
+            )
+        columns[field] = column
+    if both := sorted(columns.keys() & shared):
+        raise SetupError(f"--column {both[0]}: --options has it, too")
+    return columns
+
+
+def _say(line: str) -> None:
+    print(f"neuronpipe: {line}", file=sys.stderr)
+
+
+def _ray_request(options: argparse.Namespace) -> "RayRequest":
+    """Raises SetupError."""
+    from neuronpipe.transform.ray_data import RayRequest
+
+    for name in ("actors", "actor_cpus", "actor_gpus", "actor_neuron_cores"):
+        if getattr(options, name) < (name == "actors"):
+            raise SetupError(f"--{name.replace('_', '-')} {getattr(options, name)}: is too few")
+    return RayRequest(options.ray, options.actors, options.actor_cpus, options.actor_gpus, options.actor_neuron_cores)

@@ -1,0 +1,99 @@
+"""The contract of a format: rows in, rows out."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol, TypeAlias
+
+# A row that is no row: what is wrong with it.
+Row: TypeAlias = Mapping[str, Any] | str
+# A row of results, in the order of the columns.
+Record: TypeAlias = Mapping[str, Any]
+
+# "float64", ["float32"] for a list, {"label": "string"} for a struct.
+Kind: TypeAlias = Any
+
+# Longer rows become errors, so that a file without line breaks does not fill the memory.
+MAX_ROW_BYTES = 64 << 20
+_SKIPPED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where rows begin in a file: the number of the first, from 0 on, and its offset in what the file holds."""
+
+    row: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileScan:
+    """What a look at all of a file found. `starts`: the place of every N-th row. `columns`: those of the whole file, or
+    of its first rows; none of an empty file.
+    """
+
+    rows: int
+    starts: Sequence[Place]
+    columns: Sequence[str]
+
+
+class RowReader(Protocol):
+    """Reads a file's rows on from a place."""
+
+    def read(self, count: int) -> list[Row]:
+        """The next rows; fewer at the end. Raises SetupError for a file that cannot be read."""
+
+    def close(self) -> None:
+        """Closes the file."""
+
+
+class RowWriter(Protocol):
+    """Writes a file of results."""
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Adds rows."""
+
+    def close(self) -> None:
+        """Completes the file, which stays open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of results. `kind`: for formats with types: the name of a type in Arrow, a list of one, a struct, or a
+    type of Arrow itself.
+    """
+
+    name: str
+    kind: Kind = "string"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format. `scan` gets a file and N; `open_reader` a file and a place; `open_writer` an open file and columns.
+
+    `kinds`: the kinds of a file's columns, by their names; none for a format without types. `ending` of its files.
+    """
+
+    ending: str
+    scan: Callable[[BinaryIO, int], FileScan]
+    open_reader: Callable[[BinaryIO, Place, Sequence[str]], RowReader]
+    open_writer: Callable[[BinaryIO, Sequence[Column]], RowWriter]
+    kinds: Callable[[BinaryIO], Mapping[str, Any]] = lambda file: {}
+
+
+def lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """The lines of a file with their ends, and their sizes; of a longer one only MAX_ROW_BYTES + 1 bytes."""
+    while line := file.readline(MAX_ROW_BYTES + 1):
+        size = len(line)
+        rest = line
+        while len(rest) > MAX_ROW_BYTES and not rest.endswith(b"\n"):
+            rest = file.readline(MAX_ROW_BYTES + 1)
+            size += len(rest)
+        yield line, size
+
+
+def move_to(file: BinaryIO, offset: int) -> None:
+    """Moves a file that was just opened to an offset; one that cannot seek is read up to there."""
+    if file.seekable():
+        file.seek(offset)
+    while not file.seekable() and offset > 0 and (skipped := file.read(min(offset, _SKIPPED_BYTES))):
+        offset -= len(skipped)
