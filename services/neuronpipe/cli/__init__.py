@@ -18,22 +18,8 @@ from neuronpipe.cli.request import use_key_of
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 
 COMMANDS = (
-    *(
-        "compile",
-        "bundle",
-        "accept",
-        "serve",
-        "infer",
-        "job",
-        "transform",
-        "trace",
-        "models",
-        "health",
-        "load",
-        "cache",
-        "key",
-    ),
-    "completion",
+    *("compile", "bundle", "accept", "serve", "infer", "job", "transform", "trace"),
+    *("models", "health", "load", "cache", "key", "completion"),
 )
 
 

@@ -43,7 +43,8 @@ class Call:
 
     def for_request(self, request_id: str, priority: "Priority.ValueType") -> "Call":
         """The call of one request in it."""
-        return Call(request_id, self.deadline_s, priority, self.trace, self.caller, self.cost_tokens)
+        own = request_id, self.deadline_s, priority, self.trace, self.caller, self.cost_tokens, self.is_beyond_share
+        return Call(*own)
 
     def for_stage(self, trace: SpanContext | None, cost_tokens: int) -> "Call":
         """The call as a stage gets it."""
