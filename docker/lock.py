@@ -32,6 +32,7 @@ _LOCKS = {
     "gateway": _Lock(("gateway",)),
     "tokenizer": _Lock(("tokenizer",)),
     "neuron-executor": _Lock(("executor-openvino",)),
+    "postprocessor": _Lock(("postprocessor",)),
     "worker": _Lock(("worker",)),
     "sagemaker": _Lock(("all",)),
     "compile": _Lock(("compile",), without=("torch",)),  # torch-cpu.txt has the build without CUDA

@@ -27,7 +27,7 @@ IMAGES: Mapping[str, tuple[str, ...]] = {
     "gateway": ("server", "gateway"),
     "tokenizer": ("server", "tokenizer"),
     "neuron-executor": ("server", "neuron-executor"),
-    "postprocessor": ("server",),
+    "postprocessor": ("server", "postprocessor"),
     "worker": ("server", "worker"),
     "sagemaker": ("server", "sagemaker"),
     "compile": ("server", "compile", "torch-cpu"),

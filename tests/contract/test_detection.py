@@ -72,6 +72,8 @@ def _modules(*kinds: str) -> list[dict[str, Any]]:
             "BertForSequenceClassification with one label, saved as a cross-encoder",
         ),
         ({"architectures": ["BertForQuestionAnswering"]}, "question_answering", "BertForQuestionAnswering"),
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "text_generation", "GPT2LMHeadModel"),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "text_generation", "LlamaForCausalLM"),
         ({"architectures": ["BertModel"]}, "feature_extraction", "BertModel"),
         (
             {"architectures": ["BertModel"], "tag": "sentence-similarity"},
@@ -107,14 +109,13 @@ def test_a_models_task_is_found_with_the_reason(
     ("described", "message"),
     [
         (
-            {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
-            "GPT2LMHeadModel is a decoder, which writes text",
+            {"model_type": "gpt2", "architectures": ["GPT2Model"]},
+            "GPT2Model is a decoder, which writes text; the only task of decoders is text-generation",
         ),
         (
             {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
             "LlamaForSequenceClassification is a decoder",
         ),
-        ({"architectures": ["BertLMHeadModel"], "is_decoder": True}, "BertLMHeadModel is a decoder"),
         (
             {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
             "T5ForConditionalGeneration has an encoder and a decoder",
@@ -137,6 +138,21 @@ def test_a_model_that_no_task_can_serve_is_refused_whatever_the_task(
             compile_bundle(
                 CompileRequest(str(source), task, tmp_path / "repository", "m", backend="fake"), lambda line: None
             )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task", "message"),
+    [
+        ("GPT2LMHeadModel", "text_classification", "is a decoder, which writes text; the only task of decoders is"),
+        ("GPT2Model", "text_generation", "does not write text: text-generation is for decoders, which end in"),
+    ],
+)
+def test_text_generation_is_for_decoders_only_and_the_reverse(
+    architecture: str, task: str, message: str, tmp_path: Path
+) -> None:
+    source = _folder(tmp_path, model_type="gpt2", architectures=[architecture])
+    with pytest.raises(SetupError, match=f"{architecture} {message}"):
+        compile_bundle(CompileRequest(str(source), task, tmp_path / "repository", "m"), lambda line: None)
 
 
 @pytest.mark.parametrize(

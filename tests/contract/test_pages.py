@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.acceptance.settings import AcceptSettings
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.cache.settings import CacheCommandSettings
 from neuronpipe.cli.input_flags import FIELDS, flag
 from neuronpipe.cli.serve import SERVICES, settings_of
@@ -57,7 +58,8 @@ def test_every_variable_that_a_page_names_exists() -> None:
 
 
 def test_every_option_that_a_page_names_exists() -> None:
-    known = _OF_OTHERS | {f"--{name.replace('_', '-')}" for _, name in _SETTINGS} | {*map(flag, FIELDS)}
+    named = {name for _, name in _SETTINGS} | {*GenerationOptions.DESCRIPTOR.fields_by_name}
+    known = _OF_OTHERS | {f"--{name.replace('_', '-')}" for name in named} | {*map(flag, FIELDS)}
     assert _unknown(r"`(--[a-z][\w-]*)", known) == []
 
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from demo.processes import four_processes
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest
@@ -31,14 +32,18 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(folder: Path, sources: Mapping[str, tuple[str, Path]]) -> AsyncIterator[Served]:
+async def serving(
+    folder: Path,
+    sources: Mapping[str, tuple[str, Path]],
+    stage_options: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> AsyncIterator[Served]:
     """Compiles models (name in requests → task and source) for openvino in float32, and serves them from four
-    processes.
+    processes. `stage_options`: of some of them.
 
     Use it in a fixture of the scope "module", with a folder of `tmp_path_factory`.
     """
     for name, (task, source) in sources.items():
         compile_bundle(CompileRequest(source=str(source), task=task, repository=folder, name=name), lambda line: None)
-    with four_processes(folder) as processes:
+    with four_processes(folder, stage_options=stage_options) as processes:
         async with AsyncClient(processes["gateway"].target, timeout_s=_TIMEOUT_S) as client:
             yield Served(client)

@@ -81,7 +81,10 @@ def _method(service: str, method: MethodDescriptorProto, comment: str) -> Iterat
 def _message(message: DescriptorProto, path: tuple[int, ...], comments: _Comments) -> Iterator[str]:
     assert not message.nested_type, f"{message.name}: nested types have no place on the page yet"
     yield from ("", f"### {message.name}", "", text(comments[path]))
+    optional = {field.oneof_index for field in message.field if field.proto3_optional}  # each is a oneof of its own
     for number, oneof in enumerate(message.oneof_decl):
+        if number in optional:
+            continue
         yield from ("", f"One of the fields of `{oneof.name}` is set. {text(comments[(*path, _ONEOF, number)])}")
     rows = []
     for number, field in enumerate(message.field):
@@ -100,6 +103,8 @@ def _enum(enum: EnumDescriptorProto, path: tuple[int, ...], comments: _Comments)
 def _type(field: FieldDescriptorProto) -> str:
     scalar = FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
     kind = _kind(field.type_name) if field.type_name else scalar
+    if field.proto3_optional:
+        return f"optional {kind}"
     return f"repeated {kind}" if field.label == FieldDescriptorProto.LABEL_REPEATED else kind
 
 

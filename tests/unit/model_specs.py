@@ -19,6 +19,7 @@ _OUTPUTS = {
         OutputSpec(name="end_logits", axes=("tokens",)),
     ),
     "image_classification": (OutputSpec(name="logits", axes=(3,)),),
+    "text_generation": (),
 }
 
 # The facts without a default, and [CLS].

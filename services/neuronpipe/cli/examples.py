@@ -23,6 +23,7 @@ EXAMPLES: Mapping[str, Mapping[str, object]] = {
         "image": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC",
         "top_k": 3,
     },
+    "text_generation": {"prompt": "A fine day", "options": {"max_new_tokens": 20}},
     "tokenization": {"text": "A fine day.", "skip_special_tokens": False},
     "detokenization": {"token_ids": [1037, 2986, 2154, 1012]},
 }

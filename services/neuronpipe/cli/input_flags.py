@@ -18,6 +18,7 @@ _MAX_UINT32 = 2**32 - 1
 _TEXT = {
     "text": "the text; repeat it for several inputs",
     "text_pair": "a second text, for models of pairs",
+    "prompt": "text-generation: the text to continue; --json has its options",
     "question": "the question",
     "context": "the text that is searched for answers",
     "query": "what the texts are ranked by",
@@ -72,6 +73,7 @@ NEEDED: Mapping[str, Sequence[str]] = {
     "rerank": ("query", "texts"),
     "zero_shot_classification": ("text", "candidate_labels"),
     "image_classification": ("image",),
+    "text_generation": ("prompt",),
     "tokenization": ("text",),
     "detokenization": ("token_ids",),
 }
@@ -160,7 +162,8 @@ def _kind_of(task: str) -> Any:
 
 def _usage(task: str) -> str:
     needed = NEEDED[task]
-    options = [f"[{flag(name)}]" for name in _kind_of(task).fields_by_name if name not in needed]
+    fields: Mapping[str, Any] = _kind_of(task).fields_by_name
+    options = [f"[{flag(name)}]" for name, field in fields.items() if name not in needed and not field.message_type]
     return f"{task.replace('_', '-')} takes {' '.join([*map(flag, needed), *options])}"
 
 

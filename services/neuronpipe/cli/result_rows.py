@@ -56,6 +56,7 @@ _TABLES: Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]] = {
             (one.score, number, one.token) for number, mask in enumerate(result.masks, 1) for one in mask.tokens
         ),
     ),
+    "text_generation": ("TEXT", lambda result, _: ((one.text,) for one in result.sequences)),
     "tokenization": (
         "ID SPECIAL START END TEXT",
         lambda result, _: (

@@ -4,12 +4,13 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypeVar, Unpack
 
 import grpc
 from google.longrunning.operations_pb2_grpc import OperationsStub
 
 from neuronpipe.api.v1.inference_pb2 import (
+    GenerateResponse,
     InferBatchRequest,
     InferOutcome,
     InferRequest,
@@ -22,6 +23,8 @@ from neuronpipe.api.v1.jobs_pb2 import JobPriority, SubmitInferenceRequest
 from neuronpipe.api.v1.jobs_pb2_grpc import JobServiceStub
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Model
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
+from neuronpipe.api.v1.tasks_pb2 import Truncation
+from neuronpipe.client.generation import Options, generation_request
 from neuronpipe.client.jobs import AsyncJob, JobCalls, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
@@ -158,6 +161,35 @@ class AsyncClient(TaskMethods):
                 call.cancel()
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
+
+    async def generate(
+        self,
+        model: str,
+        prompt: str,
+        *,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncGenerator[GenerateResponse, None]:
+        """Continues a prompt, and yields the text as it comes: a start, chunks, and a response with the whole of it.
+
+        `chunk.text` is empty in all but chunks. `options` are the fields of GenerationOptions. A caller who needs no
+        more closes the generator, which ends the call.
+        """
+        request = generation_request(
+            model, prompt, options, truncation=truncation, version=version, priority=self._priority
+        )
+        with self._connection.use() as stubs:
+            deadline_s = self._deadline_s(timeout_s)
+            call = stubs.inference.Generate(request, timeout=deadline_s, metadata=self._metadata)
+            try:
+                async for response in call:
+                    yield response
+            except grpc.aio.AioRpcError as failure:
+                raise error_of(failure, call.time_remaining()) from failure
+            finally:
+                call.cancel()
 
     async def submit(
         self,

@@ -6,12 +6,20 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, Unpack
 
-from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, InferResponse, InferStreamResponse
+from neuronpipe.api.v1.inference_pb2 import (
+    GenerateResponse,
+    InferOutcome,
+    InferRequest,
+    InferResponse,
+    InferStreamResponse,
+)
 from neuronpipe.api.v1.jobs_pb2 import JobPriority
 from neuronpipe.api.v1.models_pb2 import Model
+from neuronpipe.api.v1.tasks_pb2 import Truncation
 from neuronpipe.client.asynchronous import AsyncClient
+from neuronpipe.client.generation import Options
 from neuronpipe.client.jobs import Job, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
@@ -72,14 +80,22 @@ class Client(TaskMethods):
         self, requests: Iterable[InferRequest], *, timeout_s: float | None = None
     ) -> Generator[InferStreamResponse, None, None]:
         """See AsyncClient.infer_stream. `requests` is read in the client's thread: it must not block."""
-        stream = _Stream(self._client.infer_stream(requests, timeout_s=timeout_s))
-        try:
-            answer = self._wait(stream.next())
-            while answer is not None:
-                yield answer
-                answer = self._wait(stream.next(), is_begun=True)
-        finally:
-            self._leave(stream)
+        yield from self._answers(self._client.infer_stream(requests, timeout_s=timeout_s))
+
+    def generate(
+        self,
+        model: str,
+        prompt: str,
+        *,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> Generator[GenerateResponse, None, None]:
+        """See AsyncClient.generate."""
+        yield from self._answers(
+            self._client.generate(model, prompt, truncation=truncation, version=version, timeout_s=timeout_s, **options)
+        )
 
     def submit(
         self,
@@ -138,6 +154,17 @@ class Client(TaskMethods):
     ) -> None:
         self.close()
 
+    def _answers(self, answers: AsyncGenerator[ResultT, None]) -> Generator[ResultT, None, None]:
+        """The answers of one call, which ends with the generator."""
+        stream = _Stream(answers)
+        try:
+            answer = self._wait(stream.next())
+            while answer is not None:
+                yield answer
+                answer = self._wait(stream.next(), is_begun=True)
+        finally:
+            self._leave(stream)
+
     async def _hold(self, make: Callable[[], AsyncClient], is_made: "concurrent.futures.Future[None]") -> None:
         """Keeps the asynchronous client, which belongs to this event loop, open until `close`.
 
@@ -171,7 +198,7 @@ class Client(TaskMethods):
             future.cancel()
             raise
 
-    def _leave(self, stream: "_Stream") -> None:
+    def _leave(self, stream: "_Stream[Any]") -> None:
         # Does not wait: the garbage collector may call this in the client's own thread, or while the interpreter exits.
         self._submit(stream.close())
 
@@ -184,17 +211,17 @@ class Client(TaskMethods):
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
 
-class _Stream:
+class _Stream(Generic[ResultT]):
     """The answers of one stream.
 
     One coroutine uses it at a time: an interrupted `next` may not have ended yet at `close`.
     """
 
-    def __init__(self, answers: AsyncGenerator[InferStreamResponse, None]) -> None:
+    def __init__(self, answers: AsyncGenerator[ResultT, None]) -> None:
         self._answers = answers
         self._lock = asyncio.Lock()
 
-    async def next(self) -> InferStreamResponse | None:
+    async def next(self) -> ResultT | None:
         """The next answer; None after the last one."""
         async with self._lock:
             return await anext(self._answers, None)

@@ -15,6 +15,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     FeaturePooling,
     FeatureType,
     FilledMask,
+    GeneratedText,
     LabelScore,
     RankedText,
     ScoreFunction,
@@ -24,6 +25,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
 )
 from neuronpipe.client.features import to_array
+from neuronpipe.client.generation import generation_request
 from neuronpipe.client.task_call import TaskCall, TaskMethod, ValueT
 from neuronpipe.core.errors import InvalidInput
 
@@ -244,6 +246,45 @@ class TaskMethods:
         return self._prepare(
             "image_classification", model, version, fields, lambda result: result.image_classification.labels
         )
+
+    @TaskMethod
+    def generate_text(
+        self,
+        model: str,
+        prompt: str,
+        *,
+        max_new_tokens: int | None = None,
+        min_new_tokens: int | None = None,
+        do_sample: bool | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+        repetition_penalty: float | None = None,
+        stop_strings: Iterable[str] = (),
+        stop_token_ids: Iterable[int] = (),
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> TaskCall[GeneratedText]:
+        """The whole text that continues a prompt; None for the model's own values. `generate` gets it as it comes."""
+        numbers = {
+            "max_new_tokens": max_new_tokens,
+            "min_new_tokens": min_new_tokens,
+            "do_sample": do_sample,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "seed": seed,
+            "repetition_penalty": repetition_penalty,
+        }
+        options: dict[str, object] = {name: value for name, value in numbers.items() if value is not None}
+        options |= {"stop_strings": stop_strings, "stop_token_ids": stop_token_ids}
+        request = generation_request(
+            model, prompt, options, truncation=truncation, version=version, priority=self._priority
+        )
+        return TaskCall(request, lambda result: result.text_generation.sequences[0])
 
     @TaskMethod
     def tokenize(

@@ -6,12 +6,12 @@ item together with others; only rpc/codecs.py knows the messages.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self, TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
-from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TaskInput, TaskResult
 from neuronpipe.core.calls import Call
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets
 
@@ -34,6 +34,10 @@ class StageItem(ABC):
     @abstractmethod
     def size_bytes(self) -> int:
         """The approximate size of the item in a message."""
+
+    def reporting(self, report: "Report") -> Self:
+        """The item with a listener to what the stage has before its value, if it has any."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +72,54 @@ class EncodedInput:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationFigures:
+    """What generating a text took (stages.proto)."""
+
+    queue_ns: int = 0
+    prefill_ns: int = 0
+    decode_ns: int = 0
+    longest_gap_ns: int = 0
+    steps: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """The tokens that an item got in a step, and what it took so far."""
+
+    token_ids: Sequence[int]
+    figures: GenerationFigures
+
+
+# Called on the event loop with the tokens of each step.
+Report: TypeAlias = Callable[[NewTokens], None]
+
+
+@dataclass(frozen=True, slots=True)
 class ExecuteItem(StageItem):
-    """The sequences of one input, for the executor."""
+    """The sequences of one input, for the executor.
+
+    `options`: of a task that generates, with every field set. `report`: gets its tokens as they come.
+    """
 
     sequences: TensorSets
+    options: GenerationOptions | None = None
+    report: Report | None = None
 
     @property
     def size_bytes(self) -> int:
         return self.sequences.size_bytes
 
+    def reporting(self, report: Report) -> Self:
+        return replace(self, report=report) if self.options else self
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The model's outputs for one input, one set for each sequence in order, and their timings (stages.proto)."""
+    """The model's outputs for one input, one set for each sequence in order, and their timings (stages.proto).
+
+    `generation`: of an item that generates, whose outputs are token_ids, int32 [tokens], and finish_reason, int32 [].
+    """
 
     outputs: TensorSets
     queue_ns: int = 0
@@ -88,6 +127,7 @@ class Prediction:
     batch_size: int = 0
     bucket_tokens: int = 0
     padded_tokens: int = 0
+    generation: GenerationFigures | None = None
 
     @property
     def size_bytes(self) -> int:

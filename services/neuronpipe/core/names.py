@@ -35,6 +35,9 @@ class Spans:
     INFER_STREAM = Name(
         "neuronpipe.api.v1.InferenceService/InferStream", "SERVER, gateway: one request of a stream, as `Infer`"
     )
+    GENERATE = Name(
+        "neuronpipe.api.v1.InferenceService/Generate", "SERVER, gateway: one request that generates, as `Infer`"
+    )
     HTTP_REQUEST = Name(
         "http.request", "SERVER, gateway: a request over HTTP, or one input of it, as long as its `total_ns`"
     )
@@ -126,6 +129,10 @@ class Attributes:
     ROW = Name("neuronpipe.batch.row", "the sequence's row in the batch")
     CORE = Name("neuronpipe.core", "the core that runs the batch")
     IS_ALONE = Name("neuronpipe.batch.is_alone", "whether the batch ran alone, on all cores")
+    GENERATED_TOKENS = Name("neuronpipe.generated_tokens", "tokens of a generated text")
+    CACHED_TOKENS = Name("neuronpipe.cached_tokens", "tokens of a prompt that were found in the key-value cache")
+    STEPS = Name("neuronpipe.steps", "steps in which tokens of a sequence were computed")
+    PREEMPTIONS = Name("neuronpipe.preemptions", "how often a sequence gave its blocks back, and was computed again")
     OUTCOME = Name("neuronpipe.outcome", "the outcome")
     MEMORY_LOCATION = Name("neuronpipe.neuron.memory_location", "device or host")
     PERCENTILE = Name("neuronpipe.neuron.percentile", "p0, p1, p25, p50, p75, p99 or p100")
@@ -151,6 +158,7 @@ class Events:
     SHED = Name("shed", "refused or ended because of overload (load shedding)")
     EXPIRED = Name("expired", "its deadline passed, or could not be met")
     CANCELLED = Name("cancelled", "its caller cancelled the call or disconnected")
+    FIRST_TOKEN = Name("first token", "the first token of a generated text")
     RETRIED = Name("retried", "sent again to another process, because the first one is gone or stops")
 
 
@@ -319,6 +327,30 @@ class Metrics:
     CORES = _gauge("neuronpipe.cores", "{core}", "cores that a model can use; lost cores do not count", *_OF_MODEL)
     READY_DURATION = _gauge(
         "neuronpipe.model.ready_duration", "s", "time to load a model and warm it up", *_OF_MODEL, Attributes.BACKEND
+    )
+    TIME_TO_FIRST_TOKEN = _durations(
+        "neuronpipe.generation.time_to_first_token",
+        "from a prompt's arrival in the executor to its first token",
+        *_OF_MODEL,
+    )
+    INTER_TOKEN_LATENCY = _durations(
+        "neuronpipe.generation.inter_token_latency", "times between two tokens of a text", *_OF_MODEL
+    )
+    GENERATED = _counter("neuronpipe.generation.tokens", "{token}", "tokens generated", *_OF_MODEL)
+    PROMPT_TOKENS = _counter(
+        "neuronpipe.generation.prompt_tokens", "{token}", "tokens of prompts, computed or cached", *_OF_MODEL
+    )
+    CACHED_PROMPT_TOKENS = _counter(
+        "neuronpipe.generation.cached_tokens", "{token}", "tokens of prompts found in the key-value cache", *_OF_MODEL
+    )
+    PREEMPTIONS = _counter(
+        "neuronpipe.generation.preemptions", "{preemption}", "sequences that gave their blocks back", *_OF_MODEL
+    )
+    STEP_SEQUENCES = _gauge(
+        "neuronpipe.generation.sequences", "{sequence}", "sequences that take part in steps", *_OF_MODEL
+    )
+    BLOCKS_IN_USE = _gauge(
+        "neuronpipe.generation.blocks_in_use", "1", "share of the key-value cache's blocks in use", *_OF_MODEL
     )
     NEURON_UTILIZATION = _gauge(
         "neuronpipe.neuron.core.utilization",

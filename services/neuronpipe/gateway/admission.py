@@ -50,6 +50,10 @@ class Admission:
         """
         return self.gate.tenants.turn(self, model) if self.gate.tenants else nullcontext(self.call)
 
+    def grow(self, tokens: int) -> None:
+        """Counts so many more tokens, which it will generate. Raises Overloaded where there is no room for them."""
+        self.gate.grow(self, tokens)
+
     def count(self, tokens: int) -> None:
         """Corrects the estimate, if it was one. Raises Overloaded where it let in too much."""
         if self.is_estimate:
@@ -126,13 +130,17 @@ class Gate:
     def correct(self, admission: Admission, tokens: int) -> None:
         """Replaces the estimate by a request's real tokens. Raises Overloaded where there is no room for the rest."""
         self._estimate.learn(admission.input_bytes, tokens)
+        self.grow(admission, tokens - admission.tokens)
+
+    def grow(self, admission: Admission, tokens: int) -> None:
+        """Counts so many more tokens of a request, or less. Raises Overloaded where there is no room for them."""
         if not admission.is_shed:
-            if tokens > admission.tokens:
-                self._make_room(admission, 0, tokens - admission.tokens)
-            self._tokens += tokens - admission.tokens
+            if tokens > 0:
+                self._make_room(admission, 0, tokens)
+            self._tokens += tokens
             if self.tenants:
-                self.tenants.correct(admission, tokens - admission.tokens)
-        admission.tokens = tokens
+                self.tenants.correct(admission, tokens)
+        admission.tokens += tokens
 
     def overloaded(self, excess: tuple[int, int] = (1, 1)) -> Overloaded:
         """The error of a request that is refused or shed, with the time that the excess takes to drain."""

@@ -3,7 +3,8 @@
 Items wait in one queue. Each process of the stage (an endpoint) has a stream, which takes from the queue whenever the
 endpoint has answered its last message. So no item waits while an endpoint is free, messages grow with the load, and an
 endpoint that is slow, stuck or gone does not affect the others. An item is sent only to endpoints that have its model.
-If an endpoint dies, its items are sent to another, because stages are pure functions. Knows no transport.
+If an endpoint dies, its items are sent to another, because stages are pure functions. Only an item that has tokens of a
+text already ends with an error: its caller may have read them. Knows no transport.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from typing import Any
 
 from neuronpipe.core import metrics
 from neuronpipe.core.errors import NeuronpipeError, Unavailable
-from neuronpipe.core.items import ModelKey, StageItem
+from neuronpipe.core.items import ModelKey, NewTokens, StageItem
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.names import Events
 from neuronpipe.core.streams import Stream
@@ -100,7 +101,7 @@ class Coalescer:
         returned = []
         for queued in unread:
             queued.is_returned = True
-            if queued.losses >= _MAX_LOSSES:
+            if queued.losses >= _MAX_LOSSES or queued.has_tokens:
                 queued.end(self._unreachable())
             elif not queued.future.done():
                 returned.append(queued)
@@ -274,7 +275,10 @@ class _Endpoint:
         while True:
             response = await self._stream.receive()
             for item_id, outcome in response.outcomes:
-                self._end(item_id, outcome)
+                if isinstance(outcome, NewTokens):
+                    self._report(item_id, outcome)
+                else:
+                    self._end(item_id, outcome)
             if response.models is not None:
                 self.models = response.models
                 self._coalescer.recount()
@@ -294,6 +298,10 @@ class _Endpoint:
                 while self._in_flight:
                     self._is_answered.clear()
                     await self._is_answered.wait()
+
+    def _report(self, item_id: int, tokens: NewTokens) -> None:
+        if queued := self._in_flight.get(item_id):
+            queued.report(tokens)
 
     def _end(self, item_id: int, outcome: object) -> None:
         queued = self._pop(item_id)

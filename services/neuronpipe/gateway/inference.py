@@ -1,5 +1,6 @@
 """The requests that doors pass to the pipeline, and its results."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,7 +16,8 @@ from neuronpipe.core.packed import Packed, TensorSets
 class InferenceRequest:
     """One input for one model, in a caller's words: without a version the newest one answers.
 
-    `encoded`: what the model itself takes, of a caller who tokenized; in place of `input`.
+    `encoded`: what the model itself takes, of a caller who tokenized; in place of `input`. `listener`: of a request
+    that generates, gets its text as it comes.
     """
 
     call: Call
@@ -24,6 +26,23 @@ class InferenceRequest:
     input: Packed[TaskInput]
     cache_control: "CacheControl.ValueType" = CacheControl.CACHE_CONTROL_UNSPECIFIED
     encoded: EncodedInput | None = None
+    listener: "Callable[[GenerationStart | GeneratedPart], None] | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStart:
+    """A text begins."""
+
+    model: ModelKey
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedPart:
+    """The next part of a text, and its tokens."""
+
+    text: str
+    token_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +55,10 @@ class StageTimings:
     postprocess_ns: int = 0
     predict_queue_ns: int = 0
     predict_compute_ns: int = 0
+    first_token_ns: int = 0
+    prefill_ns: int = 0
+    decode_ns: int = 0
+    longest_gap_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +72,10 @@ class Usage:
     token_cache: "CacheOutcome.ValueType" = CacheOutcome.CACHE_OUTCOME_UNSPECIFIED
     padded_tokens: int = 0
     result_cache: "CacheOutcome.ValueType" = CacheOutcome.CACHE_OUTCOME_UNSPECIFIED
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+    discarded_tokens: int = 0
+    steps: int = 0
 
 
 class RawResult(Packed[TaskResult]):

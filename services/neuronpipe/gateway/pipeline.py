@@ -13,12 +13,13 @@ from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.served import ServedModel
 from neuronpipe.core.callers import current_caller
 from neuronpipe.core.calls import Call, told_error
-from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError
+from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, WrongTask
 from neuronpipe.core.items import NO_PREDICTION, ExecuteItem, PostprocessItem, Stages, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics, Name, Spans
 from neuronpipe.core.packed import Packed
 from neuronpipe.gateway.admission import Admission, Gate
+from neuronpipe.gateway.generation import TextRun
 from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, RawResult, Usage
 from neuronpipe.gateway.models import GatewayModel, GatewayModels
 from neuronpipe.gateway.request_checks import check_fields, check_input, check_tokens
@@ -26,6 +27,7 @@ from neuronpipe.gateway.request_observer import ObservedRequest, RequestObserver
 from neuronpipe.gateway.results import ResultCache
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.gateway.tenants.tenants import Tenants
+from neuronpipe.tasks import TASKS
 
 # So the default limit of a million tokens in flight keeps images to 64 MiB of memory.
 _IMAGE_BYTES_PER_TOKEN = 64
@@ -91,7 +93,7 @@ class Pipeline:
         input_bytes = check_input(request, model.spec, self._settings)
         call = self._within_limit(request.call)
         compute = partial(self._compute, request, model, call, input_bytes, observed)
-        if self._results and model.digest and not request.encoded:
+        if self._results and model.digest and not (request.encoded or request.listener):
             timer = asyncio.timeout(call.remaining_s)  # another's work, which it may wait for, knows another deadline
             try:
                 async with timer:
@@ -141,17 +143,31 @@ class Pipeline:
         check_tokens(encoded, self._settings)
         admission.count(encoded.tokens)
 
-        stage_call = stage_call.for_stage(observed.enter(Spans.PREDICT), encoded.tokens)
+        text: TextRun | None = None
+        if encoded.sequences and TASKS[model.spec.task].generates:
+            if request.encoded:
+                raise WrongTask(f"model {model.spec.name!r} generates text; it takes no tensors")
+            text = TextRun(self._stages, request, model, encoded)
+            admission.grow(text.options.max_new_tokens)
+
+        stage_call = stage_call.for_stage(observed.enter(Spans.PREDICT), admission.tokens if text else encoded.tokens)
         stage_call.check_deadline()
         prediction = NO_PREDICTION  # the tokenizer alone has answered
-        if encoded.sequences:
+        if text:
+            prediction = await text.predict(stage_call)
+        elif encoded.sequences:
             prediction = await self._stages.execute(ExecuteItem(stage_call, model.key, encoded.sequences))
-        observed.predicted(prediction)
+        observed.predicted(prediction, text.first_token_ns if text else 0)
 
         stage_call = stage_call.for_stage(observed.enter(Spans.POSTPROCESS), encoded.tokens)
         stage_call.check_deadline()
-        item = PostprocessItem(stage_call, model.key, request.input, encoded.annotations, prediction.outputs)
-        result = RawResult(prediction.outputs) if request.encoded else await self._stages.postprocess(item)
+        if text:
+            result = await text.postprocess(stage_call, prediction)
+        elif request.encoded:
+            result = RawResult(prediction.outputs)
+        else:
+            item = PostprocessItem(stage_call, model.key, request.input, encoded.annotations, prediction.outputs)
+            result = await self._stages.postprocess(item)
         observed.leave()
 
         usage = Usage(
@@ -162,6 +178,14 @@ class Pipeline:
             token_cache=encoded.token_cache,
             padded_tokens=prediction.padded_tokens,
         )
+        if text and prediction.generation:
+            usage = replace(
+                usage,
+                generated_tokens=text.generated_tokens,
+                cached_tokens=prediction.generation.cached_tokens,
+                discarded_tokens=text.discarded_tokens,
+                steps=prediction.generation.steps,
+            )
         return result, usage
 
     def _find(self, request: InferenceRequest) -> ServedModel[GatewayModel]:

@@ -41,6 +41,7 @@ class ObservedRequest:
         self._task = ""
         self._encoded: EncodedInput | None = None
         self._prediction: Prediction | None = None
+        self._first_token_ns = 0
 
     def identify(self, model: ModelKey, meters: "ModelMeters", task: str) -> None:
         """Records the model that was found for the request, its metrics and its own task."""
@@ -64,9 +65,9 @@ class ObservedRequest:
         if self._stage_span:
             self._stage_span.attributes |= attributes_of(encoded)
 
-    def predicted(self, prediction: Prediction) -> None:
-        """Records the result of the second stage."""
-        self._prediction = prediction
+    def predicted(self, prediction: Prediction, first_token_ns: int = 0) -> None:
+        """Records the result of the second stage. `first_token_ns`: when a text had its first token."""
+        self._prediction, self._first_token_ns = prediction, first_token_ns
         if self._stage_span:
             self._stage_span.attributes |= attributes_of(prediction)
 
@@ -96,6 +97,14 @@ class ObservedRequest:
                 prediction.queue_ns,
                 prediction.compute_ns,
             )
+            if figures := prediction.generation:
+                timings = replace(
+                    timings,
+                    first_token_ns=self._first_token_ns - started_ns,
+                    prefill_ns=figures.prefill_ns,
+                    decode_ns=figures.decode_ns,
+                    longest_gap_ns=figures.longest_gap_ns,
+                )
             unattributed_ns = ended_ns - postprocessed_ns
             self._meters.computed(timings, unattributed_ns, encoded, context)
             if root:

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeAlias
 
-from neuronpipe.core.items import ModelKey, StageItem
+from neuronpipe.core.items import ExecuteItem, ModelKey, NewTokens, StageItem
 from neuronpipe.core.tracing import Event
 
 _MAX_ITEMS = 128
@@ -31,6 +31,7 @@ class QueuedItem:
         "cost_tokens",
         "endpoint",
         "future",
+        "has_tokens",
         "is_bulk",
         "is_returned",
         "item",
@@ -48,6 +49,7 @@ class QueuedItem:
         self.is_bulk = item.call.is_bulk
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.endpoint: ItemHolder | None = None
+        self.has_tokens = False
         self.losses = 0
         self.is_returned = False
         self.retries: list[Event] = []
@@ -56,6 +58,12 @@ class QueuedItem:
     def is_suspect(self) -> bool:
         """Whether endpoints may have died because of it."""
         return self.losses >= _SUSPECT_LOSSES
+
+    def report(self, tokens: NewTokens) -> None:
+        """Gives new tokens to the caller that waits."""
+        self.has_tokens = True
+        if isinstance(self.item, ExecuteItem) and self.item.report and not self.future.done():
+            self.item.report(tokens)
 
     def end(self, outcome: object) -> None:
         """Gives the outcome to the caller that waits."""

@@ -12,6 +12,7 @@ from neuronpipe.load.request import LoadRequest
 _QUESTION = "What is it that is described here?"
 _CANDIDATE_LABELS = ("numbers", "text", "errors")
 _CUT = Truncation.TRUNCATION_RIGHT
+_NEW_TOKENS = 32
 
 _PRIORITIES = {
     None: Priority.PRIORITY_UNSPECIFIED,
@@ -42,5 +43,6 @@ _INPUTS: dict[str, Callable[[str], Any]] = {
     "sentence_similarity": lambda text: {"source": _QUESTION, "texts": [text], "truncation": _CUT},
     "rerank": lambda text: {"query": _QUESTION, "texts": [text], "truncation": _CUT},
     "zero_shot_classification": lambda text: {"text": text, "candidate_labels": _CANDIDATE_LABELS, "truncation": _CUT},
+    "text_generation": lambda text: {"prompt": text, "truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}},
     "image_classification": lambda text: {"image": make_image(text)},
 }

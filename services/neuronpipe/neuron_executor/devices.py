@@ -3,21 +3,26 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.background import run_beside
 from neuronpipe.core.logs import log
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.neuron_executor.backends import load_backend
+from neuronpipe.neuron_executor.backends import load_backend, load_decoder
 from neuronpipe.neuron_executor.backends.base import Backend, BackendRequest
 from neuronpipe.neuron_executor.batch_observer import BatchObserver
 from neuronpipe.neuron_executor.batching.policy import Limits
 from neuronpipe.neuron_executor.executor_model import ExecutorModel
+from neuronpipe.neuron_executor.generation.engine import Generator
+from neuronpipe.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.neuron_executor.scheduler import DeviceScheduler
 from neuronpipe.neuron_executor.settings import EngineSettings
 from neuronpipe.neuron_executor.warm_up import warm_up
+from neuronpipe.runtimes.cpus import cpu_threads
+from neuronpipe.runtimes.decoder import DecoderModel, Run
+from neuronpipe.tasks import TASKS
 
 
 class Devices:
@@ -32,8 +37,37 @@ class Devices:
         self._schedulers: dict[str, DeviceScheduler] = {}
         self._limits = Limits(settings.max_batch_size, settings.max_batch_tokens, settings.max_queue_sequences)
 
+    def open_model(self, bundle: Bundle) -> AbstractAsyncContextManager[ExecutorModel | Generator]:
+        """Loads a model; see the two."""
+        return self.open_generator(bundle) if TASKS[bundle.spec.task].generates else self.open_batches(bundle)
+
     @asynccontextmanager
-    async def open_model(self, bundle: Bundle) -> AsyncIterator[ExecutorModel]:
+    async def open_generator(self, bundle: Bundle) -> AsyncIterator[Generator]:
+        """Loads a model that generates, and computes a first step. It has a thread and a key-value cache of its own."""
+        began_ns = time.monotonic_ns()
+        name = bundle.artifact(self._settings.backend).backend
+        model = await asyncio.to_thread(self._load_decoder, bundle)
+        await asyncio.to_thread(_warm_up, model, min(self._settings.step_tokens, bundle.spec.max_tokens - 1))
+        observer = GenerationObserver(self._telemetry, bundle.spec, name)
+        generator = Generator(
+            model,
+            bundle.spec,
+            self._telemetry,
+            observer,
+            max_sequences=self._limits.max_batch_size,
+            step_tokens=self._settings.step_tokens,
+            max_queue_sequences=self._limits.max_queue_sequences,
+        )
+        log("model ready", model=bundle.spec.name, version=bundle.spec.version, blocks=model.blocks)
+        observer.ready(time.monotonic_ns() - began_ns)
+        async with run_beside(generator.work()):
+            try:
+                yield generator
+            finally:
+                await generator.close()
+
+    @asynccontextmanager
+    async def open_batches(self, bundle: Bundle) -> AsyncIterator[ExecutorModel]:
         """Loads and warms up a model while others are served.
 
         After the block, its batches are waited for, and it is unloaded. Raises SetupError for a bundle that cannot run
@@ -57,6 +91,18 @@ class Devices:
                 await scheduler.leave(model)
         finally:
             await asyncio.to_thread(backend.close)
+
+    def _load_decoder(self, bundle: Bundle) -> DecoderModel:
+        settings, artifact = self._settings, bundle.artifact(self._settings.backend)
+        with bundle.artifact_files(artifact) as files:
+            return load_decoder(
+                artifact.backend,
+                files,
+                artifact.properties,
+                threads=cpu_threads(settings.threads, 0),
+                max_tokens=settings.max_batch_size * bundle.spec.max_tokens,
+                max_bytes=settings.kv_cache_bytes,
+            )
 
     def _scheduler(self, name: str, backend: Backend) -> DeviceScheduler:
         if name not in self._schedulers:
@@ -84,6 +130,14 @@ class Devices:
                     versions=artifact.versions,
                 ),
             )
+
+
+def _warm_up(model: DecoderModel, tokens: int) -> None:
+    """Computes a step with a prompt and a step after it, so that all is allocated when the first request comes."""
+    count = min(tokens, model.blocks * model.block_tokens - 1)
+    blocks = range(model.blocks)
+    model.compute([Run([0] * count, 0, blocks, is_scored=True)])
+    model.compute([Run([0], count, blocks, is_scored=True)])
 
 
 @asynccontextmanager

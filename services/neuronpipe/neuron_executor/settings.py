@@ -59,6 +59,16 @@ class EngineSettings(CoreSettings):
     max_queue_sequences: int = Field(
         4096, ge=1, description="maximum number of sequences in the queue of a model; more are refused"
     )
+    kv_cache_bytes: int = Field(
+        1 << 30, ge=1 << 16, description="most memory for the key-value cache of a model that generates, in bytes"
+    )
+    step_tokens: int = Field(
+        256,
+        ge=1,
+        le=65536,
+        description="tokens that a model that generates computes in a step; a longer prompt takes several, so that "
+        "others wait less for their next token",
+    )
     batch_limit_s: float = Field(
         60.0,
         ge=1,

@@ -12,6 +12,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.neuron_executor.devices import running_devices
 from neuronpipe.neuron_executor.executor_model import ExecutorModel
+from neuronpipe.neuron_executor.generation.engine import Generator
 from neuronpipe.neuron_executor.neuron_metrics import record_snapshot
 from neuronpipe.neuron_executor.neuron_monitor import running_monitor
 from neuronpipe.neuron_executor.settings import EngineSettings
@@ -22,7 +23,7 @@ _NEURON = "neuronx"
 class NeuronExecutorStage:
     """Runs sequences. The instance's `execute` is the stage function; made by `running_executor`."""
 
-    def __init__(self, models: ServedModels[ExecutorModel], telemetry: Telemetry) -> None:
+    def __init__(self, models: ServedModels[ExecutorModel | Generator], telemetry: Telemetry) -> None:
         self.models = models
         self._tracer = telemetry.tracer
 
@@ -30,6 +31,8 @@ class NeuronExecutorStage:
         """Runs the sequences of one input."""
         arrived_ns = time.monotonic_ns()
         with self.models.table.find(item.model.name, str(item.model.version)) as model:
+            if isinstance(model, Generator):
+                return await model.generate(item)
             return await self._run(item, model, arrived_ns)
 
     async def _run(self, item: ExecuteItem, model: ExecutorModel, arrived_ns: int) -> Prediction:

@@ -41,7 +41,7 @@ def field_comments() -> dict[str, str]:
             if comment := re.match(r" *// ?(.*)", line):
                 lines.append(comment[1])
                 continue
-            if field := re.match(r" +(?:repeated )?[\w.]+ (\w+) = \d+;", line):
+            if field := re.match(r" +(?:repeated |optional )?[\w.]+ (\w+) = \d+;", line):
                 found[f"{message}.{field[1]}"] = " ".join(lines)
             lines = []
     return found

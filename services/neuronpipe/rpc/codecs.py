@@ -15,7 +15,9 @@ from neuronpipe.core.errors import DeadlineExceeded, ModelNotFound
 from neuronpipe.core.items import (
     EncodedInput,
     ExecuteItem,
+    GenerationFigures,
     ModelKey,
+    NewTokens,
     PostprocessItem,
     Prediction,
     StageItem,
@@ -95,12 +97,22 @@ class ExecuteCodec:
     def write_item(self, item: ExecuteItem, message: wire.ExecuteItem) -> None:
         _write_head(item, message)
         message.sequences.extend(item.sequences.data)
+        if item.options:
+            message.options.CopyFrom(item.options)
 
     def read_item(self, message: wire.ExecuteItem) -> ExecuteItem:
-        return ExecuteItem(_read_call(message.context), _read_model(message), TensorSets(data=list(message.sequences)))
+        options = message.options if message.HasField("options") else None
+        sequences = TensorSets(data=list(message.sequences))
+        return ExecuteItem(_read_call(message.context), _read_model(message), sequences, options)
 
-    def write_value(self, value: Prediction, outcome: wire.ExecuteOutcome) -> None:
+    def write_value(self, value: Prediction | NewTokens, outcome: wire.ExecuteOutcome) -> None:
+        if isinstance(value, NewTokens):
+            outcome.new_tokens.token_ids.extend(value.token_ids)
+            _write_figures(value.figures, outcome.new_tokens.figures)
+            return
         prediction = outcome.prediction
+        if value.generation:
+            _write_figures(value.generation, prediction.generation)
         prediction.outputs.extend(value.outputs.data)
         prediction.queue_ns = value.queue_ns
         prediction.compute_ns = value.compute_ns
@@ -108,7 +120,9 @@ class ExecuteCodec:
         prediction.bucket_tokens = value.bucket_tokens
         prediction.padded_tokens = value.padded_tokens
 
-    def read_value(self, outcome: wire.ExecuteOutcome) -> Prediction:
+    def read_value(self, outcome: wire.ExecuteOutcome) -> Prediction | NewTokens:
+        if outcome.HasField("new_tokens"):
+            return NewTokens(list(outcome.new_tokens.token_ids), _read_figures(outcome.new_tokens.figures))
         prediction = outcome.prediction
         return Prediction(
             TensorSets(data=list(prediction.outputs)),
@@ -117,6 +131,7 @@ class ExecuteCodec:
             prediction.batch_size,
             prediction.bucket_tokens,
             prediction.padded_tokens,
+            _read_figures(prediction.generation) if prediction.HasField("generation") else None,
         )
 
     def pack(self, value: Prediction) -> int:
@@ -149,6 +164,16 @@ class PostprocessCodec:
 
     def pack(self, value: Packed[TaskResult]) -> int:
         return len(value.data)
+
+
+def _write_figures(figures: GenerationFigures, message: Any) -> None:
+    """The message has the names of the value."""
+    for name in GenerationFigures.__slots__:
+        setattr(message, name, getattr(figures, name))
+
+
+def _read_figures(message: Any) -> GenerationFigures:
+    return GenerationFigures(**{name: getattr(message, name) for name in GenerationFigures.__slots__})
 
 
 def write_announcement(models: Iterable[ModelKey], max_message_bytes: int, announcement: Announcement) -> None:

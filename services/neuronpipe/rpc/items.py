@@ -1,9 +1,13 @@
-"""The stage's side of its stream: receives items, and sends outcomes as they are ready (stages.proto)."""
+"""The stage's side of its stream: receives items, and sends outcomes as they are ready (stages.proto).
+
+An item that generates has an outcome with its new tokens for each step, and in the end one like any other.
+"""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from neuronpipe.api.v1 import stages_pb2
@@ -187,6 +191,7 @@ class _ItemStream:
             with self._served.observer.observe(item) as observation:
                 if observation.trace is not item.call.trace:
                     item = replace(item, call=replace(item.call, trace=observation.trace))
+                item = item.reporting(partial(self._finish, item_id))
                 value = observation.value = await self._served.stage(item)
                 size_bytes = value.size_bytes
                 if size_bytes >= LARGE_BYTES:

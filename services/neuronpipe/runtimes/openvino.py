@@ -9,8 +9,20 @@ import sys
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 import openvino  # noqa: E402
+from openvino import opset13  # noqa: E402
+from openvino._offline_transformations import (  # noqa: E402
+    apply_make_stateful_transformation,
+    paged_attention_transformation,
+)
 
-__all__ = ["engine", "has_bfloat16", "openvino"]
+__all__ = [
+    "apply_make_stateful_transformation",
+    "engine",
+    "has_bfloat16",
+    "openvino",
+    "opset13",
+    "paged_attention_transformation",
+]
 
 
 @functools.cache

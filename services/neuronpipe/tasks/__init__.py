@@ -9,6 +9,7 @@ from neuronpipe.tasks import (
     sentence_embedding,
     sentence_similarity,
     text_classification,
+    text_generation,
     token_classification,
     tokenization,
     zero_shot_classification,
@@ -29,6 +30,7 @@ TASKS: dict[str, Task] = {
         rerank.TASK,
         zero_shot_classification.TASK,
         image_classification.TASK,
+        text_generation.TASK,
     )
 }
 # And what every model of texts answers besides, without its graph.

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation
@@ -167,6 +168,8 @@ class Task:
       each sequence, as the model's OutputSpec says.
     - `decoded_fields`: the fields of the input that decode reads; None for all, if it needs the text. Only these are
       sent to the postprocessor, because texts and images can be large.
+    - `generates`: sequences are continued token by token (neuron_executor/generation/), and decode also gets the
+      model's tokenizer, as a function from tokens to their text.
     - `facts`: the class of the task's facts about a model. `facts.of(model)` returns them.
     - `annotations`: the arrays that decode reads for each sequence, int32 [n]; n: a number, "tokens" or "any".
 
@@ -178,13 +181,14 @@ class Task:
     check: Callable[[Any, ModelSpec], None]
     traits: Callable[[Any], tuple[str | int, ...]]
     encode: Callable[[Any, Any, ModelSpec], Encoded]
-    decode: Callable[[Any, ModelSpec, ArraySets, ArraySets], Any]
+    decode: Callable[..., Any]
     decoded_fields: tuple[str, ...] | None
     facts: type[TaskFacts] = TaskFacts
     annotations: Mapping[str, str | int] = field(default_factory=dict)
+    generates: bool = False
 
     def decoding_part(self, input: TaskInput) -> TaskInput:
-        """The input with only the fields that decode reads, numbers and lists. Copied one by one, which is fastest."""
+        """The input with only the fields that decode reads: numbers, lists, messages. One by one, which is fastest."""
         if self.decoded_fields is None:
             return input
         part = TaskInput()
@@ -194,6 +198,8 @@ class Task:
             value = getattr(whole, name)
             if isinstance(value, int):
                 setattr(options, name, value)
+            elif isinstance(value, Message):
+                getattr(options, name).CopyFrom(value)
             else:
                 getattr(options, name).extend(value)
         return part

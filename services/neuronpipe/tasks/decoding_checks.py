@@ -12,7 +12,7 @@ from neuronpipe.tasks.base import Task
 # The length of an annotation's array: that of the tokens, any, or a number.
 AnnotationSizes = Mapping[str, str | int]
 # The least value, and what limits the largest, of those that are no places of tokens, which are from -1 on.
-_RANGES = {"place": (0, None), "target_ids": (0, "vocabulary")}
+_RANGES = {"place": (0, None), "target_ids": (0, "vocabulary"), "window": (0, "vocabulary")}
 
 
 def check_decodable(task: Task, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> None:

@@ -186,6 +186,7 @@ _TABLES: dict[str, tuple[object, object, list[list[str]]]] = {
         {"masks": [{"tokens": [{"token": "a", "score": 0.5}]}, {"tokens": [{"token": "b", "score": 1}]}]},
         [["SCORE", "MASK", "TOKEN"], ["0.5000", "1", "a"], ["1.0000", "2", "b"]],
     ),
+    "text_generation": ({}, {"sequences": [{"text": " on the\nmat"}]}, [["TEXT"], ["on the mat"]]),
     "tokenization": (
         {},
         {

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import grpc
 
 from neuronpipe.api.v1.inference_pb2 import (
+    GenerateResponse,
+    GenerateStart,
     InferBatchRequest,
     InferBatchResponse,
     InferOutcome,
@@ -55,6 +57,11 @@ class FakeGateway(InferenceServiceServicer, ModelServiceServicer):
     def InferBatch(self, request: InferBatchRequest, context: grpc.ServicerContext) -> InferBatchResponse:
         self.answering.wait(30)
         return InferBatchResponse()
+
+    def Generate(self, request: InferRequest, context: grpc.ServicerContext) -> Iterator[GenerateResponse]:
+        """A start, and what Infer returns."""
+        yield GenerateResponse(start=GenerateStart(model=request.model))
+        yield GenerateResponse(response=self.Infer(request, context))
 
     def InferStream(
         self, request_iterator: Iterator[InferStreamRequest], context: grpc.ServicerContext

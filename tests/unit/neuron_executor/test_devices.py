@@ -66,7 +66,7 @@ async def test_a_model_that_opens_warms_up_between_the_batches_of_others(
 ) -> None:
     async with (
         running_devices(EngineSettings(cores=2), Telemetry()) as devices,
-        devices.open_model(bundles["m"]) as model,
+        devices.open_batches(bundles["m"]) as model,
     ):
 
         async def call() -> None:
@@ -75,7 +75,7 @@ async def test_a_model_that_opens_warms_up_between_the_batches_of_others(
 
         is_open = False
         callers = [asyncio.create_task(call()) for _ in range(8)]
-        async with devices.open_model(bundles["n"]) as other:
+        async with devices.open_batches(bundles["n"]) as other:
             assert len(await other.run([sequence(11)], Call())) == 1
             is_open = True
             await asyncio.gather(*callers)
@@ -95,8 +95,8 @@ async def test_a_model_is_closed_by_itself_and_the_others_are_served(
             if family.instrument in (Metrics.CORES, Metrics.QUEUE_SEQUENCES, Metrics.QUEUE_TOKENS)
         }
 
-    async with running_devices(EngineSettings(), telemetry) as devices, devices.open_model(bundles["m"]) as staying:
-        async with devices.open_model(bundles["n"]) as leaving:
+    async with running_devices(EngineSettings(), telemetry) as devices, devices.open_batches(bundles["m"]) as staying:
+        async with devices.open_batches(bundles["n"]) as leaving:
             assert gauges() == {"m", "n"}
             running = asyncio.create_task(leaving.run([sequence(11)], Call()))
             await asyncio.sleep(0)
@@ -112,9 +112,9 @@ async def test_a_model_is_closed_by_itself_and_the_others_are_served(
 async def test_a_model_that_cannot_be_opened_is_unloaded_and_leaves_the_others_alone(
     bundles: dict[str, Bundle], device: type[_OneDevice]
 ) -> None:
-    async with running_devices(EngineSettings(), Telemetry()) as devices, devices.open_model(bundles["m"]) as model:
+    async with running_devices(EngineSettings(), Telemetry()) as devices, devices.open_batches(bundles["m"]) as model:
         with pytest.raises(SetupError, match="cannot run a warm-up batch"):
-            async with devices.open_model(bundles["broken"]):
+            async with devices.open_batches(bundles["broken"]):
                 pass
         assert device.closed == ["broken"]
         assert len(await model.run([sequence(11)], Call())) == 1
@@ -123,12 +123,12 @@ async def test_a_model_that_cannot_be_opened_is_unloaded_and_leaves_the_others_a
 async def test_a_model_can_be_opened_again(bundles: dict[str, Bundle]) -> None:
     async with running_devices(EngineSettings(), Telemetry()) as devices:
         for _ in range(2):
-            async with devices.open_model(bundles["m"]) as model:
+            async with devices.open_batches(bundles["m"]) as model:
                 assert len(await model.run([sequence(11)], Call())) == 1
 
 
 async def test_cores_end_with_the_block(bundles: dict[str, Bundle]) -> None:
     before = len(asyncio.all_tasks())
-    async with running_devices(EngineSettings(cores=3), Telemetry()) as devices, devices.open_model(bundles["m"]):
+    async with running_devices(EngineSettings(cores=3), Telemetry()) as devices, devices.open_batches(bundles["m"]):
         assert len(asyncio.all_tasks()) == before + 3
     assert len(asyncio.all_tasks()) == before

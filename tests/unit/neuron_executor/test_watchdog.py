@@ -189,7 +189,7 @@ async def test_the_limit_is_a_setting_and_with_the_last_core_the_executor_ends(
     async def hang() -> None:
         async with (
             running_devices(EngineSettings(batch_limit_s=1), Telemetry()) as devices,
-            devices.open_model(read_bundle(tmp_path / "m/1")) as model,
+            devices.open_batches(read_bundle(tmp_path / "m/1")) as model,
         ):
             monkeypatch.setattr(_HangingWarm, "is_hanging", True)
             callers.append(asyncio.create_task(model.run([sequence(11)], Call())))

@@ -7,10 +7,25 @@ import pytest
 
 from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome, Priority
-from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, TaskInput, TaskResult, TextClassificationResult
+from neuronpipe.api.v1.tasks_pb2 import (
+    GenerationOptions,
+    QuestionAnsweringInput,
+    TaskInput,
+    TaskResult,
+    TextClassificationResult,
+)
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, ModelNotFound
-from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, PostprocessItem, Prediction, TokenizeItem
+from neuronpipe.core.items import (
+    EncodedInput,
+    ExecuteItem,
+    GenerationFigures,
+    ModelKey,
+    NewTokens,
+    PostprocessItem,
+    Prediction,
+    TokenizeItem,
+)
 from neuronpipe.core.packed import TensorSets, pack_input, pack_result
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.forward.v1 import stages_pb2 as wire
@@ -68,6 +83,7 @@ def test_values_are_read_as_they_were_written_and_packed_to_the_bytes_of_their_t
     assert (_numbers(read.sequences), _numbers(read.annotations)) == ([1], [2])
     assert (read.tokens, read.truncated_tokens, read.token_cache) == (3, 4, CacheOutcome.CACHE_OUTCOME_HIT_REDIS)
     ran = ExecuteCodec().read_value(executed)
+    assert isinstance(ran, Prediction)
     assert (
         _numbers(ran.outputs),
         ran.queue_ns,
@@ -83,6 +99,23 @@ def test_values_are_read_as_they_were_written_and_packed_to_the_bytes_of_their_t
         6,
         7,
     )
+
+
+def test_new_tokens_and_figures_of_a_text_are_read_as_they_were_written() -> None:
+    figures = GenerationFigures(1, 2, 3, 4, 5, 6)
+    for value in (NewTokens([7, 8], figures), Prediction(_sets(1), generation=figures)):
+        outcome = wire.ExecuteOutcome()
+        ExecuteCodec().write_value(value, outcome)
+        read = ExecuteCodec().read_value(outcome)
+        assert type(read) is type(value)
+        assert (read.figures if isinstance(read, NewTokens) else read.generation) == figures
+
+
+def test_options_of_generation_travel_with_an_item() -> None:
+    options = GenerationOptions(max_new_tokens=3, seed=4, stop_strings=["a"])
+    message = wire.ExecuteItem()
+    ExecuteCodec().write_item(ExecuteItem(Call(), ModelKey("m", 1), _sets(1), options), message)
+    assert ExecuteCodec().read_item(message).options == options
 
 
 def test_a_result_is_read_as_it_was_written_though_it_is_empty() -> None:

@@ -12,6 +12,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     FeaturePooling,
     FeatureType,
     FillMaskInput,
+    GenerationOptions,
     ImageClassificationInput,
     QuestionAnsweringInput,
     RerankInput,
@@ -20,6 +21,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SentenceSimilarityInput,
     TaskInput,
     TextClassificationInput,
+    TextGenerationInput,
     TokenClassificationInput,
     ZeroShotClassificationInput,
 )
@@ -47,6 +49,7 @@ _OPTIONS = (
     "top_n",
     "multi_label",
     "ignore_labels",
+    "options",
 )
 
 
@@ -102,6 +105,11 @@ _CASES: dict[str, tuple[Any, list[Arrays], list[Arrays]]] = {
         [_PLACES],
         [{"logits": _numbers(4, 5)}],
     ),
+    "text_generation": (
+        TextGenerationInput(prompt=_TEXT, options=GenerationOptions(stop_strings=["c"])),
+        [{"window": np.array([1], np.int32)}],
+        [{"token_ids": np.array([2, 3, 4], np.int32), "finish_reason": np.array(3, np.int32)}],
+    ),
     "question_answering": (
         QuestionAnsweringInput(question="q", context="ab cd", top_k=3, max_answer_tokens=1, allow_no_answer=True),
         [_PLACES],
@@ -117,9 +125,9 @@ def test_the_options_alone_decode_to_the_same_result(name: str) -> None:
 
     def decoded(given: Any) -> Any:
         # Copies, as arrays of a stage are read once.
-        return task.decode(
-            given, model, annotations, [{key: array.copy() for key, array in one.items()} for one in outputs]
-        )
+        copies = [{key: array.copy() for key, array in one.items()} for one in outputs]
+        further = (lambda token_ids: "".join("abcde"[token_id] for token_id in token_ids),) if task.generates else ()
+        return task.decode(given, model, annotations, copies, *further)
 
     assert decoded(_options(name, input)) == decoded(input)
     assert decoded(input) != decoded(_bare(input))

@@ -26,19 +26,19 @@ from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from neuronpipe.api.v1 import tasks_pb2 as neuronpipe_dot_api_dot_v1_dot_tasks__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!neuronpipe/api/v1/inference.proto\x12\x11neuronpipe.api.v1\x1a\x17google/rpc/status.proto\x1a\x1dneuronpipe/api/v1/tasks.proto\"\xd6\x01\n\x0cInferRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12+\n\x05input\x18\x04 \x01(\x0b\x32\x1c.neuronpipe.api.v1.TaskInput\x12-\n\x08priority\x18\x05 \x01(\x0e\x32\x1b.neuronpipe.api.v1.Priority\x12\x36\n\rcache_control\x18\x06 \x01(\x0e\x32\x1f.neuronpipe.api.v1.CacheControl\"\xcd\x01\n\rInferResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12-\n\x06result\x18\x04 \x01(\x0b\x32\x1d.neuronpipe.api.v1.TaskResult\x12\x30\n\x07timings\x18\x05 \x01(\x0b\x32\x1f.neuronpipe.api.v1.StageTimings\x12\'\n\x05usage\x18\x06 \x01(\x0b\x32\x18.neuronpipe.api.v1.Usage\"F\n\x11InferBatchRequest\x12\x31\n\x08requests\x18\x01 \x03(\x0b\x32\x1f.neuronpipe.api.v1.InferRequest\"G\n\x12InferBatchResponse\x12\x31\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1f.neuronpipe.api.v1.InferOutcome\"t\n\x0cInferOutcome\x12\x34\n\x08response\x18\x01 \x01(\x0b\x32 .neuronpipe.api.v1.InferResponseH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\t\n\x07outcome\"F\n\x12InferStreamRequest\x12\x30\n\x07request\x18\x01 \x01(\x0b\x32\x1f.neuronpipe.api.v1.InferRequest\"[\n\x13InferStreamResponse\x12\x30\n\x07outcome\x18\x01 \x01(\x0b\x32\x1f.neuronpipe.api.v1.InferOutcome\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x99\x01\n\x0cStageTimings\x12\x10\n\x08total_ns\x18\x01 \x01(\x04\x12\x15\n\rpreprocess_ns\x18\x02 \x01(\x04\x12\x12\n\npredict_ns\x18\x03 \x01(\x04\x12\x16\n\x0epostprocess_ns\x18\x04 \x01(\x04\x12\x18\n\x10predict_queue_ns\x18\x05 \x01(\x04\x12\x1a\n\x12predict_compute_ns\x18\x06 \x01(\x04\"\xe0\x01\n\x05Usage\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x18\n\x10truncated_tokens\x18\x02 \x01(\r\x12\x12\n\nbatch_size\x18\x03 \x01(\r\x12\x15\n\rbucket_tokens\x18\x04 \x01(\r\x12\x34\n\x0btoken_cache\x18\x05 \x01(\x0e\x32\x1f.neuronpipe.api.v1.CacheOutcome\x12\x15\n\rpadded_tokens\x18\x06 \x01(\r\x12\x35\n\x0cresult_cache\x18\x07 \x01(\x0e\x32\x1f.neuronpipe.api.v1.CacheOutcome*b\n\x0c\x43\x61\x63heControl\x12\x1d\n\x19\x43\x41\x43HE_CONTROL_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43\x41\x43HE_CONTROL_BYPASS\x10\x01\x12\x19\n\x15\x43\x41\x43HE_CONTROL_REFRESH\x10\x02*Q\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x01\x12\x11\n\rPRIORITY_BULK\x10\x02*\x9a\x01\n\x0c\x43\x61\x63heOutcome\x12\x1d\n\x19\x43\x41\x43HE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x43\x41\x43HE_OUTCOME_HIT_MEMORY\x10\x01\x12\x1b\n\x17\x43\x41\x43HE_OUTCOME_HIT_REDIS\x10\x02\x12\x16\n\x12\x43\x41\x43HE_OUTCOME_MISS\x10\x03\x12\x18\n\x14\x43\x41\x43HE_OUTCOME_BYPASS\x10\x04\x32\x9b\x02\n\x10InferenceService\x12J\n\x05Infer\x12\x1f.neuronpipe.api.v1.InferRequest\x1a .neuronpipe.api.v1.InferResponse\x12Y\n\nInferBatch\x12$.neuronpipe.api.v1.InferBatchRequest\x1a%.neuronpipe.api.v1.InferBatchResponse\x12`\n\x0bInferStream\x12%.neuronpipe.api.v1.InferStreamRequest\x1a&.neuronpipe.api.v1.InferStreamResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!neuronpipe/api/v1/inference.proto\x12\x11neuronpipe.api.v1\x1a\x17google/rpc/status.proto\x1a\x1dneuronpipe/api/v1/tasks.proto\"\xd6\x01\n\x0cInferRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12+\n\x05input\x18\x04 \x01(\x0b\x32\x1c.neuronpipe.api.v1.TaskInput\x12-\n\x08priority\x18\x05 \x01(\x0e\x32\x1b.neuronpipe.api.v1.Priority\x12\x36\n\rcache_control\x18\x06 \x01(\x0e\x32\x1f.neuronpipe.api.v1.CacheControl\"\xcd\x01\n\rInferResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12-\n\x06result\x18\x04 \x01(\x0b\x32\x1d.neuronpipe.api.v1.TaskResult\x12\x30\n\x07timings\x18\x05 \x01(\x0b\x32\x1f.neuronpipe.api.v1.StageTimings\x12\'\n\x05usage\x18\x06 \x01(\x0b\x32\x18.neuronpipe.api.v1.Usage\"F\n\x11InferBatchRequest\x12\x31\n\x08requests\x18\x01 \x03(\x0b\x32\x1f.neuronpipe.api.v1.InferRequest\"G\n\x12InferBatchResponse\x12\x31\n\x08outcomes\x18\x01 \x03(\x0b\x32\x1f.neuronpipe.api.v1.InferOutcome\"t\n\x0cInferOutcome\x12\x34\n\x08response\x18\x01 \x01(\x0b\x32 .neuronpipe.api.v1.InferResponseH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\t\n\x07outcome\"F\n\x12InferStreamRequest\x12\x30\n\x07request\x18\x01 \x01(\x0b\x32\x1f.neuronpipe.api.v1.InferRequest\"[\n\x13InferStreamResponse\x12\x30\n\x07outcome\x18\x01 \x01(\x0b\x32\x1f.neuronpipe.api.v1.InferOutcome\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\xb7\x01\n\x10GenerateResponse\x12\x31\n\x05start\x18\x01 \x01(\x0b\x32 .neuronpipe.api.v1.GenerateStartH\x00\x12\x31\n\x05\x63hunk\x18\x02 \x01(\x0b\x32 .neuronpipe.api.v1.GenerateChunkH\x00\x12\x34\n\x08response\x18\x03 \x01(\x0b\x32 .neuronpipe.api.v1.InferResponseH\x00\x42\x07\n\x05\x65vent\"Z\n\rGenerateStart\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\"B\n\rGenerateChunk\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"\xf0\x01\n\x0cStageTimings\x12\x10\n\x08total_ns\x18\x01 \x01(\x04\x12\x15\n\rpreprocess_ns\x18\x02 \x01(\x04\x12\x12\n\npredict_ns\x18\x03 \x01(\x04\x12\x16\n\x0epostprocess_ns\x18\x04 \x01(\x04\x12\x18\n\x10predict_queue_ns\x18\x05 \x01(\x04\x12\x1a\n\x12predict_compute_ns\x18\x06 \x01(\x04\x12\x16\n\x0e\x66irst_token_ns\x18\x07 \x01(\x04\x12\x12\n\nprefill_ns\x18\x08 \x01(\x04\x12\x11\n\tdecode_ns\x18\t \x01(\x04\x12\x16\n\x0elongest_gap_ns\x18\n \x01(\x04\"\xba\x02\n\x05Usage\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x18\n\x10truncated_tokens\x18\x02 \x01(\r\x12\x12\n\nbatch_size\x18\x03 \x01(\r\x12\x15\n\rbucket_tokens\x18\x04 \x01(\r\x12\x34\n\x0btoken_cache\x18\x05 \x01(\x0e\x32\x1f.neuronpipe.api.v1.CacheOutcome\x12\x15\n\rpadded_tokens\x18\x06 \x01(\r\x12\x35\n\x0cresult_cache\x18\x07 \x01(\x0e\x32\x1f.neuronpipe.api.v1.CacheOutcome\x12\x18\n\x10generated_tokens\x18\x08 \x01(\r\x12\x15\n\rcached_tokens\x18\t \x01(\r\x12\x18\n\x10\x64iscarded_tokens\x18\n \x01(\r\x12\r\n\x05steps\x18\x0b \x01(\r*b\n\x0c\x43\x61\x63heControl\x12\x1d\n\x19\x43\x41\x43HE_CONTROL_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43\x41\x43HE_CONTROL_BYPASS\x10\x01\x12\x19\n\x15\x43\x41\x43HE_CONTROL_REFRESH\x10\x02*Q\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x01\x12\x11\n\rPRIORITY_BULK\x10\x02*\x9a\x01\n\x0c\x43\x61\x63heOutcome\x12\x1d\n\x19\x43\x41\x43HE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x43\x41\x43HE_OUTCOME_HIT_MEMORY\x10\x01\x12\x1b\n\x17\x43\x41\x43HE_OUTCOME_HIT_REDIS\x10\x02\x12\x16\n\x12\x43\x41\x43HE_OUTCOME_MISS\x10\x03\x12\x18\n\x14\x43\x41\x43HE_OUTCOME_BYPASS\x10\x04\x32\xef\x02\n\x10InferenceService\x12J\n\x05Infer\x12\x1f.neuronpipe.api.v1.InferRequest\x1a .neuronpipe.api.v1.InferResponse\x12Y\n\nInferBatch\x12$.neuronpipe.api.v1.InferBatchRequest\x1a%.neuronpipe.api.v1.InferBatchResponse\x12`\n\x0bInferStream\x12%.neuronpipe.api.v1.InferStreamRequest\x1a&.neuronpipe.api.v1.InferStreamResponse(\x01\x30\x01\x12R\n\x08Generate\x12\x1f.neuronpipe.api.v1.InferRequest\x1a#.neuronpipe.api.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'neuronpipe.api.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CACHECONTROL']._serialized_start=1348
-  _globals['_CACHECONTROL']._serialized_end=1446
-  _globals['_PRIORITY']._serialized_start=1448
-  _globals['_PRIORITY']._serialized_end=1529
-  _globals['_CACHEOUTCOME']._serialized_start=1532
-  _globals['_CACHEOUTCOME']._serialized_end=1686
+  _globals['_CACHECONTROL']._serialized_start=1871
+  _globals['_CACHECONTROL']._serialized_end=1969
+  _globals['_PRIORITY']._serialized_start=1971
+  _globals['_PRIORITY']._serialized_end=2052
+  _globals['_CACHEOUTCOME']._serialized_start=2055
+  _globals['_CACHEOUTCOME']._serialized_end=2209
   _globals['_INFERREQUEST']._serialized_start=113
   _globals['_INFERREQUEST']._serialized_end=327
   _globals['_INFERRESPONSE']._serialized_start=330
@@ -53,10 +53,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INFERSTREAMREQUEST']._serialized_end=870
   _globals['_INFERSTREAMRESPONSE']._serialized_start=872
   _globals['_INFERSTREAMRESPONSE']._serialized_end=963
-  _globals['_STAGETIMINGS']._serialized_start=966
-  _globals['_STAGETIMINGS']._serialized_end=1119
-  _globals['_USAGE']._serialized_start=1122
-  _globals['_USAGE']._serialized_end=1346
-  _globals['_INFERENCESERVICE']._serialized_start=1689
-  _globals['_INFERENCESERVICE']._serialized_end=1972
+  _globals['_GENERATERESPONSE']._serialized_start=966
+  _globals['_GENERATERESPONSE']._serialized_end=1149
+  _globals['_GENERATESTART']._serialized_start=1151
+  _globals['_GENERATESTART']._serialized_end=1241
+  _globals['_GENERATECHUNK']._serialized_start=1243
+  _globals['_GENERATECHUNK']._serialized_end=1309
+  _globals['_STAGETIMINGS']._serialized_start=1312
+  _globals['_STAGETIMINGS']._serialized_end=1552
+  _globals['_USAGE']._serialized_start=1555
+  _globals['_USAGE']._serialized_end=1869
+  _globals['_INFERENCESERVICE']._serialized_start=2212
+  _globals['_INFERENCESERVICE']._serialized_end=2579
 # @@protoc_insertion_point(module_scope)

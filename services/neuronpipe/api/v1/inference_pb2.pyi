@@ -334,6 +334,110 @@ class InferStreamResponse(_message.Message):
 Global___InferStreamResponse: _TypeAlias = InferStreamResponse  # noqa: Y015
 
 @_typing.final
+class GenerateResponse(_message.Message):
+    """One message of a generated text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def start(self) -> Global___GenerateStart:
+        """The request was accepted, and its prompt is known."""
+
+    @_builtins.property
+    def chunk(self) -> Global___GenerateChunk:
+        """The next part of a text."""
+
+    @_builtins.property
+    def response(self) -> Global___InferResponse:
+        """The whole result."""
+
+    def __init__(
+        self,
+        *,
+        start: Global___GenerateStart | None = ...,
+        chunk: Global___GenerateChunk | None = ...,
+        response: Global___InferResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "response", b"response", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "response", b"response", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["start", "chunk", "response"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class GenerateStart(_message.Message):
+    """The begin of a generated text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The name of the model."""
+    version: _builtins.str
+    """The version of the model that runs."""
+    request_id: _builtins.str
+    """The id of the request: the caller's, or the one that the gateway made."""
+    prompt_tokens: _builtins.int
+    """The number of tokens of the prompt, including special tokens."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateStart: _TypeAlias = GenerateStart  # noqa: Y015
+
+@_typing.final
+class GenerateChunk(_message.Message):
+    """A part of a generated text. It cannot change any more: it ends with a whole character, and not within a stop string."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """The text to which it belongs, from 0 on."""
+    text: _builtins.str
+    """The text that follows the chunks before."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens that the text consists of."""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        text: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateChunk: _TypeAlias = GenerateChunk  # noqa: Y015
+
+@_typing.final
 class StageTimings(_message.Message):
     """Durations in nanoseconds. Each is measured by one process, so clocks of different machines are never compared."""
 
@@ -345,6 +449,10 @@ class StageTimings(_message.Message):
     POSTPROCESS_NS_FIELD_NUMBER: _builtins.int
     PREDICT_QUEUE_NS_FIELD_NUMBER: _builtins.int
     PREDICT_COMPUTE_NS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_NS_FIELD_NUMBER: _builtins.int
+    PREFILL_NS_FIELD_NUMBER: _builtins.int
+    DECODE_NS_FIELD_NUMBER: _builtins.int
+    LONGEST_GAP_NS_FIELD_NUMBER: _builtins.int
     total_ns: _builtins.int
     """Measured by the gateway: from the decoded request to the finished response."""
     preprocess_ns: _builtins.int
@@ -357,6 +465,14 @@ class StageTimings(_message.Message):
     """Measured by the executor: the time in which none of the input's sequences was being computed."""
     predict_compute_ns: _builtins.int
     """Measured by the executor: the time in which at least one of the input's sequences was being computed."""
+    first_token_ns: _builtins.int
+    """Of a generated text, measured by the gateway: from the decoded request to its first token."""
+    prefill_ns: _builtins.int
+    """Of a generated text, measured by the executor: from the first step with the prompt to the first token."""
+    decode_ns: _builtins.int
+    """Of a generated text, measured by the executor: from the first token to the last."""
+    longest_gap_ns: _builtins.int
+    """Of a generated text, measured by the executor: the longest time between two tokens."""
     def __init__(
         self,
         *,
@@ -366,10 +482,14 @@ class StageTimings(_message.Message):
         postprocess_ns: _builtins.int = ...,
         predict_queue_ns: _builtins.int = ...,
         predict_compute_ns: _builtins.int = ...,
+        first_token_ns: _builtins.int = ...,
+        prefill_ns: _builtins.int = ...,
+        decode_ns: _builtins.int = ...,
+        longest_gap_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["postprocess_ns", b"postprocess_ns", "predict_compute_ns", b"predict_compute_ns", "predict_ns", b"predict_ns", "predict_queue_ns", b"predict_queue_ns", "preprocess_ns", b"preprocess_ns", "total_ns", b"total_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_ns", b"decode_ns", "first_token_ns", b"first_token_ns", "longest_gap_ns", b"longest_gap_ns", "postprocess_ns", b"postprocess_ns", "predict_compute_ns", b"predict_compute_ns", "predict_ns", b"predict_ns", "predict_queue_ns", b"predict_queue_ns", "prefill_ns", b"prefill_ns", "preprocess_ns", b"preprocess_ns", "total_ns", b"total_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -388,6 +508,10 @@ class Usage(_message.Message):
     TOKEN_CACHE_FIELD_NUMBER: _builtins.int
     PADDED_TOKENS_FIELD_NUMBER: _builtins.int
     RESULT_CACHE_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    DISCARDED_TOKENS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     tokens: _builtins.int
     """The number of tokens in all sequences of the input, including special tokens. An image counts as one token for each
     patch of 16 x 16 pixels.
@@ -408,6 +532,14 @@ class Usage(_message.Message):
     """Where the result came from. If it came from a cache, the fields about batches are 0, and of the timings only
     total_ns is set.
     """
+    generated_tokens: _builtins.int
+    """The number of tokens in the generated texts."""
+    cached_tokens: _builtins.int
+    """The number of tokens of the prompt that were not computed, because another prompt began with the same ones."""
+    discarded_tokens: _builtins.int
+    """The number of tokens that were generated after the end of a text, which a stop string sets."""
+    steps: _builtins.int
+    """The number of steps in which the executor computed tokens of the prompt or the text."""
     def __init__(
         self,
         *,
@@ -418,10 +550,14 @@ class Usage(_message.Message):
         token_cache: Global___CacheOutcome.ValueType = ...,
         padded_tokens: _builtins.int = ...,
         result_cache: Global___CacheOutcome.ValueType = ...,
+        generated_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        discarded_tokens: _builtins.int = ...,
+        steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bucket_tokens", b"bucket_tokens", "padded_tokens", b"padded_tokens", "result_cache", b"result_cache", "token_cache", b"token_cache", "tokens", b"tokens", "truncated_tokens", b"truncated_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bucket_tokens", b"bucket_tokens", "cached_tokens", b"cached_tokens", "discarded_tokens", b"discarded_tokens", "generated_tokens", b"generated_tokens", "padded_tokens", b"padded_tokens", "result_cache", b"result_cache", "steps", b"steps", "token_cache", b"token_cache", "tokens", b"tokens", "truncated_tokens", b"truncated_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,6 +50,11 @@ class InferenceServiceStub(object):
                 request_serializer=neuronpipe_dot_api_dot_v1_dot_inference__pb2.InferStreamRequest.SerializeToString,
                 response_deserializer=neuronpipe_dot_api_dot_v1_dot_inference__pb2.InferStreamResponse.FromString,
                 _registered_method=True)
+        self.Generate = channel.unary_stream(
+                '/neuronpipe.api.v1.InferenceService/Generate',
+                request_serializer=neuronpipe_dot_api_dot_v1_dot_inference__pb2.InferRequest.SerializeToString,
+                response_deserializer=neuronpipe_dot_api_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer(object):
@@ -108,6 +113,17 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Generate(self, request, context):
+        """Generates a text, and sends it as it comes: a start, chunks, and the response that Infer would have returned. For
+        tasks that generate; of other inputs there is the response only. The chunks together are the text of the response.
+
+        Errors, before the first message or after any: as for Infer. After a chunk nothing is tried again: UNAVAILABLE says
+        that what was sent so far is all there is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -125,6 +141,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.InferStream,
                     request_deserializer=neuronpipe_dot_api_dot_v1_dot_inference__pb2.InferStreamRequest.FromString,
                     response_serializer=neuronpipe_dot_api_dot_v1_dot_inference__pb2.InferStreamResponse.SerializeToString,
+            ),
+            'Generate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Generate,
+                    request_deserializer=neuronpipe_dot_api_dot_v1_dot_inference__pb2.InferRequest.FromString,
+                    response_serializer=neuronpipe_dot_api_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -209,6 +230,33 @@ class InferenceService(object):
             '/neuronpipe.api.v1.InferenceService/InferStream',
             neuronpipe_dot_api_dot_v1_dot_inference__pb2.InferStreamRequest.SerializeToString,
             neuronpipe_dot_api_dot_v1_dot_inference__pb2.InferStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Generate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/neuronpipe.api.v1.InferenceService/Generate',
+            neuronpipe_dot_api_dot_v1_dot_inference__pb2.InferRequest.SerializeToString,
+            neuronpipe_dot_api_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -73,6 +73,13 @@ class InferenceServiceStub:
     - RESOURCE_EXHAUSTED: too many calls are in flight.
     - DEADLINE_EXCEEDED, CANCELLED, INTERNAL: as for Infer.
     """
+    Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.InferRequest, _inference_pb2.GenerateResponse]
+    """Generates a text, and sends it as it comes: a start, chunks, and the response that Infer would have returned. For
+    tasks that generate; of other inputs there is the response only. The chunks together are the text of the response.
+
+    Errors, before the first message or after any: as for Infer. After a chunk nothing is tried again: UNAVAILABLE says
+    that what was sent so far is all there is.
+    """
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -118,6 +125,13 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
 
     - RESOURCE_EXHAUSTED: too many calls are in flight.
     - DEADLINE_EXCEEDED, CANCELLED, INTERNAL: as for Infer.
+    """
+    Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.InferRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
+    """Generates a text, and sends it as it comes: a start, chunks, and the response that Infer would have returned. For
+    tasks that generate; of other inputs there is the response only. The chunks together are the text of the response.
+
+    Errors, before the first message or after any: as for Infer. After a chunk nothing is tried again: UNAVAILABLE says
+    that what was sent so far is all there is.
     """
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -179,6 +193,19 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
 
         - RESOURCE_EXHAUSTED: too many calls are in flight.
         - DEADLINE_EXCEEDED, CANCELLED, INTERNAL: as for Infer.
+        """
+
+    @_abc_1.abstractmethod
+    def Generate(
+        self,
+        request: _inference_pb2.InferRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
+        """Generates a text, and sends it as it comes: a start, chunks, and the response that Infer would have returned. For
+        tasks that generate; of other inputs there is the response only. The chunks together are the text of the response.
+
+        Errors, before the first message or after any: as for Infer. After a chunk nothing is tried again: UNAVAILABLE says
+        that what was sent so far is all there is.
         """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

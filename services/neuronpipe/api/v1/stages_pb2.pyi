@@ -399,6 +399,7 @@ class ExecuteItem(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name of the model."""
     version: _builtins.str
@@ -411,6 +412,10 @@ class ExecuteItem(_message.Message):
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[_tensors_pb2.TensorSet]:
         """The sequences, as in EncodedInput."""
 
+    @_builtins.property
+    def options(self) -> _tasks_pb2.GenerationOptions:
+        """Of a task that generates: how, with every field set."""
+
     def __init__(
         self,
         *,
@@ -418,10 +423,11 @@ class ExecuteItem(_message.Message):
         model: _builtins.str = ...,
         version: _builtins.str = ...,
         sequences: _abc.Iterable[_tensors_pb2.TensorSet] | None = ...,
+        options: _tasks_pb2.GenerationOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "model", b"model", "sequences", b"sequences", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "model", b"model", "options", b"options", "sequences", b"sequences", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -473,6 +479,7 @@ class ExecuteOutcome(_message.Message):
 
     PREDICTION_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    NEW_TOKENS_FIELD_NUMBER: _builtins.int
     ITEM_ID_FIELD_NUMBER: _builtins.int
     item_id: _builtins.int
     """The number of the item, from its context."""
@@ -484,22 +491,57 @@ class ExecuteOutcome(_message.Message):
     def error(self) -> _status_pb2.Status:
         """The error."""
 
+    @_builtins.property
+    def new_tokens(self) -> Global___NewTokens:
+        """The tokens of a step. More outcomes of the item follow."""
+
     def __init__(
         self,
         *,
         prediction: Global___Prediction | None = ...,
         error: _status_pb2.Status | None = ...,
+        new_tokens: Global___NewTokens | None = ...,
         item_id: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "outcome", b"outcome", "prediction", b"prediction"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "new_tokens", b"new_tokens", "outcome", b"outcome", "prediction", b"prediction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "item_id", b"item_id", "outcome", b"outcome", "prediction", b"prediction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "item_id", b"item_id", "new_tokens", b"new_tokens", "outcome", b"outcome", "prediction", b"prediction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["prediction", "error"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["prediction", "error", "new_tokens"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
 Global___ExecuteOutcome: _TypeAlias = ExecuteOutcome  # noqa: Y015
+
+@_typing.final
+class NewTokens(_message.Message):
+    """The tokens that an item got in a step. One message has those of all items."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens, in order."""
+
+    @_builtins.property
+    def figures(self) -> Global___GenerationFigures:
+        """What it took so far."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        figures: Global___GenerationFigures | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NewTokens: _TypeAlias = NewTokens  # noqa: Y015
 
 @_typing.final
 class Prediction(_message.Message):
@@ -513,6 +555,7 @@ class Prediction(_message.Message):
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     BUCKET_TOKENS_FIELD_NUMBER: _builtins.int
     PADDED_TOKENS_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     queue_ns: _builtins.int
     """The time since arrival in which none of the sequences was being computed, in nanoseconds."""
     compute_ns: _builtins.int
@@ -527,6 +570,10 @@ class Prediction(_message.Message):
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_tensors_pb2.TensorSet]:
         """One set for each sequence, in the order of the sequences, without padding."""
 
+    @_builtins.property
+    def generation(self) -> Global___GenerationFigures:
+        """Of an item that generates. Its outputs are token_ids, int32 [tokens], of the whole text, and finish_reason, int32 []."""
+
     def __init__(
         self,
         *,
@@ -536,14 +583,57 @@ class Prediction(_message.Message):
         batch_size: _builtins.int = ...,
         bucket_tokens: _builtins.int = ...,
         padded_tokens: _builtins.int = ...,
+        generation: Global___GenerationFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bucket_tokens", b"bucket_tokens", "compute_ns", b"compute_ns", "outputs", b"outputs", "padded_tokens", b"padded_tokens", "queue_ns", b"queue_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bucket_tokens", b"bucket_tokens", "compute_ns", b"compute_ns", "generation", b"generation", "outputs", b"outputs", "padded_tokens", b"padded_tokens", "queue_ns", b"queue_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Prediction: _TypeAlias = Prediction  # noqa: Y015
+
+@_typing.final
+class GenerationFigures(_message.Message):
+    """What generating a text took."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_NS_FIELD_NUMBER: _builtins.int
+    DECODE_NS_FIELD_NUMBER: _builtins.int
+    LONGEST_GAP_NS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    QUEUE_NS_FIELD_NUMBER: _builtins.int
+    prefill_ns: _builtins.int
+    """From the first step with the prompt to the first token, in nanoseconds."""
+    decode_ns: _builtins.int
+    """From the first token to the last, in nanoseconds."""
+    longest_gap_ns: _builtins.int
+    """The longest time between two tokens, in nanoseconds."""
+    steps: _builtins.int
+    """The number of steps that computed tokens of the item."""
+    cached_tokens: _builtins.int
+    """The number of tokens of the prompt that other items had computed."""
+    queue_ns: _builtins.int
+    """From arrival to the first step with the prompt, in nanoseconds."""
+    def __init__(
+        self,
+        *,
+        prefill_ns: _builtins.int = ...,
+        decode_ns: _builtins.int = ...,
+        longest_gap_ns: _builtins.int = ...,
+        steps: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        queue_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "decode_ns", b"decode_ns", "longest_gap_ns", b"longest_gap_ns", "prefill_ns", b"prefill_ns", "queue_ns", b"queue_ns", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerationFigures: _TypeAlias = GenerationFigures  # noqa: Y015
 
 @_typing.final
 class PostprocessRequest(_message.Message):

@@ -177,6 +177,34 @@ an error of at most half the scale.
 """
 Global___FeatureType: _TypeAlias = FeatureType  # noqa: Y015
 
+class _FinishReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
+    """It has not ended."""
+    FINISH_REASON_END: _FinishReason.ValueType  # 1
+    """The model ended it, or one of stop_token_ids."""
+    FINISH_REASON_STOP_STRING: _FinishReason.ValueType  # 2
+    """It reached one of stop_strings."""
+    FINISH_REASON_LENGTH: _FinishReason.ValueType  # 3
+    """It has max_new_tokens."""
+
+class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
+    """Why a text ended."""
+
+FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
+"""It has not ended."""
+FINISH_REASON_END: FinishReason.ValueType  # 1
+"""The model ended it, or one of stop_token_ids."""
+FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 2
+"""It reached one of stop_strings."""
+FINISH_REASON_LENGTH: FinishReason.ValueType  # 3
+"""It has max_new_tokens."""
+Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
+
 @_typing.final
 class TaskInput(_message.Message):
     """One input for one task. The name of the field is the name of the task."""
@@ -193,6 +221,7 @@ class TaskInput(_message.Message):
     RERANK_FIELD_NUMBER: _builtins.int
     ZERO_SHOT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     IMAGE_CLASSIFICATION_FIELD_NUMBER: _builtins.int
+    TEXT_GENERATION_FIELD_NUMBER: _builtins.int
     TOKENIZATION_FIELD_NUMBER: _builtins.int
     DETOKENIZATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -236,6 +265,10 @@ class TaskInput(_message.Message):
         """Classifies an image by the model's labels."""
 
     @_builtins.property
+    def text_generation(self) -> Global___TextGenerationInput:
+        """Continues a text."""
+
+    @_builtins.property
     def tokenization(self) -> Global___TokenizationInput:
         """The tokens of a text. Every model of texts answers this, by its tokenizer alone."""
 
@@ -256,14 +289,15 @@ class TaskInput(_message.Message):
         rerank: Global___RerankInput | None = ...,
         zero_shot_classification: Global___ZeroShotClassificationInput | None = ...,
         image_classification: Global___ImageClassificationInput | None = ...,
+        text_generation: Global___TextGenerationInput | None = ...,
         tokenization: Global___TokenizationInput | None = ...,
         detokenization: Global___DetokenizationInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "tokenization", "detokenization"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "tokenization", "detokenization"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -285,6 +319,7 @@ class TaskResult(_message.Message):
     RERANK_FIELD_NUMBER: _builtins.int
     ZERO_SHOT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     IMAGE_CLASSIFICATION_FIELD_NUMBER: _builtins.int
+    TEXT_GENERATION_FIELD_NUMBER: _builtins.int
     TOKENIZATION_FIELD_NUMBER: _builtins.int
     DETOKENIZATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -328,6 +363,10 @@ class TaskResult(_message.Message):
         """The best labels."""
 
     @_builtins.property
+    def text_generation(self) -> Global___TextGenerationResult:
+        """The generated text."""
+
+    @_builtins.property
     def tokenization(self) -> Global___TokenizationResult:
         """Result of tokenization."""
 
@@ -348,14 +387,15 @@ class TaskResult(_message.Message):
         rerank: Global___RerankResult | None = ...,
         zero_shot_classification: Global___ZeroShotClassificationResult | None = ...,
         image_classification: Global___ImageClassificationResult | None = ...,
+        text_generation: Global___TextGenerationResult | None = ...,
         tokenization: Global___TokenizationResult | None = ...,
         detokenization: Global___DetokenizationResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "tokenization", "detokenization"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "tokenization", "detokenization"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -1231,6 +1271,205 @@ class ImageClassificationResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ImageClassificationResult: _TypeAlias = ImageClassificationResult  # noqa: Y015
+
+@_typing.final
+class TextGenerationInput(_message.Message):
+    """The input of text-generation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    prompt: _builtins.str
+    """The text to continue. Required."""
+    truncation: Global___Truncation.ValueType
+    """What happens to a prompt that leaves no room for max_new_tokens. Default: TRUNCATION_ERROR."""
+    @_builtins.property
+    def options(self) -> Global___GenerationOptions:
+        """How tokens are chosen, and when to stop. Default: as the model's own generation_config says."""
+
+    def __init__(
+        self,
+        *,
+        prompt: _builtins.str = ...,
+        options: Global___GenerationOptions | None = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "prompt", b"prompt", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextGenerationInput: _TypeAlias = TextGenerationInput  # noqa: Y015
+
+@_typing.final
+class GenerationOptions(_message.Message):
+    """How tokens are chosen, and when to stop. A field that is not set has the value of the model's own generation_config,
+    or else the one that is said here.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    MIN_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    DO_SAMPLE_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    STOP_STRINGS_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    max_new_tokens: _builtins.int
+    """The most tokens to generate. Default: 256, or what there is room for if that is less. Limit: prompt and new tokens
+    together are at most Model.max_tokens.
+    """
+    min_new_tokens: _builtins.int
+    """So many tokens are generated before one may end the text. Default: 0."""
+    do_sample: _builtins.bool
+    """True: each token is drawn at random, by its probability. False: it is the most probable one (greedy), and the
+    fields temperature, top_k, top_p, min_p and seed must not be set. Default: false.
+    """
+    temperature: _builtins.float
+    """Logits are divided by it: more than 0, at most 100. Default: 1."""
+    top_k: _builtins.int
+    """Only so many tokens with the highest logits are drawn from; 0 for all. Default: 50."""
+    top_p: _builtins.float
+    """Only the most probable tokens are drawn from whose probabilities together reach this: more than 0, at most 1.
+    Default: 1.
+    """
+    min_p: _builtins.float
+    """Only tokens are drawn from that are at least this share as probable as the most probable one: 0 to 1. Default: 0."""
+    seed: _builtins.int
+    """The same seed gives the same answer, alone and in any batch. Default: a random one."""
+    repetition_penalty: _builtins.float
+    """Divides the positive logits, and multiplies the negative ones, of tokens that the prompt or the text has already:
+    more than 0, at most 100. Default: 1.
+    """
+    @_builtins.property
+    def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The text ends before the first of these that it holds. At most 16, each of 1 to 256 characters. Default: none."""
+
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that end the text, besides those of the model. At most 64. Default: none."""
+
+    def __init__(
+        self,
+        *,
+        max_new_tokens: _builtins.int | None = ...,
+        min_new_tokens: _builtins.int | None = ...,
+        do_sample: _builtins.bool | None = ...,
+        temperature: _builtins.float | None = ...,
+        top_k: _builtins.int | None = ...,
+        top_p: _builtins.float | None = ...,
+        min_p: _builtins.float | None = ...,
+        seed: _builtins.int | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        stop_strings: _abc.Iterable[_builtins.str] | None = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__do_sample: _TypeAlias = _typing.Literal["do_sample"]  # noqa: Y015
+    _WhichOneofArgType__do_sample: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample"]  # noqa: Y015
+    _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_new_tokens: _TypeAlias = _typing.Literal["min_new_tokens"]  # noqa: Y015
+    _WhichOneofArgType__min_new_tokens: _TypeAlias = _typing.Literal["_min_new_tokens", b"_min_new_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
+    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__do_sample) -> _WhichOneofReturnType__do_sample | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_tokens) -> _WhichOneofReturnType__max_new_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_new_tokens) -> _WhichOneofReturnType__min_new_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+Global___GenerationOptions: _TypeAlias = GenerationOptions  # noqa: Y015
+
+@_typing.final
+class TextGenerationResult(_message.Message):
+    """The result of text-generation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___GeneratedText]:
+        """The generated text, a single one."""
+
+    def __init__(
+        self,
+        *,
+        sequences: _abc.Iterable[Global___GeneratedText] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextGenerationResult: _TypeAlias = TextGenerationResult  # noqa: Y015
+
+@_typing.final
+class GeneratedText(_message.Message):
+    """A text that was generated."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text, without the prompt, special tokens and the stop string."""
+    finish_reason: Global___FinishReason.ValueType
+    """Why the text ended."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The generated tokens, with the one that ended the text, and all of those that hold the stop string."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        finish_reason: Global___FinishReason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GeneratedText: _TypeAlias = GeneratedText  # noqa: Y015
 
 @_typing.final
 class TokenizationInput(_message.Message):

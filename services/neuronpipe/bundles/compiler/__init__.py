@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from neuronpipe.bundles.buckets import Bucket, BucketPlan
-from neuronpipe.bundles.compiler import accuracy, fake, neuronx, openvino, quantization, sensitivity
+from neuronpipe.bundles.compiler import accuracy, decoders, fake, neuronx, openvino, quantization, sensitivity
 from neuronpipe.bundles.compiler import torch as torch_
 from neuronpipe.bundles.compiler.accuracy import ArtifactCompiler
 from neuronpipe.bundles.compiler.adapters import merge_adapter
@@ -21,7 +21,7 @@ from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
 from neuronpipe.bundles.compiler.samples import BUILT_IN, BUILT_IN_IMAGES, calibration_batches, comparison_batches
-from neuronpipe.bundles.compiler.source import find_source
+from neuronpipe.bundles.compiler.source import ModelSource, find_source
 from neuronpipe.bundles.compiler.source_checks import check_kind
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
@@ -36,6 +36,7 @@ from neuronpipe.bundles.repository import (
     write_manifest,
 )
 from neuronpipe.core.errors import SetupError
+from neuronpipe.tasks import TASKS
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.signing import SigningKey
@@ -115,7 +116,12 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
     else:
         source = find_source(request.source, request.revision)
     configuration = read_configuration(source.folder)
+    if request.task:
+        configuration.check_task(request.task)
     found = Found(request.task, "chosen") if request.task else configuration.find_task()
+    if TASKS[found.task].generates:
+        _check_generating(request)
+        request = dataclasses.replace(request, dtype="float32")
     dtype = request.dtype or configuration.dtype_of(COMPILERS[request.backend].DTYPES)
     request = dataclasses.replace(request, task=found.task, dtype=dtype)
     _check_images(request)
@@ -129,6 +135,8 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
     if configuration.has_own_code:
         report(f"      its own code (auto_map) is not run; {module.architecture} of transformers is")
     report(describe(module, found.reason, dtype, configuration.weights_dtype))
+    if TASKS[request.task].generates:
+        return Compiled(_compile_decoder(request, source, module, version, step, report), (), ())
     buckets = _choose_buckets(request, module, report)
     if buckets:
         module = module.within(BucketPlan(buckets))
@@ -186,12 +194,56 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
             cache_results=request.cache_results,
             files={},
         )
-        write_manifest(folder, manifest)
-        if request.signing_key:
-            from neuronpipe.bundles.signing import write_signature
-
-            write_signature(folder, request.signing_key)
+        _complete(folder, manifest, request)
     return Compiled(read_bundle(request.repository / request.name / str(version)), batches, reference)
+
+
+def _compile_decoder(
+    request: CompileRequest, source: ModelSource, module: SourceModule, version: int, step: Report, report: Report
+) -> Bundle:
+    """The last steps for a model that generates. Raises SetupError for a tokenizer of the kind Unigram: its special
+    tokens would be in the text (see serving_json).
+    """
+    if json.loads(module.tokenizer.json)["model"].get("type") == "Unigram":
+        raise SetupError(f"{request.source}: its tokenizer is of the kind Unigram, which text-generation cannot decode")
+    with new_bundle(request.repository, request.name, version) as folder:
+        step("convert for openvino, float32")
+        spec = dataclasses.replace(module, inputs=("input_ids",)).spec(request.name, version, {})
+        _write_tokenizer(folder, module.tokenizer, "", spec.vocabulary_size)
+        artifact = decoders.convert(module, folder)
+        step("compare with generate on samples")
+        measured = decoders.compare(module, artifact, folder)
+        report(accuracy.describe(measured, "float32", request.task))
+        accuracy.check(measured, request.max_divergence, request.min_agreement)
+        step("write the bundle")
+        manifest = Manifest(
+            schema_version=SCHEMA_VERSION,
+            model=spec,
+            source=source.describe(),
+            tokenizer_file=TOKENIZER_FILE,
+            artifacts=(artifact.model_copy(update={"accuracy": measured}),),
+            files={},
+        )
+        _complete(folder, manifest, request)
+    return read_bundle(request.repository / request.name / str(version))
+
+
+def _complete(folder: Path, manifest: Manifest, request: CompileRequest) -> None:
+    """Writes the manifest of a bundle whose files are there, and signs it if that is asked for."""
+    write_manifest(folder, manifest)
+    if request.signing_key:
+        from neuronpipe.bundles.signing import write_signature
+
+        write_signature(folder, request.signing_key)
+
+
+def _check_generating(request: CompileRequest) -> None:
+    if request.backend != "openvino":
+        raise SetupError(f"--backend {request.backend}: does not generate text; openvino does")
+    if request.dtype not in ("", "float32"):
+        raise SetupError(f"--dtype {request.dtype}: text-generation is compiled in float32 only")
+    if request.cache_results:
+        raise SetupError("--cache-results: results of text-generation are not cached")
 
 
 def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, mask_token: str, vocabulary_size: int) -> None:

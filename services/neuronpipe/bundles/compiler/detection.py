@@ -29,8 +29,11 @@ _HEADS: Mapping[str, tuple[str, ...]] = {
     "ForMaskedLM": ("fill_mask", "feature_extraction", "sentence_embedding"),
     "ForPreTraining": ("fill_mask", "feature_extraction", "sentence_embedding"),
     "ForImageClassification": ("image_classification",),
+    "ForCausalLM": ("text_generation",),
+    "LMHeadModel": ("text_generation",),
     "Model": ("feature_extraction", "sentence_embedding"),
 }
+_WRITING_HEADS = ("ForCausalLM", "LMHeadModel")
 _PIPELINE_TAGS = {"sentence-similarity": "sentence_embedding", "text-ranking": "rerank"}
 
 _SPARSE = {"SparseEncoder", "SpladePooling", "SparseAutoEncoder", "SparseStaticEmbedding", "splade", "sparse-encoder"}
@@ -82,12 +85,32 @@ class Configuration:
         tasks = tuple(task for task in _HEADS[head] if self._can(task))
         said = _PIPELINE_TAGS.get(tag, tag.replace("-", "_"))
         found = Found(said, f"{self.architecture}; README.md: {tag}") if said in tasks else self._by_labels(tasks)
+        self.check_task(found.task)
         if found.task not in SOURCE_TASKS:
             raise SetupError(
                 f"{self.folder}: {self.architecture} is for {found.task}, which is not supported; supported are "
                 f"{_tasks()}"
             )
         return found
+
+    def check_task(self, task: str) -> None:
+        """Raises SetupError for a decoder with a task other than text generation, and the other way round."""
+        causal, masked = (
+            modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+            modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        )
+        kind, name = self.config.model_type, self.architecture or self.config.model_type
+        writes = self.architecture.endswith(_WRITING_HEADS)
+        is_decoder = (kind in causal and kind not in masked) or getattr(self.config, "is_decoder", False) or writes
+        if is_decoder and task != "text_generation":
+            raise SetupError(
+                f"{self.folder}: {name} is a decoder, which writes text; the only task of decoders is text-generation"
+            )
+        if task == "text_generation" and not (is_decoder and writes):
+            raise SetupError(
+                f"{self.folder}: {name} does not write text: text-generation is for decoders, which end in "
+                f"{' or '.join(_WRITING_HEADS)}"
+            )
 
     def dtype_of(self, dtypes: tuple[str, ...]) -> str:
         """The data type to compile in: that of the weights, if it is one of these."""
@@ -127,7 +150,7 @@ class Configuration:
 def read_configuration(folder: Path) -> Configuration:
     """Reads a model's configuration files.
 
-    Raises SetupError for a model that no task can serve, such as a decoder, or one with code of its own.
+    Raises SetupError for a model that no task can serve: with an encoder and a decoder, or with code of its own.
     """
     own = transformer_folder(folder)
     content = read_json(own / "config.json")
@@ -150,7 +173,7 @@ def read_configuration(folder: Path) -> Configuration:
             f"{folder}: transformers {transformers.__version__} cannot read its config.json: {error}"
         ) from error
     architecture = str((content.get("architectures") or [""])[0])
-    _refuse_decoders(folder, config, architecture)
+    _refuse_encoder_decoders(folder, config, architecture)
     modules = folder / "modules.json"
     settings = folder / "config_sentence_transformers.json"
     return Configuration(
@@ -185,17 +208,10 @@ def describe(module: SourceModule, reason: str, dtype: str, weights_dtype: str) 
     return "\n".join(f"      {name:14}{line}" for name, line in lines.items())
 
 
-def _refuse_decoders(folder: Path, config: Any, architecture: str) -> None:
+def _refuse_encoder_decoders(folder: Path, config: Any, architecture: str) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise SetupError(
-            f"{folder}: {architecture or config.model_type} has an encoder and a decoder; models of an encoder "
-            "only are served"
-        )
-    causal, masked = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    is_decoder = config.model_type in causal and config.model_type not in masked
-    if is_decoder or getattr(config, "is_decoder", False) or architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        raise SetupError(
-            f"{folder}: {architecture or config.model_type} is a decoder, which writes text; models of an encoder "
+            f"{folder}: {architecture or config.model_type} has an encoder and a decoder; models of one of the two "
             "only are served"
         )
 

@@ -55,6 +55,13 @@ def comparison_batches(module: SourceModule, texts: Sequence[str] = ()) -> Seque
     ]
 
 
+def sample_prompts(module: SourceModule, lengths: Sequence[int]) -> list[list[int]]:
+    """Tokens of texts of about these many words, without padding, each of one token at least."""
+    tokenizer = module.tokenizer.transformers_tokenizer
+    found = [tokenizer(text)["input_ids"] for text in _cut(iter(_manual()[0]), lengths)]
+    return [[int(token_id) for token_id in ids] for ids in found if ids]
+
+
 def calibration_batches(module: SourceModule, texts: Iterable[str]) -> Sequence[Batch]:
     """Each text as an input of the model's task, in a batch of its own.
 

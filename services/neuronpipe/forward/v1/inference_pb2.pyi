@@ -242,3 +242,41 @@ class InferStreamResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InferStreamResponse: _TypeAlias = InferStreamResponse  # noqa: Y015
+
+@_typing.final
+class GenerateResponse(_message.Message):
+    """As in neuronpipe.api.v1."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def start(self) -> _inference_pb2.GenerateStart:
+        """As in neuronpipe.api.v1."""
+
+    @_builtins.property
+    def chunk(self) -> _inference_pb2.GenerateChunk:
+        """As in neuronpipe.api.v1."""
+
+    @_builtins.property
+    def response(self) -> Global___InferResponse:
+        """As in neuronpipe.api.v1."""
+
+    def __init__(
+        self,
+        *,
+        start: _inference_pb2.GenerateStart | None = ...,
+        chunk: _inference_pb2.GenerateChunk | None = ...,
+        response: Global___InferResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "response", b"response", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "response", b"response", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["start", "chunk", "response"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015

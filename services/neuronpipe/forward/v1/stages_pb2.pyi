@@ -14,6 +14,7 @@ from google.protobuf.internal import containers as _containers
 from google.rpc import status_pb2 as _status_pb2
 from neuronpipe.api.v1 import inference_pb2 as _inference_pb2
 from neuronpipe.api.v1 import stages_pb2 as _stages_pb2
+from neuronpipe.api.v1 import tasks_pb2 as _tasks_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -245,6 +246,7 @@ class ExecuteItem(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """As in neuronpipe.api.v1."""
     version: _builtins.str
@@ -257,6 +259,10 @@ class ExecuteItem(_message.Message):
     def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Serialized TensorSets."""
 
+    @_builtins.property
+    def options(self) -> _tasks_pb2.GenerationOptions:
+        """As in neuronpipe.api.v1."""
+
     def __init__(
         self,
         *,
@@ -264,10 +270,11 @@ class ExecuteItem(_message.Message):
         model: _builtins.str = ...,
         version: _builtins.str = ...,
         sequences: _abc.Iterable[_builtins.bytes] | None = ...,
+        options: _tasks_pb2.GenerationOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "model", b"model", "sequences", b"sequences", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "model", b"model", "options", b"options", "sequences", b"sequences", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -317,6 +324,7 @@ class ExecuteOutcome(_message.Message):
 
     PREDICTION_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    NEW_TOKENS_FIELD_NUMBER: _builtins.int
     ITEM_ID_FIELD_NUMBER: _builtins.int
     item_id: _builtins.int
     """As in neuronpipe.api.v1."""
@@ -328,18 +336,23 @@ class ExecuteOutcome(_message.Message):
     def error(self) -> _status_pb2.Status:
         """As in neuronpipe.api.v1."""
 
+    @_builtins.property
+    def new_tokens(self) -> _stages_pb2.NewTokens:
+        """As in neuronpipe.api.v1."""
+
     def __init__(
         self,
         *,
         prediction: Global___Prediction | None = ...,
         error: _status_pb2.Status | None = ...,
+        new_tokens: _stages_pb2.NewTokens | None = ...,
         item_id: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "outcome", b"outcome", "prediction", b"prediction"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "new_tokens", b"new_tokens", "outcome", b"outcome", "prediction", b"prediction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "item_id", b"item_id", "outcome", b"outcome", "prediction", b"prediction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "item_id", b"item_id", "new_tokens", b"new_tokens", "outcome", b"outcome", "prediction", b"prediction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["prediction", "error"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["prediction", "error", "new_tokens"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -357,6 +370,7 @@ class Prediction(_message.Message):
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     BUCKET_TOKENS_FIELD_NUMBER: _builtins.int
     PADDED_TOKENS_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     queue_ns: _builtins.int
     """As in neuronpipe.api.v1."""
     compute_ns: _builtins.int
@@ -371,6 +385,10 @@ class Prediction(_message.Message):
     def outputs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Serialized TensorSets."""
 
+    @_builtins.property
+    def generation(self) -> _stages_pb2.GenerationFigures:
+        """As in neuronpipe.api.v1."""
+
     def __init__(
         self,
         *,
@@ -380,10 +398,11 @@ class Prediction(_message.Message):
         batch_size: _builtins.int = ...,
         bucket_tokens: _builtins.int = ...,
         padded_tokens: _builtins.int = ...,
+        generation: _stages_pb2.GenerationFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bucket_tokens", b"bucket_tokens", "compute_ns", b"compute_ns", "outputs", b"outputs", "padded_tokens", b"padded_tokens", "queue_ns", b"queue_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bucket_tokens", b"bucket_tokens", "compute_ns", b"compute_ns", "generation", b"generation", "outputs", b"outputs", "padded_tokens", b"padded_tokens", "queue_ns", b"queue_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

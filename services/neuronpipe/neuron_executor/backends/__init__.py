@@ -1,10 +1,14 @@
 """The back ends by name. Each is imported only if a bundle needs it, because each has its own runtime."""
 
 import importlib
+from collections.abc import Mapping
+from pathlib import Path
 from typing import cast
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.neuron_executor.backends.base import Backend, BackendRequest
+from neuronpipe.runtimes.cpus import compute_pool
+from neuronpipe.runtimes.decoder import DecoderModel
 
 BACKENDS = {
     "openvino": "neuronpipe.neuron_executor.backends.openvino:OpenVinoBackend",
@@ -17,6 +21,22 @@ ONE_IN_FLIGHT = ("openvino",)
 _INSTALL = "install it with: pip install 'neuronpipe[executor-{name}]'"
 _INSTALL_SDK = "it is of AWS's Neuron SDK, which docs/neuron.md says how to install"
 _SDK_MODULES = ("torch_neuronx", "torch_xla", "neuronxcc", "libneuronxla")
+
+
+def load_decoder(
+    name: str, files: list[Path], properties: Mapping[str, str], *, threads: int, max_tokens: int, max_bytes: int
+) -> DecoderModel:
+    """Loads a compiled model that generates, with a key-value cache. Raises SetupError."""
+    if name != "openvino":
+        raise SetupError(f"back end {name!r} does not generate text; compile the model with --backend openvino")
+    try:
+        from neuronpipe.runtimes.paged import PagedModel
+    except ModuleNotFoundError as error:
+        raise SetupError(f"back end {name!r} needs {error.name}; {_INSTALL.format(name=name)}") from error
+    model_file = next(path for path in files if path.suffix == ".xml")
+    properties = {**properties, "INFERENCE_NUM_THREADS": str(threads)}
+    with compute_pool(1, "load") as pool:  # whose priority the runtime's own threads inherit
+        return pool.submit(PagedModel, model_file, properties, max_tokens, max_bytes).result()
 
 
 def load_backend(name: str, request: BackendRequest) -> Backend:

@@ -95,7 +95,14 @@ def browser() -> Browser:
 
 
 def test_every_task_has_its_json() -> None:
-    assert set(CONVERTERS) == set(TASKS)
+    assert set(CONVERTERS) == {name for name, task in TASKS.items() if not task.generates}
+
+
+async def test_a_model_that_generates_is_refused() -> None:
+    browser = Browser([model_spec("text_generation")], _answer)
+    status, body = await browser.post("/models/small", {"inputs": "t"})
+    assert status == 400
+    assert "is for text-generation, which has no form of Hugging Face here" in body["error"]
 
 
 _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, TaskInput, TaskResult
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Stages, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
@@ -21,6 +21,7 @@ from neuronpipe.gateway.doors.oip.service import TensorService
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.oip.v2.open_inference_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
+from neuronpipe.tasks.text_generation import part_arrays, window_arrays
 from tests.door import models_of
 
 # What becomes of an input.
@@ -79,13 +80,16 @@ class Server:
 
     async def _tokenize(self, item: TokenizeItem) -> EncodedInput:
         self.tokenized.append(item)
-        return EncodedInput(TensorSets(arrays=[{"input_ids": np.ones(3, np.int32)}]), tokens=3)
+        sequences = TensorSets(arrays=[{"input_ids": np.ones(3, np.int32)}])
+        return EncodedInput(sequences, TensorSets(arrays=window_arrays([1, 1, 1])), tokens=3)
 
     async def _execute(self, item: ExecuteItem) -> Prediction:
         self.executed.append(item)
         await asyncio.sleep(0)  # others come meanwhile
         spec = self._specs[item.model.name]
         outputs = [_outputs(spec, one) for one in item.sequences.arrays]
+        if item.options:
+            outputs = list(part_arrays([7, 6], FinishReason.FINISH_REASON_LENGTH))
         return Prediction(TensorSets(arrays=outputs), queue_ns=11, compute_ns=22, batch_size=1)
 
     async def _postprocess(self, item: PostprocessItem) -> Packed[TaskResult]:

@@ -18,6 +18,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     FilledMask,
     FillMaskInput,
     FillMaskResult,
+    FinishReason,
+    GeneratedText,
     ImageClassificationInput,
     ImageClassificationResult,
     LabelScore,
@@ -35,6 +37,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskResult,
     TextClassificationInput,
     TextClassificationResult,
+    TextGenerationInput,
+    TextGenerationResult,
     TokenClassificationInput,
     TokenClassificationResult,
     TokenScore,
@@ -96,6 +100,17 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, d
             )
         ),
         {"label": ["PER"], "score": [0.5], "text": ["Ann"], "start": [0], "end": [3], "count": [1]},
+    ),
+    "text_generation": (
+        {"prompt": [["so"]]},
+        {"truncation": "left"},
+        TaskInput(text_generation=TextGenerationInput(prompt="so", truncation=Truncation.TRUNCATION_LEFT)),
+        TaskResult(
+            text_generation=TextGenerationResult(
+                sequences=[GeneratedText(text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH)]
+            )
+        ),
+        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "count": [1]},
     ),
     "fill_mask": (
         {"text": [["a [M]"]], "targets": [["x", "y"]]},
@@ -215,7 +230,7 @@ def test_every_field_of_an_input_is_a_tensor_or_a_parameter(task: str) -> None:
     assert fields
     model = TaskModel(task)
     named = {one.name for one in model.inputs} | set(model.parameters)
-    assert {one.name for one in fields.fields} - named <= {"type", "token_ids"}  # see task_model.py
+    assert {one.name for one in fields.fields} - named <= {"type", "token_ids", "options"}  # see task_model.py
 
 
 async def test_rows_become_requests_and_come_back_in_order() -> None:

@@ -15,6 +15,7 @@ from neuronpipe.bundles.compiler.tasks import (
     sentence_embedding,
     sentence_similarity,
     text_classification,
+    text_generation,
     token_classification,
     zero_shot_classification,
 )
@@ -33,6 +34,7 @@ SOURCE_TASKS: dict[str, SourceTask] = {
     "rerank": rerank.TASK,
     "zero_shot_classification": zero_shot_classification.TASK,
     "image_classification": image_classification.TASK,
+    "text_generation": text_generation.TASK,
 }
 
 

@@ -77,7 +77,11 @@ def read_request(request: HttpRequest) -> Any:
 
 async def answer_body(inference: Inference, request: HttpRequest, model: ModelSpec, value: Any, task: str = "") -> Any:
     """The answer of a model to a body: that of one input, or a list of those of many."""
-    converter = CONVERTERS[task or _task_of(model, value)]
+    found = task or _task_of(model, value)
+    if found not in CONVERTERS:
+        word = found.replace("_", "-")
+        raise WrongTask(f"model {model.name!r} is for {word}, which has no form of Hugging Face here; use gRPC")
+    converter = CONVERTERS[found]
     image = value.get("inputs") if isinstance(value, dict) else None
     if isinstance(image, bytes):
         if model.image is None:

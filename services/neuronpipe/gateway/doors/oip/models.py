@@ -14,6 +14,7 @@ from neuronpipe.gateway.doors.oip.raw_model import RawModel
 from neuronpipe.gateway.doors.oip.task_model import TaskModel
 from neuronpipe.gateway.doors.oip.tensors import BYTES, GivenTensor, Tensor, TensorSpec
 from neuronpipe.gateway.models import GatewayModel
+from neuronpipe.tasks import TASKS
 
 RAW = "raw"
 PLATFORM = "neuronpipe"
@@ -101,7 +102,8 @@ def named_models(table: ModelTable[ServedModel[GatewayModel]]) -> ModelTable[Nam
 
 def _forms(spec: ModelSpec) -> Mapping[str, TensorModel]:
     tasks = {f"{spec.name}/{task}": TaskModel(task) for task in spec.also_answers}
-    return {spec.name: TaskModel(spec.task), **tasks, f"{spec.name}/{RAW}": RawModel(spec)}
+    raw = {} if TASKS[spec.task].generates else {f"{spec.name}/{RAW}": RawModel(spec)}
+    return {spec.name: TaskModel(spec.task), **tasks, **raw}
 
 
 def _metadata(spec: TensorSpec) -> dict[str, Any]:

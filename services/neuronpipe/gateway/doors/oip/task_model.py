@@ -22,13 +22,14 @@ _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 _OPTIONAL = frozenset({"text_pair", "targets", "ignore_labels"})
 # A text that is the same for all rows.
 _PARAMETERS = frozenset({"hypothesis_template"})
-# Outputs have one datatype, and token ids are the input of MODEL/raw.
-_LEFT_OUT = frozenset({"type", "token_ids"})
+# Outputs have one datatype, token ids are the input of MODEL/raw, and options of generation are messages.
+_LEFT_OUT = frozenset({"type", "token_ids", "options"})
 _DATATYPES = {
     FieldDescriptor.TYPE_STRING: BYTES,
     FieldDescriptor.TYPE_DOUBLE: "FP64",
     FieldDescriptor.TYPE_FLOAT: "FP32",
     FieldDescriptor.TYPE_UINT32: "UINT32",
+    FieldDescriptor.TYPE_ENUM: "UINT32",
 }
 _MAX_UINT32 = (1 << 32) - 1
 # The vectors of these tasks are bytes already, or nearly so.

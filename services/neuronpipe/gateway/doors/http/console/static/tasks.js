@@ -128,5 +128,9 @@ export const TASKS = {
     sample: { text: "The match ended in a draw after extra time.", candidate_labels: ["sport", "politics", "cooking"] },
     show: labels,
   },
+  text_generation: {
+    sample: { prompt: "Once upon a time", options: { max_new_tokens: 40 } },
+    show: ({ sequences }) => sequences.map(({ text }) => make("p", {}, text)),
+  },
   image_classification: { sample: { image: undefined, top_k: 5 }, show: labels },
 };

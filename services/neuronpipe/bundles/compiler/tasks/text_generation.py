@@ -1,0 +1,99 @@
+"""Compiles for text generation: a decoder, and what its generation_config says."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import transformers
+
+from neuronpipe.bundles.compiler.modules import Named, SourceModule, source_module
+from neuronpipe.bundles.compiler.tasks.base import Batch, Measured, Outputs, SourceTask
+from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
+from neuronpipe.bundles.compiler.weights import load_weights
+from neuronpipe.core.errors import SetupError
+from neuronpipe.tasks.text_generation import GenerationFacts
+
+# Settings of a generation_config that change what `generate` returns, and that are not supported → the values with
+# which they change nothing.
+_UNSUPPORTED = {
+    "num_beams": (1,),
+    "num_return_sequences": (1,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "penalty_alpha": (),
+    "guidance_scale": (1.0,),
+    "bad_words_ids": (),
+    "sequence_bias": (),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "stop_strings": ([],),
+    "watermarking_config": (),
+}
+
+
+def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    model = load_weights(transformers.AutoModelForCausalLM, folder)
+    facts = {"text_generation": _facts(folder, model)}
+    return source_module(
+        Named(model, "logits"),
+        model,
+        "text_generation",
+        tokenizer,
+        outputs=("logits",),
+        per_token=True,
+        max_tokens=_window(model.config),
+        facts=facts,
+    )
+
+
+def _facts(folder: Path, model: Any) -> GenerationFacts:
+    config = model.generation_config
+    for name, neutral in _UNSUPPORTED.items():
+        value = getattr(config, name, None)
+        if value is not None and value not in neutral:
+            raise SetupError(
+                f"{folder}: its generation_config sets {name} to {value!r}, which is not supported; take it out there"
+            )
+    ends = config.eos_token_id if config.eos_token_id is not None else model.config.eos_token_id
+    given = {
+        name: value
+        for name in GenerationFacts.model_fields
+        if (value := getattr(config, name, None)) is not None and name != "end_token_ids"
+    }
+    return GenerationFacts(end_token_ids=(ends,) if isinstance(ends, int) else tuple(ends or ()), **given)
+
+
+def _window(config: Any) -> int | None:
+    """The length up to which a sliding window of attention sees all tokens; None for a model without one.
+
+    The paged attention computes no windows.
+    """
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and "sliding_attention" not in kinds:
+        return None
+    if getattr(config, "use_sliding_window", True) is False:
+        return None
+    window = getattr(config, "sliding_window", None)
+    return int(window) if window else None
+
+
+def _encode(module: SourceModule, texts: Sequence[str]) -> Batch:
+    """The first text alone: a decoder's tokenizer may have no padding."""
+    encoded = module.tokenizer.transformers_tokenizer(texts[0], return_tensors="np", truncation=False)
+    return {name: np.asarray(encoded[name], np.int64)[:, : module.max_tokens] for name in module.inputs}
+
+
+def _same_tokens(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+    same: Measured = np.equal(outputs["logits"].argmax(axis=-1), reference["logits"].argmax(axis=-1)).mean(axis=-1)
+    return same
+
+
+TASK = SourceTask(_load, _encode, _same_tokens, np.mean, "share of the same tokens as transformers' generate, greedy")

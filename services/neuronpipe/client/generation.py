@@ -1,0 +1,52 @@
+"""The requests of text generation, for both clients."""
+
+from collections.abc import Iterable
+from typing import Any, TypedDict
+
+from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TaskInput, TextGenerationInput, Truncation
+from neuronpipe.core.errors import InvalidInput
+
+
+class Options(TypedDict, total=False):
+    """The fields of GenerationOptions, which has a comment for each."""
+
+    max_new_tokens: int
+    min_new_tokens: int
+    do_sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    repetition_penalty: float
+    stop_strings: Iterable[str]
+    stop_token_ids: Iterable[int]
+
+
+def generation_request(
+    model: str,
+    prompt: str,
+    options: Any,
+    *,
+    truncation: "Truncation.ValueType",
+    version: str,
+    priority: "Priority.ValueType",
+) -> InferRequest:
+    """The request. Raises InvalidInput for a value that is of no type of its field, or beyond its type's range."""
+    if not isinstance(prompt, str):
+        raise InvalidInput("prompt", f"takes one text, not a value of the type {type(prompt).__name__}")
+    if isinstance(options.get("stop_strings"), str):
+        raise InvalidInput("options.stop_strings", "takes a list of texts, not one text")
+    message = GenerationOptions()
+    for name, value in options.items():
+        if name not in GenerationOptions.DESCRIPTOR.fields_by_name:
+            raise TypeError(f"there is no option {name!r}")
+        try:
+            message.MergeFrom(GenerationOptions(**{name: value}))
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"options.{name}", "takes another type of value, or a smaller number") from error
+    text_generation = TextGenerationInput(prompt=prompt, options=message, truncation=truncation)
+    return InferRequest(
+        model=model, version=version, input=TaskInput(text_generation=text_generation), priority=priority
+    )

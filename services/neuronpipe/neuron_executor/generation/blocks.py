@@ -1,0 +1,78 @@
+"""The blocks of a key-value cache: which are in use, and which hold the begin of a prompt that may come again."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+_DIGEST_BYTES = 16
+
+
+class BlockPool:
+    """Gives out blocks by their numbers. A block is free once nobody uses it.
+
+    A full block may be published under the digest of its tokens and all before them; whoever has the same tokens shares
+    it. A free block keeps its tokens until it is taken for others, the one that was used longest ago first.
+    """
+
+    def __init__(self, blocks: int, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self.count = blocks
+        self._uses = [0] * blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
+        self._by_digest: dict[bytes, int] = {}
+        self._digests: dict[int, bytes] = {}
+
+    @property
+    def free(self) -> int:
+        """The number of blocks that nobody uses."""
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """So many blocks, of which there must be as many free."""
+        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in taken:
+            if digest := self._digests.pop(block, None):
+                del self._by_digest[digest]
+            self._uses[block] = 1
+        return taken
+
+    def share(self, digests: Iterable[bytes]) -> list[int]:
+        """The published blocks of these digests, in order, up to the first that is missing. They are in use now."""
+        found = []
+        for digest in digests:
+            block = self._by_digest.get(digest)
+            if block is None:
+                break
+            if not self._uses[block]:
+                del self._free[block]
+            self._uses[block] += 1
+            found.append(block)
+        return found
+
+    def publish(self, block: int, digest: bytes) -> None:
+        """Lets others share a full block, unless one with the same tokens is published already."""
+        if digest not in self._by_digest and block not in self._digests:
+            self._by_digest[digest] = block
+            self._digests[block] = digest
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Ends the use of blocks. The last ones are taken for others first: fewer texts have as much in common."""
+        for block in reversed(blocks):
+            self._uses[block] -= 1
+            if not self._uses[block]:
+                self._free[block] = None
+                if block not in self._digests:
+                    self._free.move_to_end(block, last=False)
+
+
+def block_digests(token_ids: Sequence[int], block_tokens: int, scope: str, known: Sequence[bytes] = ()) -> list[bytes]:
+    """A digest for each full block, of its tokens and of all before them. `known`: the first ones.
+
+    `scope`: callers of other scopes have other digests.
+    """
+    digests = list(known)
+    for start in range(len(digests) * block_tokens, len(token_ids) - block_tokens + 1, block_tokens):
+        before = digests[-1] if digests else scope.encode()
+        tokens = repr(token_ids[start : start + block_tokens]).encode()
+        digests.append(blake2b(before + b"\0" + tokens, digest_size=_DIGEST_BYTES).digest())
+    return digests

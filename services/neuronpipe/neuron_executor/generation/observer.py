@@ -1,0 +1,97 @@
+"""Records metrics of a generating model's steps and texts, and spans of those of sampled requests."""
+
+from collections.abc import Callable, Mapping
+
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.names import Attributes, Events, Metrics, Spans
+from neuronpipe.core.tracing import Event, Span, SpanContext, event_of
+from neuronpipe.neuron_executor.generation.planner import Sequence
+from neuronpipe.runtimes.decoder import Run
+
+_FAILED = "failed"
+
+
+class GenerationObserver:
+    """Records the steps and texts of one model."""
+
+    def __init__(self, telemetry: Telemetry, spec: ModelSpec, backend: str) -> None:
+        self._tracer = telemetry.tracer
+        self._meters = meters = telemetry.meters
+        self._backend = backend
+        self._labels = labels = (spec.name, str(spec.version))
+        self._first_tokens = meters.histogram(Metrics.TIME_TO_FIRST_TOKEN, *labels)
+        self._gaps = meters.histogram(Metrics.INTER_TOKEN_LATENCY, *labels)
+        self._generated = meters.counter(Metrics.GENERATED, *labels)
+        self._prompts = meters.counter(Metrics.PROMPT_TOKENS, *labels)
+        self._cached = meters.counter(Metrics.CACHED_PROMPT_TOKENS, *labels)
+        self._preemptions = meters.counter(Metrics.PREEMPTIONS, *labels)
+        self._sizes = meters.histogram(Metrics.BATCH_SIZE, *labels)
+        self._durations = meters.histogram(Metrics.BATCH_DURATION, *labels, backend)
+        self._tokens = meters.counter(Metrics.BATCH_TOKENS, *labels)
+        for outcome in (Events.SHED, Events.EXPIRED, Events.CANCELLED, _FAILED):
+            meters.counter(Metrics.QUEUE_DROPPED, *labels, outcome)
+
+    def ready(self, duration_ns: int) -> None:
+        """Records how long the model took to load and warm up."""
+        self._meters.gauge(Metrics.READY_DURATION, lambda: duration_ns, *self._labels, self._backend)
+
+    def watch(self, running: Callable[[], int], waiting: Callable[[], int], blocks: Callable[[], float]) -> None:
+        """Adds gauges of the model's sequences and blocks."""
+        self._meters.gauge(Metrics.STEP_SEQUENCES, running, *self._labels)
+        self._meters.gauge(Metrics.QUEUE_SEQUENCES, waiting, *self._labels)
+        self._meters.gauge(Metrics.BLOCKS_IN_USE, blocks, *self._labels)
+
+    def unwatch(self) -> None:
+        """Removes the gauges, when the model has left."""
+        for instrument in (Metrics.STEP_SEQUENCES, Metrics.QUEUE_SEQUENCES, Metrics.BLOCKS_IN_USE):
+            self._meters.remove_gauge(instrument, *self._labels)
+
+    def step(self, runs: Mapping[Sequence, Run], began_ns: int, ended_ns: int) -> None:
+        """Records a step."""
+        self._sizes.record(len(runs))
+        self._durations.record(ended_ns - began_ns)
+        self._tokens.add(sum(len(run.token_ids) for run in runs.values()))
+
+    def token(self, sequence: Sequence, gap_ns: int) -> None:
+        """Records a token. `gap_ns`: since the one before it; for the first one, since arrival."""
+        (self._gaps if sequence.generated > 1 else self._first_tokens).record(gap_ns)
+        self._generated.add()
+
+    def finished(self, sequence: Sequence, trace: SpanContext | None) -> None:
+        """Records a text that is complete."""
+        self._prompts.add(sequence.prompt_tokens)
+        self._cached.add(sequence.cached_tokens)
+        self._preemptions.add(sequence.preemptions)
+        if trace:
+            self._record_spans(sequence, trace, None)
+
+    def failed(self, sequence: Sequence, trace: SpanContext | None, error: BaseException) -> None:
+        """Records a text that is not complete, or that nobody waits for any more."""
+        self._preemptions.add(sequence.preemptions)
+        self._meters.counter(Metrics.QUEUE_DROPPED, *self._labels, event_of(error) or _FAILED).add()
+        if trace:
+            self._record_spans(sequence, trace, error)
+
+    def _record_spans(self, sequence: Sequence, trace: SpanContext, error: BaseException | None) -> None:
+        ended_ns = sequence.last_token_ns or sequence.started_ns or sequence.arrived_ns
+        started_ns = sequence.started_ns or ended_ns
+        queue = Span(Spans.QUEUE, trace.child(), trace, sequence.arrived_ns, started_ns)
+        spans = [queue]
+        if sequence.started_ns:
+            compute = Span(Spans.COMPUTE, trace.child(), trace, started_ns, ended_ns)
+            compute.attributes |= {
+                Attributes.BACKEND: self._backend,
+                Attributes.TOKENS: sequence.prompt_tokens,
+                Attributes.GENERATED_TOKENS: sequence.generated,
+                Attributes.CACHED_TOKENS: sequence.cached_tokens,
+                Attributes.STEPS: sequence.steps,
+                Attributes.PREEMPTIONS: sequence.preemptions,
+            }
+            if sequence.first_token_ns:
+                compute.events.append(Event(Events.FIRST_TOKEN, sequence.first_token_ns))
+            spans.append(compute)
+        if error:
+            spans[-1].fail(error, ended_ns)
+        for span in spans:
+            self._tracer.record(span)

@@ -1,0 +1,227 @@
+"""Text generation: continues a prompt token by token.
+
+Equal to transformers' `generate` with the same options, whose names they have. The executor chooses the tokens
+(neuron_executor/generation/); here prompts are encoded, options completed, and tokens turned into text.
+"""
+
+import math
+import random
+
+import numpy as np
+from pydantic import Field
+
+from neuronpipe.api.v1.tasks_pb2 import (
+    FinishReason,
+    GeneratedText,
+    GenerationOptions,
+    TextGenerationInput,
+    TextGenerationResult,
+    Truncation,
+)
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec, TaskFacts
+from neuronpipe.core.tensors import Arrays, ArraySets
+from neuronpipe.tasks.base import (
+    Encoded,
+    Task,
+    TextTokenizer,
+    check_text,
+    check_truncation,
+    or_default,
+    side_of,
+)
+from neuronpipe.tasks.generated_text import WINDOW_TOKENS, TextOf, release
+
+# Without a value of the model's own; transformers' pipeline has the same.
+_MAX_NEW_TOKENS = 256
+_MAX_STOP_STRINGS, _MAX_STOP_LENGTH = 16, 256
+_MAX_STOP_TOKENS = 64
+_MOST = 100.0
+# Fields that have an effect with do_sample only.
+_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
+
+
+class GenerationFacts(TaskFacts):
+    """Facts about a model that generates: what its generation_config says, each field by its name there."""
+
+    end_token_ids: tuple[int, ...] = Field((), description="tokens that end a text (eos_token_id)")
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 50
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+def check(input: TextGenerationInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
+    check_text("prompt", input.prompt)
+    check_truncation(input.truncation)
+    options = input.options
+    check_options(options, model)
+    samples = options.do_sample if options.HasField("do_sample") else GenerationFacts.of(model).do_sample
+    for name in _OF_SAMPLING if not samples else ():
+        if name in _given(options):
+            raise InvalidInput(f"options.{name}", "has an effect only with do_sample; set do_sample to true")
+
+
+def check_options(options: GenerationOptions, model: ModelSpec) -> None:
+    """Checks the values of the fields that are set. Raises InvalidInput."""
+    _check_numbers(options, model)
+    _check_stops(options, model)
+
+
+def _check_numbers(options: GenerationOptions, model: ModelSpec) -> None:
+    if options.HasField("max_new_tokens") and not 1 <= options.max_new_tokens < model.max_tokens:
+        raise InvalidInput(
+            "options.max_new_tokens",
+            f"{options.max_new_tokens}, must be 1 to {model.max_tokens - 1}: the model takes {model.max_tokens} "
+            "tokens, the prompt included",
+        )
+    if options.HasField("max_new_tokens") and options.min_new_tokens > options.max_new_tokens:
+        raise InvalidInput(
+            "options.min_new_tokens", f"{options.min_new_tokens}, more than max_new_tokens, {options.max_new_tokens}"
+        )
+    if options.min_new_tokens >= model.max_tokens:
+        raise InvalidInput(
+            "options.min_new_tokens",
+            f"{options.min_new_tokens}, must be less than {model.max_tokens}, the model's most",
+        )
+    given = _given(options)
+    for name, most, is_included in (
+        ("temperature", _MOST, False),
+        ("repetition_penalty", _MOST, False),
+        ("top_p", 1.0, False),
+        ("min_p", 1.0, True),
+    ):
+        value = getattr(options, name)
+        fits = (value >= 0 if is_included else value > 0) and value <= most
+        if name in given and not (math.isfinite(value) and fits):
+            bounds = f"0 to {most:g}" if is_included else f"more than 0, and at most {most:g}"
+            raise InvalidInput(f"options.{name}", f"{value:g}, must be {bounds}")
+
+
+def _given(options: GenerationOptions) -> set[str]:
+    """The fields that are set."""
+    return {field.name for field, _ in options.ListFields()}
+
+
+def _check_stops(options: GenerationOptions, model: ModelSpec) -> None:
+    if len(options.stop_strings) > _MAX_STOP_STRINGS:
+        raise InvalidInput("options.stop_strings", f"{len(options.stop_strings)}, the limit is {_MAX_STOP_STRINGS}")
+    for stop in options.stop_strings:
+        if not 1 <= len(stop) <= _MAX_STOP_LENGTH:
+            raise InvalidInput(
+                "options.stop_strings", f"one has {len(stop)} characters, must have 1 to {_MAX_STOP_LENGTH}"
+            )
+    if len(options.stop_token_ids) > _MAX_STOP_TOKENS:
+        raise InvalidInput("options.stop_token_ids", f"{len(options.stop_token_ids)}, the limit is {_MAX_STOP_TOKENS}")
+    if options.stop_token_ids and max(options.stop_token_ids) >= model.vocabulary_size:
+        raise InvalidInput(
+            "options.stop_token_ids",
+            f"the id {max(options.stop_token_ids)}, the vocabulary has {model.vocabulary_size}",
+        )
+
+
+def traits(input: TextGenerationInput) -> tuple[str | int, ...]:
+    """What of an input its encoding depends on."""
+    return input.prompt, or_default(input.truncation), _reserved(input.options)
+
+
+def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """The prompt as one sequence, with room for the new tokens behind it. Raises InvalidInput.
+
+    The annotation is the end of the prompt, which the first text may depend on.
+    """
+    reserved = _reserved(input.options)
+    room = model.max_tokens - reserved
+    if or_default(input.truncation) == Truncation.TRUNCATION_ERROR:
+        encoded = tokenizer.encode(input.prompt)
+    else:
+        encoded = tokenizer.encode_truncated(input.prompt, None, max_tokens=room, side=side_of(input.truncation))
+    tokens = len(encoded.token_ids)
+    if tokens > room:
+        raise InvalidInput(
+            "prompt",
+            f"{tokens} tokens and {reserved} new ones, the model takes {model.max_tokens} together; lower "
+            "max_new_tokens, or set truncation to cut",
+        )
+    if not tokens:
+        raise InvalidInput("prompt", "has no tokens")
+    window = window_arrays(encoded.token_ids[-WINDOW_TOKENS:].tolist())
+    return Encoded([{"input_ids": encoded.token_ids}], window, encoded.truncated_tokens)
+
+
+def _reserved(options: GenerationOptions) -> int:
+    """The room that a prompt has to leave."""
+    return max(1, options.max_new_tokens, options.min_new_tokens)
+
+
+def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens: int) -> GenerationOptions:
+    """Options that were checked, with every field set. `prompt_tokens`: of a prompt that was encoded with them."""
+    facts, room = GenerationFacts.of(model), model.max_tokens - prompt_tokens
+    complete = GenerationOptions()
+    complete.CopyFrom(options)
+    if not options.HasField("max_new_tokens"):
+        complete.max_new_tokens = min(facts.max_new_tokens or max(_MAX_NEW_TOKENS, options.min_new_tokens), room)
+    given = _given(options)
+    for name in ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens"):
+        if name not in given:
+            setattr(complete, name, getattr(facts, name))
+    if not options.HasField("seed"):
+        complete.seed = random.getrandbits(64)
+    return complete
+
+
+def decode(
+    input: TextGenerationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets, text_of: TextOf
+) -> TextGenerationResult:
+    """The text of `token_ids`, int32 [tokens], as far as it cannot change any more.
+
+    The annotation's `window`, int32, are tokens before them. `finish_reason`, int32 []: why the last token is the last;
+    FINISH_REASON_UNSPECIFIED if others follow. The result's token_ids are those that the text consists of.
+    """
+    token_ids, finish_reason = _read_part(outputs[0], model)
+    is_last = finish_reason != FinishReason.FINISH_REASON_UNSPECIFIED
+    window = annotations[0]["window"].tolist()
+    released = release(text_of, window, token_ids, input.options.stop_strings, is_last=is_last)
+    reason = FinishReason.FINISH_REASON_STOP_STRING if released.is_stopped else FinishReason.ValueType(finish_reason)
+    text = GeneratedText(text=released.text, token_ids=token_ids[: released.tokens], finish_reason=reason)
+    return TextGenerationResult(sequences=[text])
+
+
+def _read_part(arrays: Arrays, model: ModelSpec) -> tuple[list[int], int]:
+    """Tokens, and why they end. Raises InvalidInput for what no stage makes."""
+    ids, reason = arrays.get("token_ids"), arrays.get("finish_reason")
+    if ids is None or ids.dtype != np.int32 or ids.ndim != 1 or len(ids) > model.max_tokens:
+        raise InvalidInput("outputs[0].token_ids", f"must be int32 [tokens], at most {model.max_tokens}")
+    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < model.vocabulary_size:
+        raise InvalidInput("outputs[0].token_ids", f"has ids outside the vocabulary of {model.vocabulary_size}")
+    if reason is None or reason.dtype != np.int32 or reason.shape or int(reason) not in FinishReason.values():
+        raise InvalidInput("outputs[0].finish_reason", "must be a FinishReason, int32 []")
+    return ids.tolist(), int(reason)
+
+
+def window_arrays(token_ids: list[int]) -> ArraySets:
+    """Tokens before others, as `decode` gets them."""
+    return [{"window": np.array(token_ids, np.int32)}]
+
+
+def part_arrays(token_ids: list[int], finish_reason: int) -> ArraySets:
+    """Tokens as `decode` gets them."""
+    return [{"token_ids": np.array(token_ids, np.int32), "finish_reason": np.array(finish_reason, np.int32)}]
+
+
+TASK = Task(
+    "text_generation",
+    check,
+    traits,
+    encode,
+    decode,
+    ("options",),
+    GenerationFacts,
+    annotations={"window": "any"},
+    generates=True,
+)

@@ -1,0 +1,231 @@
+"""Text generation behaves the same in one process and in four: streams, ends, leaves and refuses."""
+
+import asyncio
+import signal
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from demo.processes import ServiceProcess, four_processes
+from neuronpipe.api.v1.inference_pb2 import GenerateResponse, InferRequest, Priority
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, TaskInput, TokenizationInput, Truncation
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.client import (
+    AsyncClient,
+    Client,
+    DeadlineExceeded,
+    InvalidInput,
+    Unavailable,
+    WrongTask,
+)
+from neuronpipe.client.generation import generation_request
+from tests.decoders import save_decoder
+from tests.integration.systems import two_processes
+from tests.shared_folder import shared_folder
+
+pytestmark = pytest.mark.local_only
+
+_PROMPT = "A module is a file"
+_METRICS = ("--metrics-listen", "127.0.0.1:0")
+
+
+def _make(folder: Path) -> None:
+    source = save_decoder("llama", folder / "source")
+    request = CompileRequest(source=str(source), task="", repository=folder / "repository", name="writer", dtype="")
+    compile_bundle(request, lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shared_folder(tmp_path_factory, "writer", _make) / "repository"
+
+
+@pytest.fixture(scope="module")
+def processes(repository: Path) -> Iterator[dict[str, dict[str, ServiceProcess]]]:
+    with four_processes(repository, *_METRICS) as four, ServiceProcess("all", "--repository", str(repository)) as one:
+        yield {"four processes": four, "one process": {"gateway": one.wait_until_ready()}}
+
+
+@pytest_asyncio.fixture(scope="module", params=["four processes", "one process"])
+async def client(
+    request: pytest.FixtureRequest, processes: dict[str, dict[str, ServiceProcess]]
+) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(processes[request.param]["gateway"].target, timeout_s=120, retries=False) as client:
+        yield client
+
+
+async def _generate(client: AsyncClient, **options: Any) -> list[GenerateResponse]:
+    return [event async for event in client.generate("writer", _PROMPT, **options)]
+
+
+def _request(**options: Any) -> InferRequest:
+    return generation_request(
+        "writer",
+        _PROMPT,
+        options,
+        truncation=Truncation.TRUNCATION_ERROR,
+        version="",
+        priority=Priority.PRIORITY_INTERACTIVE,
+    )
+
+
+async def test_chunks_are_the_text_that_infer_returns(client: AsyncClient) -> None:
+    events = await _generate(client, max_new_tokens=24)
+    start, *chunks, last = events
+    text = last.response.result.text_generation.sequences[0]
+    assert (start.start.model, start.start.version) == ("writer", "1")
+    assert start.start.request_id == last.response.request_id
+    assert "".join(event.chunk.text for event in chunks) == text.text
+    assert [token for event in chunks for token in event.chunk.token_ids] == list(text.token_ids)
+    assert len(chunks) > 1
+    assert len(text.token_ids) == 24
+    assert text.finish_reason == FinishReason.FINISH_REASON_LENGTH
+    assert (await client.infer(_request(max_new_tokens=24))).result == last.response.result
+
+
+async def test_a_seed_gives_the_same_text_alone_and_among_others(client: AsyncClient) -> None:
+    alone = await client.generate_text("writer", _PROMPT, max_new_tokens=16, do_sample=True, seed=5)
+    requests = [_request(max_new_tokens=16, do_sample=True, seed=seed) for seed in range(8)]
+    outcomes = await client.infer_batch(requests)
+    among = [one.response.result.text_generation.sequences[0] for one in outcomes]
+    assert among[5] == alone
+    assert len({one.text for one in among}) > 1
+
+
+async def test_a_stop_string_ends_the_text_before_it(client: AsyncClient) -> None:
+    whole = (await client.generate_text("writer", _PROMPT, max_new_tokens=24)).text
+    stop = whole[len(whole) // 2 :][:3]
+    events = await _generate(client, max_new_tokens=24, stop_strings=[stop])
+    text = events[-1].response.result.text_generation.sequences[0]
+    assert text.text == whole[: whole.index(stop)]
+    assert text.finish_reason == FinishReason.FINISH_REASON_STOP_STRING
+    assert "".join(event.chunk.text for event in events) == text.text
+    usage = events[-1].response.usage
+    assert usage.generated_tokens == len(text.token_ids)
+    assert (await client.infer(_request(max_new_tokens=24, stop_strings=[stop]))).result == events[-1].response.result
+
+
+async def test_timings_and_usage_say_what_a_text_took(client: AsyncClient) -> None:
+    response = (await _generate(client, max_new_tokens=12))[-1].response
+    timings, usage = response.timings, response.usage
+    stages_ns = timings.preprocess_ns + timings.predict_ns + timings.postprocess_ns
+    assert 0 < timings.first_token_ns < timings.total_ns
+    assert timings.prefill_ns > 0
+    assert timings.longest_gap_ns <= timings.decode_ns <= timings.predict_ns
+    assert timings.predict_compute_ns == timings.prefill_ns + timings.decode_ns
+    assert stages_ns <= timings.total_ns
+    assert usage.generated_tokens == 12
+    assert usage.steps >= 12
+    assert usage.tokens == 9
+
+
+async def test_a_task_that_does_not_generate_has_a_response_only(client: AsyncClient) -> None:
+    request = InferRequest(model="writer", input=TaskInput(tokenization=TokenizationInput(text="a file")))
+    with client._connection.use() as stubs:
+        events = [event async for event in stubs.inference.Generate(request)]
+    assert len(events) == 1
+    assert events[0].response.result == (await client.infer(request)).result
+
+
+async def test_other_tasks_of_texts_are_refused(client: AsyncClient) -> None:
+    with pytest.raises(WrongTask, match="text_generation"):
+        await client.classify("writer", "a text")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"max_new_tokens": 192}, "options.max_new_tokens: 192, must be 1 to 191"),
+        ({"max_new_tokens": 0}, "options.max_new_tokens: 0, must be 1 to 191"),
+        ({"max_new_tokens": 4, "min_new_tokens": 5}, "options.min_new_tokens: 5, more than max_new_tokens, 4"),
+        ({"max_new_tokens": 190}, "prompt: 9 tokens and 190 new ones, the model takes 192 together"),
+        ({"seed": 3}, "options.seed: has an effect only with do_sample"),
+        ({"do_sample": True, "temperature": 0.0}, "options.temperature: 0, must be more than 0"),
+        ({"do_sample": True, "temperature": float("nan")}, "options.temperature: nan, must be more than 0"),
+        ({"do_sample": True, "top_p": 1.5}, "options.top_p: 1.5, must be more than 0, and at most 1"),
+        ({"do_sample": True, "min_p": -0.1}, "options.min_p: -0.1, must be 0 to 1"),
+        ({"repetition_penalty": 101.0}, "options.repetition_penalty: 101, must be more than 0, and at most 100"),
+        ({"stop_strings": [""]}, "options.stop_strings: one has 0 characters, must have 1 to 256"),
+        ({"stop_strings": ["a" * 10_000]}, "options.stop_strings: one has 10000 characters"),
+        ({"stop_strings": ["a"] * 17}, "options.stop_strings: 17, the limit is 16"),
+        ({"stop_token_ids": [5_000_000]}, "options.stop_token_ids: the id 5000000, the vocabulary has"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+async def test_bad_options_are_refused_by_name(client: AsyncClient, options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        await _generate(client, **options)
+    assert problem in refused.value.message
+
+
+async def test_an_empty_prompt_and_one_that_is_too_long_are_refused(client: AsyncClient) -> None:
+    with pytest.raises(InvalidInput, match="prompt: is empty"):
+        await client.generate_text("writer", "")
+    with pytest.raises(InvalidInput, match=r"the model takes 192 together; lower max_new_tokens, or set truncation"):
+        await client.generate_text("writer", "module " * 500, max_new_tokens=8)
+    text = await client.generate_text(
+        "writer", "module " * 500, max_new_tokens=8, truncation=Truncation.TRUNCATION_LEFT
+    )
+    assert len(text.token_ids) == 8
+
+
+async def test_a_deadline_ends_a_text(client: AsyncClient) -> None:
+    with pytest.raises(DeadlineExceeded):
+        await _generate(client, max_new_tokens=180, timeout_s=0.02)
+
+
+async def test_callers_that_leave_free_their_blocks(processes: dict[str, dict[str, ServiceProcess]]) -> None:
+    four = processes["four processes"]
+
+    async def leave(client: AsyncClient, number: int) -> None:
+        events = client.generate("writer", f"{number} {_PROMPT}", max_new_tokens=150)
+        async for event in events:
+            if event.HasField("chunk"):
+                break
+        await events.aclose()
+
+    async with AsyncClient(four["gateway"].target, timeout_s=120) as client:
+        await asyncio.gather(*(leave(client, number) for number in range(12)))
+        async with asyncio.timeout(60):
+            while _in_use(four["neuron-executor"]):
+                await asyncio.sleep(0.05)
+        assert (await client.generate_text("writer", _PROMPT, max_new_tokens=4)).token_ids
+
+
+def _in_use(executor: ServiceProcess) -> float:
+    port = executor.wait_for("metrics")["address"]
+    page = urllib.request.urlopen(f"http://{port}/metrics").read().decode()
+    (line,) = (line for line in page.splitlines() if line.startswith("neuronpipe_generation_blocks_in_use"))
+    return float(line.rpartition(" ")[2])
+
+
+def test_the_blocking_client_reads_a_text_as_it_comes(processes: dict[str, dict[str, ServiceProcess]]) -> None:
+    with Client(processes["one process"]["gateway"].target, timeout_s=120) as client:
+        events = list(client.generate("writer", _PROMPT, max_new_tokens=8))
+        left = client.generate("writer", _PROMPT, max_new_tokens=100)
+        next(left)
+        left.close()
+        assert events[-1].response.result.text_generation.sequences[0] == client.generate_text(
+            "writer", _PROMPT, max_new_tokens=8
+        )
+
+
+async def test_an_executor_that_dies_ends_its_texts_and_nothing_is_tried_again(repository: Path) -> None:
+    events: list[GenerateResponse] = []
+
+    async def read(client: AsyncClient, executor: ServiceProcess) -> None:
+        async for event in client.generate("writer", _PROMPT, max_new_tokens=170):
+            events.append(event)
+            if event.HasField("chunk"):
+                executor.signal(signal.SIGKILL)
+
+    with two_processes(repository) as processes:
+        async with AsyncClient(processes["gateway"].target, timeout_s=120, retries=False) as client:
+            with pytest.raises(Unavailable, match="tokens of the text"):
+                await read(client, processes["neuron-executor"])
+    assert [event for event in events if event.HasField("chunk")]
+    assert not any(event.HasField("response") for event in events)

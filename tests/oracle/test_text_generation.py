@@ -1,0 +1,156 @@
+"""Text generation equals transformers' `generate`, greedy in float32, through four processes, with texts that come and
+leave while others are generated.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+import transformers
+
+from neuronpipe.api.v1.inference_pb2 import GenerateResponse
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, Truncation
+from neuronpipe.client import AsyncClient
+from tests.decoders import save_decoder
+from tests.oracle.comparison import Comparison
+from tests.oracle.serving import Served, serving
+from tests.oracle.texts import PICKED, generated
+from tests.sampling import Sample
+
+_MAX_TOKENS = 192
+_FAMILIES = ("gpt2", "llama", "qwen2")
+# Prompts take several steps, and a cache of 10 to 20 blocks is less than 12 texts need: some are preempted.
+_STAGE_OPTIONS = {
+    "neuron-executor": ("--step-tokens", "24", "--max-batch-size", "12", "--kv-cache-bytes", str(320 << 10))
+}
+_AT_ONCE = 24
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("decoders")
+    return {family: save_decoder(family, folder / family) for family in _FAMILIES}
+
+
+@pytest_asyncio.fixture(scope="module")
+async def served(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    named = {family: ("text_generation", source) for family, source in sources.items()}
+    async with serving(tmp_path_factory.mktemp("repository"), named, stage_options=_STAGE_OPTIONS) as running:
+        yield running
+
+
+def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Prompts of up to 192 tokens, and options in turns."""
+    chosen = random.Random(31)
+    prompts = [*PICKED, *generated(32, 66, words=(1, 30)), *generated(33, 12, words=(60, 200))]
+    for number, prompt in enumerate(prompts):
+        options: dict[str, Any] = {"max_new_tokens": chosen.choice((1, 8, 32, 60))}
+        options |= (
+            {},
+            {"repetition_penalty": 1.3},
+            {"min_new_tokens": min(8, options["max_new_tokens"])},
+            {"stop_token_ids": chosen.sample(range(5, 1200), 40)},
+            {"repetition_penalty": 0.8, "min_new_tokens": 1},
+            {"stop_strings": ["e", "at"]},
+        )[number % 6]
+        yield prompt, options
+
+
+def _options(case: tuple[str, dict[str, Any]]) -> Mapping[str, Any]:
+    return {name: "set" for name in case[1] if name != "max_new_tokens"}
+
+
+@pytest.mark.parametrize("family", _FAMILIES)
+async def test_texts_equal_those_of_generate(
+    family: str,
+    served: Served,
+    sources: dict[str, Path],
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
+) -> None:
+    compared = comparison(f"text_generation-{family}", f"generate, transformers {transformers.__version__}")
+    reference = _Reference(sources[family])
+    cases = sample.draw(_cases(), _options, at_least=40)
+    turns, chance = asyncio.Semaphore(_AT_ONCE), random.Random(34)
+
+    async def ask(number: int, prompt: str, options: dict[str, Any]) -> list[GenerateResponse]:
+        async with turns:
+            await asyncio.sleep(chance.random() / 50)
+            if number % 4 == 0:
+                await _leave(served.client, family, prompt)
+            truncation = Truncation.TRUNCATION_LEFT
+            stream = served.client.generate(family, prompt, truncation=truncation, **options)
+            return [event async for event in stream]
+
+    found = await asyncio.gather(*(ask(number, *case) for number, case in enumerate(cases)))
+    for (prompt, options), events in zip(cases, found, strict=True):
+        text = events[-1].response.result.text_generation.sequences[0]
+        chunks = [event.chunk for event in events if event.HasField("chunk")]
+        ours = {"text": text.text, "token_ids": list(text.token_ids), "end": FinishReason.Name(text.finish_reason)}
+        compared.compare((prompt, options), ours, reference.generate(prompt, **options))
+        assert "".join(chunk.text for chunk in chunks) == text.text
+        assert [token_id for chunk in chunks for token_id in chunk.token_ids] == list(text.token_ids)
+    compared.check(at_least=100 if sample.is_whole else len(cases))
+
+
+async def _leave(client: AsyncClient, model: str, prompt: str) -> None:
+    """A caller who reads a chunk and leaves."""
+    events = client.generate(model, prompt, max_new_tokens=60, truncation=Truncation.TRUNCATION_LEFT)
+    async for event in events:
+        if event.HasField("chunk"):
+            break
+    await events.aclose()
+
+
+class _Reference:
+    """transformers, one text at a time."""
+
+    def __init__(self, source: Path) -> None:
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(source).float().eval()
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        self._ends = [self._model.generation_config.eos_token_id]
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        max_new_tokens: int,
+        stop_token_ids: Sequence[int] = (),
+        stop_strings: Sequence[str] = (),
+        **options: Any,
+    ) -> dict[str, Any]:
+        """The text, its tokens, and why it ended."""
+        ids = self._prompt_ids(prompt, max_new_tokens)
+        ends = [*self._ends, *stop_token_ids]
+        found = self._model.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            eos_token_id=ends,
+            pad_token_id=1,
+            **options,
+        )[0].tolist()[len(ids) :]
+        for count in range(1, len(found) + 1):
+            text = self._text(ids, found[:count])
+            if places := [place for stop in stop_strings if (place := text.find(stop)) >= 0]:
+                return self._said(text[: min(places)], found[:count], "STOP_STRING")
+        return self._said(self._text(ids, found), found, "END" if found[-1] in ends else "LENGTH")
+
+    def _prompt_ids(self, prompt: str, max_new_tokens: int) -> list[int]:
+        """As TRUNCATION_LEFT cuts it: the special tokens stay."""
+        ids: list[int] = self._tokenizer(prompt)["input_ids"]
+        excess = len(ids) - (_MAX_TOKENS - max_new_tokens)
+        return ids if excess <= 0 else [ids[0], *ids[1 + excess :]]
+
+    def _text(self, prompt_ids: list[int], token_ids: list[int]) -> str:
+        whole = self._tokenizer.decode([*prompt_ids, *token_ids], skip_special_tokens=True)
+        return str(whole[len(self._tokenizer.decode(prompt_ids, skip_special_tokens=True)) :])
+
+    def _said(self, text: str, token_ids: list[int], end: str) -> dict[str, Any]:
+        return {"text": text, "token_ids": token_ids, "end": f"FINISH_REASON_{end}"}

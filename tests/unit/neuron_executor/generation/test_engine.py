@@ -1,0 +1,261 @@
+"""Texts of the engine are those of their prompts alone, whatever else is in its steps."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neuronpipe.api.v1.inference_pb2 import Priority
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions
+from neuronpipe.core.background import run_beside
+from neuronpipe.core.callers import Caller
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, Overloaded, Unavailable
+from neuronpipe.core.items import ExecuteItem, ModelKey, NewTokens, Prediction
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.packed import TensorSets
+from neuronpipe.neuron_executor.generation.engine import Generator
+from neuronpipe.neuron_executor.generation.observer import GenerationObserver
+from neuronpipe.tasks.text_generation import complete_options
+from tests.unit.model_specs import model_spec
+from tests.unit.neuron_executor.generation.written_decoder import VOCABULARY, WrittenDecoder, greedy
+
+_SPEC = model_spec("text_generation", max_tokens=64, vocabulary_size=VOCABULARY)
+# Not in the text after [1, 2].
+_UNUSED = next(token_id for token_id in range(VOCABULARY) if token_id not in (1, 2, *greedy([1, 2], 8)))
+
+
+@asynccontextmanager
+async def _generator(decoder: WrittenDecoder, **settings: int) -> AsyncIterator[Generator]:
+    telemetry = Telemetry()
+    limits = {"max_sequences": 4, "step_tokens": 8, "max_queue_sequences": 64} | settings
+    generator = Generator(decoder, _SPEC, telemetry, GenerationObserver(telemetry, _SPEC, "written"), **limits)
+    async with run_beside(generator.work()):
+        try:
+            yield generator
+        finally:
+            await generator.close()
+
+
+def _item(
+    prompt: list[int],
+    max_new_tokens: int = 8,
+    *,
+    call: Call | None = None,
+    report: Callable[[NewTokens], None] | None = None,
+    **options: Any,
+) -> ExecuteItem:
+    given = GenerationOptions(max_new_tokens=max_new_tokens, **options)
+    return ExecuteItem(
+        call or Call(),
+        ModelKey("small", 1),
+        TensorSets(arrays=[{"input_ids": np.array(prompt, np.int32)}]),
+        complete_options(given, _SPEC, len(prompt)),
+        report,
+    )
+
+
+def _tokens(prediction: Prediction) -> list[int]:
+    return [int(token) for token in prediction.outputs.arrays[0]["token_ids"]]
+
+
+def _reason(prediction: Prediction) -> int:
+    return int(prediction.outputs.arrays[0]["finish_reason"])
+
+
+async def test_a_text_is_the_best_tokens_after_its_prompt() -> None:
+    async with _generator(WrittenDecoder(16)) as generator:
+        prediction = await generator.generate(_item([5, 6, 7]))
+    assert _tokens(prediction) == greedy([5, 6, 7], 8)
+    assert _reason(prediction) == FinishReason.FINISH_REASON_LENGTH
+
+
+async def test_sequences_that_join_and_leave_do_not_change_others() -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    decoder = WrittenDecoder(24)
+    async with _generator(decoder) as generator:
+
+        async def ask(number: int) -> None:
+            for _ in range(chance.randrange(6)):
+                await asyncio.sleep(0)
+            prompt = [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 30))]
+            count = chance.randint(1, 20)
+            task = asyncio.create_task(generator.generate(_item(prompt, count)))
+            if number % 5 == 0:
+                for _ in range(chance.randrange(40)):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            else:
+                assert _tokens(await task) == greedy(prompt, count)
+
+        await asyncio.gather(*(ask(number) for number in range(60)))
+        while generator.planner.running or generator.planner.waiting:
+            await asyncio.sleep(0)
+        assert generator.planner.blocks_in_use == 0
+    assert generator.planner.preemptions > 0, "the cache was never too small"
+
+
+async def test_a_long_prompt_is_computed_in_parts_beside_others() -> None:
+    decoder, long = WrittenDecoder(32), [1] * 40
+    async with _generator(decoder) as generator:
+        texts = await asyncio.gather(
+            *(generator.generate(_item(prompt, count)) for prompt, count in (([2, 3], 20), (long, 4), ([4], 20)))
+        )
+    assert [_tokens(one) for one in texts] == [greedy([2, 3], 20), greedy(long, 4), greedy([4], 20)]
+    assert max(sum(len(run.token_ids) for run in step) for step in decoder.steps) <= 8
+    parts = [step for step in decoder.steps if any(len(run.token_ids) > 1 for run in step)]
+    assert all(len(step) >= 2 for step in parts[1:]), "a part of the prompt ran alone while others were answered"
+
+
+async def test_a_cancelled_text_gives_its_blocks_back_by_the_next_step() -> None:
+    decoder = WrittenDecoder(32)
+    begun = asyncio.Event()
+    async with _generator(decoder) as generator:
+        leaving = asyncio.create_task(generator.generate(_item([9] * 20, 40, report=lambda _: begun.set())))
+        await begun.wait()
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        steps = len(decoder.steps)
+        await generator.generate(_item([1, 2], 1))
+        assert generator.planner.blocks_in_use == 0
+    later = decoder.steps[steps + 1 :]
+    assert all(run.token_ids == [1, 2] for step in later for run in step)
+
+
+async def test_prompts_that_begin_alike_share_blocks() -> None:
+    decoder, begin = WrittenDecoder(32), [7, 7, 8, 8, 9, 9, 5, 5]
+    async with _generator(decoder) as generator:
+        first = await generator.generate(_item([*begin, 1, 2], 4))
+        second = await generator.generate(_item([*begin, 3], 4))
+        again = await generator.generate(_item(begin, 4))
+    assert first.generation
+    assert first.generation.cached_tokens == 0
+    assert second.generation
+    assert second.generation.cached_tokens == 8
+    assert again.generation
+    assert again.generation.cached_tokens == 4, "the last token is computed, as it is scored"
+    assert _tokens(second) == greedy([*begin, 3], 4)
+    assert _tokens(again) == greedy(begin, 4)
+
+
+async def test_callers_of_other_scopes_share_no_blocks() -> None:
+    begin = [7, 7, 8, 8, 9, 9, 5, 5]
+    async with _generator(WrittenDecoder(32)) as generator:
+        await generator.generate(_item([*begin, 1], 1, call=Call(caller=Caller(cache_scope="a"))))
+        other = await generator.generate(_item([*begin, 1], 1, call=Call(caller=Caller(cache_scope="b"))))
+    assert other.generation
+    assert other.generation.cached_tokens == 0
+
+
+async def test_tokens_are_reported_step_by_step() -> None:
+    reported: list[int] = []
+    async with _generator(WrittenDecoder(16)) as generator:
+        prediction = await generator.generate(_item([3], 6, report=lambda new: reported.extend(new.token_ids)))
+    assert reported == _tokens(prediction)
+    assert prediction.generation
+    assert prediction.generation.steps == 6
+
+
+async def test_a_stop_token_ends_the_text_and_belongs_to_it() -> None:
+    expected = greedy([3, 4], 5)
+    async with _generator(WrittenDecoder(16)) as generator:
+        prediction = await generator.generate(_item([3, 4], 8, stop_token_ids=[expected[2]]))
+    assert _tokens(prediction) == expected[: expected.index(expected[2]) + 1]
+    assert _reason(prediction) == FinishReason.FINISH_REASON_END
+
+
+async def test_the_same_seed_gives_the_same_text_alone_and_among_others() -> None:
+    sampled: dict[str, Any] = {"do_sample": True, "seed": 11, "top_k": 8}
+    async with _generator(WrittenDecoder(64)) as generator:
+        alone = _tokens(await generator.generate(_item([1, 2, 3], 12, **sampled)))
+        among = await asyncio.gather(
+            *(generator.generate(_item([number], 12, do_sample=True, seed=number, top_k=8)) for number in range(8)),
+            generator.generate(_item([1, 2, 3], 12, **sampled)),
+        )
+        other = _tokens(await generator.generate(_item([1, 2, 3], 12, **{**sampled, "seed": 12})))
+    assert _tokens(among[-1]) == alone
+    assert other != alone
+
+
+async def test_a_text_that_the_cache_could_not_hold_is_refused_alone() -> None:
+    async with _generator(WrittenDecoder(4)) as generator:
+        beside = asyncio.create_task(generator.generate(_item([1], 8)))
+        with pytest.raises(InvalidInput, match=r"10 tokens of the prompt and 8 new ones.*holds 16"):
+            await generator.generate(_item([1] * 10, 8))
+        assert _tokens(await beside) == greedy([1], 8)
+
+
+async def test_a_full_queue_refuses_with_a_delay() -> None:
+    async with _generator(WrittenDecoder(16), max_queue_sequences=2) as generator:
+        waiting = [asyncio.create_task(generator.generate(_item([1], 8))) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded) as refused:
+            await asyncio.gather(*(generator.generate(_item([1], 8)) for _ in range(9)))
+        assert refused.value.retry_after_s > 0
+        await asyncio.gather(*waiting)
+
+
+async def test_interactive_prompts_go_before_bulk_ones() -> None:
+    decoder, bulk = WrittenDecoder(16), Call(priority=Priority.PRIORITY_BULK)
+    async with _generator(decoder, max_sequences=1) as generator:
+        await asyncio.gather(
+            *(generator.generate(_item([number], 2, call=bulk)) for number in (1, 2)),
+            generator.generate(_item([3], 2)),
+        )
+    prompts = [run.token_ids[0] for step in decoder.steps for run in step if run.past == 0]
+    assert prompts == [3, 1, 2]
+
+
+async def test_a_deadline_ends_a_text_and_frees_its_blocks() -> None:
+    async with _generator(WrittenDecoder(32)) as generator:
+        with pytest.raises(DeadlineExceeded):
+            await generator.generate(_item([1] * 8, 40, call=Call(deadline_s=time.monotonic())))
+        assert generator.planner.blocks_in_use == 0
+
+
+async def test_scores_that_are_not_finite_fail_one_text_alone() -> None:
+    async with _generator(WrittenDecoder(32, nan_token_id=_UNUSED)) as generator:
+        beside = asyncio.create_task(generator.generate(_item([1, 2], 8)))
+        with pytest.raises(InternalError, match="not finite"):
+            await generator.generate(_item([_UNUSED], 8))
+        assert _tokens(await beside) == greedy([1, 2], 8)
+
+
+async def test_a_step_that_fails_ends_its_texts_and_the_next_ones_are_right() -> None:
+    async with _generator(WrittenDecoder(32, failing_token_id=_UNUSED)) as generator:
+        with pytest.raises(InternalError, match="could not compute"):
+            await generator.generate(_item([_UNUSED], 8))
+        assert _tokens(await generator.generate(_item([1, 2], 8))) == greedy([1, 2], 8)
+        assert generator.planner.blocks_in_use == 0
+
+
+async def test_token_ids_outside_the_vocabulary_are_refused() -> None:
+    async with _generator(WrittenDecoder(8)) as generator:
+        with pytest.raises(InvalidInput, match="the vocabulary has 64"):
+            await generator.generate(_item([64], 1))
+
+
+async def test_options_that_no_gateway_sends_are_refused_alone() -> None:
+    async with _generator(WrittenDecoder(16)) as generator:
+        item = _item([1], 4, do_sample=True)
+        assert item.options
+        item.options.temperature = 0
+        with pytest.raises(InvalidInput, match="temperature"):
+            await generator.generate(item)
+
+
+async def test_a_generator_that_closes_ends_its_texts() -> None:
+    begun = asyncio.Event()
+    async with _generator(WrittenDecoder(32)) as generator:
+        running = asyncio.create_task(generator.generate(_item([1], 60, report=lambda _: begun.set())))
+        await begun.wait()
+    with pytest.raises(Unavailable, match="stopping"):
+        await running

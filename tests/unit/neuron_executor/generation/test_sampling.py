@@ -1,0 +1,103 @@
+"""Tokens are chosen as transformers chooses them: its logits processors, for the same scores, are the reference."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.generation import logits_process
+
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
+from neuronpipe.neuron_executor.generation.sampling import NotFinite, TokenChooser
+from neuronpipe.tasks.text_generation import complete_options
+from tests.unit.model_specs import model_spec
+
+_VOCABULARY = 40
+_TOPS = 16
+_SPEC = model_spec("text_generation", vocabulary_size=_VOCABULARY)
+_END = 3
+
+
+def _logits(seed: int = 0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(_VOCABULARY) * 2).astype(np.float32)
+
+
+def _choose(logits: np.ndarray, token_ids: list[int], prompt_tokens: int = 1, **options: Any) -> int:
+    complete = complete_options(GenerationOptions(max_new_tokens=8, **options), _SPEC, prompt_tokens)
+    chooser = TokenChooser(complete, prompt_tokens, [_END])
+    tops = np.argsort(-logits, kind="stable")[:_TOPS].astype(np.int32)
+    return chooser.choose(token_ids, logits, tops, logits[tops])
+
+
+def _probabilities(logits: np.ndarray, processors: list[Any]) -> np.ndarray:
+    scores = torch.from_numpy(logits[None].copy())
+    for processor in processors:
+        scores = processor(torch.tensor([[1]]), scores)
+    return np.asarray(scores.softmax(dim=-1)[0])
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("penalty", [0.5, 1.3, 4.0])
+def test_greedy_with_a_penalty_is_transformers(seed: int, penalty: float) -> None:
+    logits, seen = _logits(seed), [int(one) for one in np.argsort(-_logits(seed))[:6]]
+    processor = logits_process.RepetitionPenaltyLogitsProcessor(penalty)
+    expected = int(processor(torch.tensor([seen]), torch.from_numpy(logits[None].copy())).argmax())
+    assert _choose(logits, seen, repetition_penalty=penalty) == expected
+
+
+def test_no_end_before_min_new_tokens() -> None:
+    logits = _logits()
+    logits[_END] = 100
+    assert _choose(logits, [1, 2, 2], min_new_tokens=2) == _END
+    assert _choose(logits, [1, 2], min_new_tokens=2) == int(np.argsort(-logits)[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "processors"),
+    [
+        ({"top_k": 0}, []),
+        ({"top_k": 5}, [logits_process.TopKLogitsWarper(5)]),
+        ({"top_k": 30}, [logits_process.TopKLogitsWarper(30)]),
+        (
+            {"top_k": 0, "temperature": 0.5},
+            [logits_process.TemperatureLogitsWarper(0.5)],
+        ),
+        (
+            {"top_k": 12, "temperature": 1.7, "top_p": 0.8},
+            [
+                logits_process.TemperatureLogitsWarper(1.7),
+                logits_process.TopKLogitsWarper(12),
+                logits_process.TopPLogitsWarper(0.8),
+            ],
+        ),
+        ({"top_k": 0, "top_p": 0.6}, [logits_process.TopPLogitsWarper(0.6)]),
+        ({"top_k": 0, "min_p": 0.2}, [logits_process.MinPLogitsWarper(0.2)]),
+    ],
+    ids=["all", "top_k", "top_k beyond the graph's", "temperature", "three", "top_p", "min_p"],
+)
+def test_drawn_tokens_have_transformers_distribution(options: dict[str, Any], processors: list[Any]) -> None:
+    logits, draws = _logits(1), 4000
+    expected = _probabilities(logits, processors)
+    counts = np.zeros(_VOCABULARY)
+    for seed in range(draws):
+        counts[_choose(logits, [1], do_sample=True, seed=seed, **options)] += 1
+    assert not counts[expected == 0].any()
+    # Pearson's test: its statistic exceeds the degrees of freedom by five standard deviations once in a million.
+    is_likely = expected * draws >= 5
+    observed = np.append(counts[is_likely], counts[~is_likely].sum())
+    wanted = np.append(expected[is_likely], expected[~is_likely].sum()) * draws
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    freedom = len(wanted) - 1
+    assert ((observed - wanted) ** 2 / wanted).sum() <= freedom + 5 * np.sqrt(2 * max(freedom, 1)) + 10
+
+
+def test_a_seed_draws_anew_at_each_position() -> None:
+    logits = np.zeros(_VOCABULARY, np.float32)
+    drawn = [_choose(logits, [1] * count, do_sample=True, seed=7, top_k=0) for count in range(1, 30)]
+    assert len(set(drawn)) > 10
+    assert drawn == [_choose(logits, [1] * count, do_sample=True, seed=7, top_k=0) for count in range(1, 30)]
+
+
+def test_scores_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(NotFinite):
+        _choose(np.full(_VOCABULARY, np.nan, np.float32), [1])

@@ -1,0 +1,63 @@
+"""A decoder that remembers tokens where a real one has their keys and values. It is deterministic and hostile.
+
+The scores after a token depend on all tokens that its sequence's blocks hold, so that a block which is mixed up, shared
+wrongly, freed too early or not filled gives other tokens. What nobody wrote is poison.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from neuronpipe.runtimes.decoder import Run, Scores
+
+VOCABULARY = 64
+_POISON = -1
+
+
+class WrittenDecoder:
+    """See DecoderModel."""
+
+    block_tokens = 4
+
+    def __init__(self, blocks: int, failing_token_id: int = -1, nan_token_id: int = -1) -> None:
+        self.blocks = blocks
+        self.steps: list[list[Run]] = []
+        self._failing_token_id = failing_token_id
+        self._nan_token_id = nan_token_id
+        self._written = np.full((blocks, self.block_tokens), _POISON)
+
+    def compute(self, runs: Sequence[Run]) -> Scores:
+        """See DecoderModel."""
+        self.steps.append(list(runs))
+        logits = []
+        for run in runs:
+            if self._failing_token_id in run.token_ids:
+                raise RuntimeError("a token that the test chose")
+            for position, token_id in enumerate(run.token_ids, run.past):
+                block = run.blocks[position // self.block_tokens]
+                self._written[block, position % self.block_tokens] = token_id
+            end = run.past + len(run.token_ids)
+            held = self._written[list(run.blocks[: -(-end // self.block_tokens)])].reshape(-1)[:end]
+            assert _POISON not in held, "tokens that nobody computed"
+            if run.is_scored:
+                logits.append(scores_after(held.tolist()))
+                if self._nan_token_id in run.token_ids:
+                    logits[-1][:] = np.nan
+        rows = np.array(logits, np.float32).reshape(len(logits), VOCABULARY)
+        top_ids = np.argsort(-rows, axis=1, kind="stable")[:, :8].astype(np.int32)
+        return Scores(rows, top_ids, np.take_along_axis(rows, top_ids, axis=1))
+
+
+def scores_after(token_ids: Sequence[int]) -> np.ndarray:
+    """The scores after these tokens."""
+    seed = zlib.crc32(np.asarray(token_ids, np.int64).tobytes())
+    return np.random.default_rng(seed).standard_normal(VOCABULARY).astype(np.float32)
+
+
+def greedy(prompt: Sequence[int], count: int) -> list[int]:
+    """The best tokens after a prompt."""
+    token_ids = list(prompt)
+    for _ in range(count):
+        token_ids.append(int(scores_after(token_ids).argmax()))
+    return token_ids[len(prompt) :]
