@@ -20,7 +20,7 @@ from tests.integration.job_system import JobSystem, job_system, text_request, un
 from tests.integration.systems import make_slow
 from tests.models import link_models
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _JOBS = int(os.environ.get("NEURONPIPE_JOBS", "200"))
 _long_only = pytest.mark.skipif("NEURONPIPE_JOBS" not in os.environ, reason="takes long; `make soak` runs it")

@@ -36,7 +36,7 @@ from tests.integration.transforming import (
     write_rows,
 )
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _KILLS = int(os.environ.get("NEURONPIPE_TRANSFORM_KILLS", "1"))
 _ROWS = 1200

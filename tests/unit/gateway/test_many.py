@@ -43,7 +43,7 @@ async def test_no_more_than_the_limit_is_read_until_the_caller_takes_an_answer()
         await asyncio.sleep(0)
     # Two are inside, and the next one is read and waits for a place.
     assert read == [0, 1, 2]
-    await answers.aclose()  # type: ignore[attr-defined]
+    await answers.aclose()
 
 
 async def test_the_first_error_ends_it_and_what_runs_behind_it() -> None:
