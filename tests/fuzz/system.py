@@ -258,7 +258,7 @@ def _add(seeds: dict[str, list[Message]], *messages: Message) -> None:
 
 def _agree_on_model(message: Any, chance: random.Random) -> None:
     task = message.input.WhichOneof("task")
-    if task:
+    if task in MODELS:
         message.model = MODELS[task]
         message.version = chance.choice(("", "1") if message.DESCRIPTOR.name == "InferRequest" else ("1",))
 

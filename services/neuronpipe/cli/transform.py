@@ -102,14 +102,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints the report. Raises SetupError, TooManyErrors, and what ended the run."""
+    """Prints the report. Raises SetupError, SystemExit where too many rows failed, and what ended the run."""
+    from neuronpipe.transform.progress import TooManyErrors, report_rows
+
     try:
         report = _run(options)
+    except TooManyErrors as error:
+        raise SystemExit(f"neuronpipe: {error}") from error
     except ModuleNotFoundError as error:
         options.extra = _EXTRAS.get(str(error.name), options.extra)
         raise
-    from neuronpipe.transform.progress import report_rows
-
     print_table(report_rows(report))
 
 

@@ -5,17 +5,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.transform.manifest import DoneShard
 from neuronpipe.transform.shards import NAMED_ERRORS, Progress, RowError
 
 _TERMINAL_INTERVAL_S, _LOG_INTERVAL_S = 0.5, 30.0
 
 
-class TooManyErrors(NeuronpipeError):
+class TooManyErrors(Exception):
     """More rows failed than may."""
-
-    reason = "TOO_MANY_ERRORS"
 
 
 class RunProgress:
