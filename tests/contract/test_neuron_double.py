@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.sampled
+
 _FLAGS = "--target=inf2 --auto-cast=none"
 _IDS = torch.ones(2, 3, dtype=torch.int64)
 _EXAMPLE = (_IDS, _IDS)

@@ -25,6 +25,8 @@ from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from tests.contract.inference import infer_all
 from tests.models import LABELS, bert_config, save
 
+pytestmark = pytest.mark.sampled
+
 # The sums of a model's layers run in another order in OpenVINO than in PyTorch. Logits of up to 15 differ by up to 1e-5
 # (measured: the bundles' manifests), scores and the numbers of a vector, which are smaller, by less; 5e-5 leaves room
 # for other CPUs.

@@ -36,6 +36,8 @@ from tests.images import image_files
 from tests.pages import ROOT, Fence, all_pages, fences
 from tests.snippet_commands import PROGRAMS
 
+pytestmark = pytest.mark.sampled
+
 _OPTIONS = ("--kept-traces", "100", "--metrics-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
 _DEFAULTS = ("--default-models", "minilm")
 # The addresses of the pages → the gateway's log line that has the address in their place.

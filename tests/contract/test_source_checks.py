@@ -21,6 +21,8 @@ from neuronpipe.core.errors import SetupError
 from tests.images import make_image_source
 from tests.models import bert_config, save
 
+pytestmark = pytest.mark.sampled
+
 Change = Callable[[Path], object]
 
 

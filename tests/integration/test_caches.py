@@ -22,7 +22,7 @@ from neuronpipe.tokenizer.stage import TokenizerStage, running_tokenizer
 from tests.integration.requests import classify
 from tests.redis_server import RedisServer, redis_server
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _MEMORY, _REDIS, _MISS, _BYPASS = (
     CacheOutcome.CACHE_OUTCOME_HIT_MEMORY,

@@ -19,7 +19,7 @@ from PIL import Image
 from neuronpipe.client import Client
 from tests.integration.http_server import HttpServer, running_http_server
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _TEXT = "Ann lives in a house in Paris."
 # float32 as decimals, and what a batch of another shape changes.

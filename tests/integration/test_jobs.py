@@ -28,7 +28,7 @@ from neuronpipe.client import (
 from tests.integration.job_system import JobSystem, job_system, text_request, until
 from tests.models import link_models
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 
 @pytest.fixture(scope="module")

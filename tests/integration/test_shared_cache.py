@@ -17,7 +17,7 @@ from neuronpipe.cache.settings import CachePolicy, RedisSettings
 from tests.certificates import Authority, replace
 from tests.redis_server import RedisServer, proxy, redis_server
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _HIT, _MISS, _BYPASS = (
     CacheOutcome.CACHE_OUTCOME_HIT_REDIS,

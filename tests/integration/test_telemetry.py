@@ -22,7 +22,7 @@ from neuronpipe.rpc.client import open_channel
 from tests.integration.collector import Collector, Received, grpc_collector, http_collector
 from tests.integration.traced import PARENTS, TREE, Answered, ask_sampled
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 SERVER_KIND = 2
 _SPANS_OF_A_REQUEST = sum(map(len, TREE.values()))

@@ -24,7 +24,7 @@ from tests.integration.job_system import JobSystem, job_system, text_request
 from tests.models import link_models
 from tests.redis_server import redis_server
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 
 @pytest.fixture(scope="module")
