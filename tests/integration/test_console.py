@@ -112,7 +112,8 @@ async def console(chromium: Browser, http_server: HttpServer) -> AsyncIterator[C
 
 
 def test_every_task_is_tried() -> None:
-    assert sorted(_SHOWN) == sorted(TASKS)
+    # The fake back end, whose models the console is tried with, generates no text.
+    assert _SHOWN.keys() == TASKS.keys() - {"text_generation"}
 
 
 @pytest.mark.parametrize("task", _SHOWN)
