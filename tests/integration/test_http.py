@@ -140,6 +140,27 @@ def test_a_head_without_end_is_refused(connection: Connection) -> None:
     assert connection.is_ended()
 
 
+def test_a_caller_who_goes_on_sending_gets_its_refusal(connection: Connection) -> None:
+    connection.send(b"GET / HTTP/1.1\r\nx-padding: " + b"a" * 80_000)
+    for _ in range(20):
+        connection.send(b"a" * 100_000)
+        time.sleep(0.01)
+    assert connection.receive().status == 400
+    assert connection.is_ended()
+
+
+def test_a_body_that_is_no_chunk_is_refused(connection: Connection) -> None:
+    head = post("/v1/embeddings", b"").replace(b"content-length: 0", b"transfer-encoding: chunked")
+    connection.send(head + b"5\r\nhello\r\nno length\r\n")
+    assert connection.receive().status == 400
+    assert connection.is_ended()
+
+
+def test_what_is_no_http_after_a_request_is_not_taken_for_its_answer(connection: Connection) -> None:
+    connection.send(post("/v1/embeddings", _EMBED) + b"hello\r\n\r\n")
+    assert connection.is_ended()
+
+
 def test_answers_are_compressed_for_those_who_ask(connection: Connection) -> None:
     body = json.dumps({"model": "minilm", "input": ["A fine day."] * 40}).encode()
     connection.send(post("/v1/embeddings", body, "accept-encoding: gzip"))

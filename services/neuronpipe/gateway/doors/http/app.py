@@ -199,8 +199,7 @@ class App:
             if b"gzip" in headers.get(b"accept-encoding", b""):
                 body = await asyncio.to_thread(gzip.compress, body, _GZIP_LEVEL)
                 fields.append((b"content-encoding", b"gzip"))
-        is_interrupted = not caller.has_sent_all and _body_bytes(headers) > _DISCARDED_BYTES
-        if self.is_draining or is_interrupted:
+        if self.is_draining or (not caller.has_sent_all and _body_bytes(headers) > _DISCARDED_BYTES):
             fields.append((b"connection", b"close"))
         if response.stream:
             await send({"type": "http.response.start", "status": response.status, "headers": fields})
@@ -208,10 +207,6 @@ class App:
             return
         fields.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": response.status, "headers": fields})
-        if is_interrupted:
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-            await caller.discard()
-            body = b""
         await send({"type": "http.response.body", "body": body})
 
     async def _send_parts(self, parts: AsyncGenerator[bytes, None], caller: Caller, send: Send) -> None:

@@ -10,8 +10,6 @@ Receive: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 
 # Most responses are ready before this time, and watching the connection takes a task.
 _WATCHED_AFTER_S = 0.01
-# If the connection ended while the caller still sends, the caller would lose the response.
-_DISCARD_LIMIT_S = 2.0
 
 
 class Caller:
@@ -53,15 +51,6 @@ class Caller:
             self._timer.cancel()
         if self._watcher:
             self._watcher.cancel()
-
-    async def discard(self) -> None:
-        """Reads what the caller still sends, for a limited time."""
-        try:
-            async with asyncio.timeout(_DISCARD_LIMIT_S):
-                while (await self._next())["more_body"]:
-                    pass
-        except (TimeoutError, asyncio.CancelledError):
-            return
 
     def _start_watching(self, task: "asyncio.Task[Any]") -> None:
         async def wait() -> None:

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,8 @@ from neuronpipe.tls.server import ServerTls
 # Days, where connections may be idle for ever.
 _FOR_EVER_S = 7 * 86_400
 _BACKLOG = 2048
+# How long a connection whose request was refused takes what the caller is still sending.
+_LINGER_S = 5.0
 
 
 class HttpDoor:
@@ -132,7 +134,8 @@ class _Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._has_rest = False  # whether the caller is still sending its request
+        super().connection_made(_LingeringTransport(transport, lambda: self._has_rest))  # type: ignore[arg-type]
         self._is_in_head = True
         self._head_bytes = 0
         self._made_s = self.loop.time()
@@ -166,6 +169,7 @@ class _Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_in_head, self._head_bytes = True, 0
+        self._has_rest = True
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
@@ -175,7 +179,24 @@ class _Connection(HttpToolsProtocol):
         if max_age_s and self.loop.time() - self._made_s >= max_age_s:
             self.cycle.keep_alive = False
 
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._has_rest = False
+
+    def send_400_response(self, msg: str) -> None:
+        cycle = self.cycle
+        if cycle and not cycle.response_complete:
+            if self.pipeline or cycle.response_started or not cycle.more_body:
+                self.transport.abort()  # what would be sent now would be taken for the answer of that request
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._has_rest = True
+        super().send_400_response(msg)
+
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
         super().data_received(data)
         if self._is_in_head:  # more of it is to come
             self._head_bytes += len(data)
@@ -201,10 +222,35 @@ class _Connection(HttpToolsProtocol):
 
     def _end(self, limit: str) -> None:
         self._count(limit)
-        if self.cycle and not self.cycle.response_complete:  # what would be sent now would be taken for its answer
-            self.transport.close()
-        elif not self.transport.is_closing():
+        if not self.transport.is_closing():
             self.send_400_response("The request's head is too large, or did not arrive in time.")
+
+
+class _LingeringTransport:
+    """A transport that takes the rest of a request before it closes: a connection that is closed with bytes unread is
+    reset, and the caller can lose its answer (RFC 9112, section 9.6). Like nginx's `lingering_close`.
+    """
+
+    def __init__(self, transport: asyncio.Transport, has_rest: Callable[[], bool]) -> None:
+        self._transport = transport
+        self._has_rest = has_rest
+        self._is_lingering = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self._is_lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self.is_closing() or not self._has_rest():
+            self._transport.close()
+            return
+        self._is_lingering = True
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._transport.resume_reading()
+        asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)
 
 
 class _Server(uvicorn.Server):
