@@ -4,7 +4,6 @@ A signature is a file of the bundle, beside the manifest. The one file of bundle
 """
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
 from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.errors import RefusedBundle, SetupError
+from neuronpipe.core.files import replace_file
 
 # Comes before the manifest's bytes, so that no signature of something else is one of a bundle.
 _CONTEXT = b"neuronpipe bundle signature 1\n"
@@ -162,17 +162,7 @@ def write_signature(folder: Path, key: SigningKey, digest: str = "") -> None:
         raise RefusedBundle(f"{folder / MANIFEST_FILE}: changed while it was signed")
     try:
         # Made beside the folder: a process that starts now finds no file in it that the manifest does not name.
-        handle, written = tempfile.mkstemp(prefix=".signature.", dir=folder.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                os.fchmod(handle, 0o644)
-                file.write(key.sign(manifest))
-                file.flush()
-                os.fsync(handle)
-            Path(written).replace(folder / SIGNATURE_FILE)
-        except BaseException:
-            Path(written).unlink(missing_ok=True)
-            raise
+        replace_file(folder / SIGNATURE_FILE, key.sign(manifest), mode=0o644, unfinished_in=folder.parent)
     except OSError as error:
         raise SetupError(f"{folder / SIGNATURE_FILE}: cannot be written: {os.strerror(error.errno or 0)}") from error
 

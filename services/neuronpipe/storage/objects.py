@@ -4,11 +4,12 @@ Credentials and endpoints of S3 are AWS's variables (AWS_ACCESS_KEY_ID, AWS_REGI
 the machine, the container or the pod that it runs in.
 """
 
-import os
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from neuronpipe.core.files import replace_file
 from neuronpipe.storage.uris import ObjectUri
 
 if TYPE_CHECKING:
@@ -44,30 +45,38 @@ class Storage:
             _write_file(Path(uri.path), data)
 
     def _read_bucket(self, uri: ObjectUri, max_bytes: int) -> bytes:
-        from obstore.exceptions import BaseError
-
-        try:
+        with bucket_failures():
             found = self._bucket(uri.bucket).get(uri.path)
             if found.meta["size"] > max_bytes:
                 raise _too_large(max_bytes)
             return bytes(found.bytes())
-        except (BaseError, OSError) as error:
-            raise _failed(error) from error
 
     def _write_bucket(self, uri: ObjectUri, data: bytes) -> None:
-        from obstore.exceptions import BaseError
-
-        try:
+        with bucket_failures():
             self._bucket(uri.bucket).put(uri.path, data)
-        except (BaseError, OSError) as error:
-            raise _failed(error) from error
 
     def _bucket(self, name: str) -> "S3Store":
-        from obstore.store import S3Store
-
         if name not in self._buckets:
-            self._buckets[name] = S3Store.from_url(f"s3://{name}")
+            self._buckets[name] = open_bucket(name)
         return self._buckets[name]
+
+
+def open_bucket(name: str) -> "S3Store":
+    """A bucket of S3."""
+    from obstore.store import S3Store
+
+    return S3Store.from_url(f"s3://{name}")
+
+
+@contextmanager
+def bucket_failures() -> Iterator[None]:
+    """Raises StorageError for what obstore raises in the block."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        raise _failed(error) from error
 
 
 def _read_file(path: Path, max_bytes: int) -> bytes:
@@ -79,18 +88,10 @@ def _read_file(path: Path, max_bytes: int) -> bytes:
 
 
 def _write_file(path: Path, data: bytes) -> None:
-    written = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            written = file.name
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(written).replace(path)
+        replace_file(path, data)
     except OSError as error:
-        if written:
-            Path(written).unlink(missing_ok=True)
         raise _failed(error) from error
 
 

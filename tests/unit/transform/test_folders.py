@@ -1,10 +1,7 @@
 """transform/folders.py and files.py over S3: a bucket holds what a folder would."""
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
@@ -12,73 +9,13 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.transform.files import find_inputs, open_input
 from neuronpipe.transform.folders import Folder, open_folder, write_file
 from neuronpipe.transform.manifest import DoneShard, Manifest
-
-
-class _S3(BaseHTTPRequestHandler):
-    """GET, HEAD, PUT and ListObjectsV2 of one bucket, without checking signatures."""
-
-    objects: dict[str, bytes]
-    protocol_version = "HTTP/1.1"
-
-    def do_PUT(self) -> None:
-        self.objects[self._key()] = self.rfile.read(int(self.headers["content-length"]))
-        self._answer(200)
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        query = parse_qs(urlsplit(self.path).query)
-        if "list-type" in query:
-            prefix = query.get("prefix", [""])[0]
-            found = "".join(
-                f"<Contents><Key>{key}</Key><Size>{len(value)}</Size><ETag>1</ETag>"
-                "<LastModified>2026-11-22T12:00:00.000Z</LastModified></Contents>"
-                for key, value in sorted(self.objects.items())
-                if key.startswith(prefix)
-            )
-            self._answer(200, f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>".encode())
-        elif self._key() in self.objects:
-            self._answer(200, self.objects[self._key()])
-        else:
-            self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
-
-    def _key(self) -> str:
-        return unquote(urlsplit(self.path).path).removeprefix("/bucket/")
-
-    def _answer(self, status: int, body: bytes = b"") -> None:
-        self.send_response(status)
-        for name, value in (
-            ("content-length", str(len(body))),
-            ("etag", '"1"'),
-            ("last-modified", "Sun, 22 Nov 2026 12:00:00 GMT"),
-        ):
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+from tests.s3_server import running_s3
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
-    """What s3://bucket holds."""
-    objects: dict[str, bytes] = {}
-    handler = type("_Objects", (_S3,), {"objects": objects})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        for name, value in {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_ACCESS_KEY_ID": "id",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_REGION": "eu-central-1",
-        }.items():
-            monkeypatch.setenv(name, value)
+    with running_s3(monkeypatch) as objects:
         yield objects
-        server.shutdown()
 
 
 @pytest.fixture(params=["path", "bucket"])

@@ -4,7 +4,6 @@ import fcntl
 import hmac
 import os
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.files import replace_file
 from neuronpipe.core.logs import log_warning
 
 # np_ID_SECRET: the id finds the record, the secret proves the key. Scanners for leaked secrets find the prefix.
@@ -121,18 +121,7 @@ def _changing(path: Path) -> Iterator[tuple[bytes, Callable[[bytes], None]]]:
     """A file's content, and what replaces it as a whole, one process at a time. Raises SetupError."""
 
     def write(content: bytes) -> None:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                if path.exists():
-                    os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(path)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
-            raise
+        replace_file(path, content, mode=path.stat().st_mode & 0o777 if path.exists() else 0o600)
 
     try:
         folder = os.open(path.parent, os.O_RDONLY)
