@@ -36,6 +36,7 @@ from neuronpipe.bundles.repository import (
     write_manifest,
 )
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.model import ModelSpec
 from neuronpipe.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -184,17 +185,7 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
         accuracy.check(measured, request.max_divergence, request.min_agreement)
 
         step("write the bundle")
-        manifest = Manifest(
-            schema_version=SCHEMA_VERSION,
-            model=spec,
-            source=source.describe(),
-            tokenizer_file=TOKENIZER_FILE if tokenizer.json else "",
-            tokens_file=TOKENS_FILE if mask_token else "",
-            artifacts=(artifact.model_copy(update={"accuracy": measured}),),
-            cache_results=request.cache_results,
-            files={},
-        )
-        _complete(folder, manifest, request)
+        _complete(folder, request, source, spec, artifact.model_copy(update={"accuracy": measured}))
     return Compiled(read_bundle(request.repository / request.name / str(version)), batches, reference)
 
 
@@ -216,20 +207,22 @@ def _compile_decoder(
         report(accuracy.describe(measured, "float32", request.task))
         accuracy.check(measured, request.max_divergence, request.min_agreement)
         step("write the bundle")
-        manifest = Manifest(
-            schema_version=SCHEMA_VERSION,
-            model=spec,
-            source=source.describe(),
-            tokenizer_file=TOKENIZER_FILE,
-            artifacts=(artifact.model_copy(update={"accuracy": measured}),),
-            files={},
-        )
-        _complete(folder, manifest, request)
+        _complete(folder, request, source, spec, artifact.model_copy(update={"accuracy": measured}))
     return read_bundle(request.repository / request.name / str(version))
 
 
-def _complete(folder: Path, manifest: Manifest, request: CompileRequest) -> None:
+def _complete(folder: Path, request: CompileRequest, source: ModelSource, spec: ModelSpec, artifact: Artifact) -> None:
     """Writes the manifest of a bundle whose files are there, and signs it if that is asked for."""
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        model=spec,
+        source=source.describe(),
+        tokenizer_file=TOKENIZER_FILE if (folder / TOKENIZER_FILE).exists() else "",
+        tokens_file=TOKENS_FILE if (folder / TOKENS_FILE).exists() else "",
+        artifacts=(artifact,),
+        cache_results=request.cache_results,
+        files={},
+    )
     write_manifest(folder, manifest)
     if request.signing_key:
         from neuronpipe.bundles.signing import write_signature
