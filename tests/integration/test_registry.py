@@ -138,9 +138,9 @@ def resident_kib(process: ServiceProcess) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
-@pytest.mark.parametrize("system", _SYSTEMS)
-async def test_no_answer_is_lost_or_wrong_while_versions_swap(versions: Path, system: str) -> None:
-    with _SYSTEMS[system](versions) as processes:
+@pytest.mark.parametrize("processes_of", _SYSTEMS)
+async def test_no_answer_is_lost_or_wrong_while_versions_swap(versions: Path, processes_of: str) -> None:
+    with _SYSTEMS[processes_of](versions) as processes:
         async with AsyncClient(processes["gateway"].target) as client, under_load(client) as load:
             after: list[int] = []
             for swap in range(_SWAPS):
@@ -151,7 +151,7 @@ async def test_no_answer_is_lost_or_wrong_while_versions_swap(versions: Path, sy
                 after.append(sum(map(resident_kib, processes.values())))
     assert load.wrong == []
     assert load.answers.keys() == {"1", "2"}
-    print(f"{system}: {_SWAPS} swaps, {load.answers.total()} answers, {after[0]} to {after[-1]} KiB")
+    print(f"{processes_of}: {_SWAPS} swaps, {load.answers.total()} answers, {after[0]} to {after[-1]} KiB")
     if _SWAPS >= 50:  # pools of memory fill at first
         assert max(after[-10:]) < 1.05 * max(after[10:20])
 
