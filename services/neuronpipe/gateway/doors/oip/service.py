@@ -31,7 +31,7 @@ from neuronpipe.gateway.settings import PipelineSettings
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
 
 # Why Triton's other methods are not here.
-FIXED_MODELS = "models are fixed at start: restart the server with another repository"
+FIXED_MODELS = "models are loaded as the registry of the repository says: use `neuronpipe registry`"
 NO_SHARED_MEMORY = "there is no shared memory: send tensors in the request"
 SETTINGS_OF_TRACES = "traces are set up by the server's options"
 SETTINGS_OF_LOGS = "logs are set up by the server's options"
