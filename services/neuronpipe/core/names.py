@@ -254,6 +254,11 @@ class Metrics:
     REQUESTS_IN_FLIGHT = _gauge(
         "neuronpipe.request.in_flight", "{request}", "requests that the gateway has admitted and not answered yet"
     )
+    IN_FLIGHT_SHARE = _gauge(
+        "neuronpipe.request.in_flight_share",
+        "1",
+        "requests in flight, or their tokens if that is more, to what the gateway admits; for autoscaling",
+    )
     TOKENS_IN_FLIGHT = _gauge(
         "neuronpipe.request.tokens_in_flight", "{token}", "tokens of the requests in flight, estimated until counted"
     )
@@ -302,6 +307,12 @@ class Metrics:
     QUEUE_SEQUENCES = _gauge("neuronpipe.queue.sequences", "{sequence}", "sequences that wait for a core", *_OF_MODEL)
     QUEUE_TOKENS = _gauge(
         "neuronpipe.queue.tokens", "{token}", "tokens of the waiting sequences, each padded by itself", *_OF_MODEL
+    )
+    QUEUE_WORK = _gauge(
+        "neuronpipe.queue.work",
+        "s",
+        "time for which the waiting sequences would keep all cores busy, as forecast; for autoscaling",
+        *_OF_MODEL,
     )
     QUEUE_DROPPED = _counter(
         "neuronpipe.queue.dropped",

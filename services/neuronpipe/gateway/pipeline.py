@@ -55,6 +55,7 @@ class Pipeline:
         self._observer = RequestObserver(telemetry)
         telemetry.meters.gauge(Metrics.REQUESTS_IN_FLIGHT, lambda: self._gate.in_flight[0])
         telemetry.meters.gauge(Metrics.TOKENS_IN_FLIGHT, lambda: self._gate.in_flight[1])
+        telemetry.meters.gauge(Metrics.IN_FLIGHT_SHARE, lambda: self._gate.share)
 
     async def infer(self, request: InferenceRequest, span: Name = Spans.INFER) -> InferenceResult:
         """Runs one input through the three stages, unless its result is cached. `span`: the name of its span."""
