@@ -194,7 +194,7 @@ class Pipeline:
         check_fields(request)
         table, tenants = self._models.table, self._gate.tenants
         table = tenants.table_of(request.call.caller, table) if tenants else table
-        return table.find(request.model, request.version)
+        return table.find(request.model, request.version, request.call.route_key or request.call.request_id)
 
     def _within_limit(self, call: Call) -> Call:
         """The call with a deadline: a request that nobody ends would hold its place for ever."""
