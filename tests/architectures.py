@@ -46,6 +46,7 @@ class Architecture:
     model_type: str
     tokenizer: Callable[..., Any]
     config: Mapping[str, Any] = field(default_factory=dict)
+    is_decoder: bool = False
 
     def make_source(self, folder: Path, task: str) -> Path:
         """A small model of this architecture with a task's head, and its tokenizer."""
@@ -75,7 +76,25 @@ _DEBERTA_3 = {
     "position_biased_input": False,
 }
 
-TEXT_ARCHITECTURES: dict[str, Architecture] = {
+_DECODER = {**_BERT, "num_key_value_heads": 2, "head_dim": 8}
+_GEMMA = {**_DECODER, "query_pre_attn_scalar": 8, "sliding_window": 16}
+_GEMMA_3 = {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"]}
+
+# Decoders, for vectors and scores.
+DECODERS: dict[str, Architecture] = {
+    "Llama": Architecture("llama", byte_level_bpe, _DECODER, is_decoder=True),
+    "Mistral": Architecture("mistral", byte_level_bpe, {**_DECODER, "sliding_window": 16}, is_decoder=True),
+    "Qwen2": Architecture("qwen2", byte_level_bpe, _DECODER, is_decoder=True),
+    "Qwen3": Architecture("qwen3", byte_level_bpe, _DECODER, is_decoder=True),
+    "Gemma": Architecture("gemma", byte_level_bpe, _DECODER, is_decoder=True),
+    "Gemma 2": Architecture("gemma2", byte_level_bpe, _GEMMA, is_decoder=True),
+    "Gemma 3": Architecture("gemma3_text", byte_level_bpe, _GEMMA_3, is_decoder=True),
+    "Gemma 3, bidirectional": Architecture(
+        "gemma3_text", byte_level_bpe, {**_GEMMA_3, "use_bidirectional_attention": True}, is_decoder=True
+    ),
+}
+
+ENCODERS: dict[str, Architecture] = {
     "BERT": Architecture("bert", word_piece, _BERT),
     "RoBERTa": Architecture("roberta", byte_level_bpe, _ROBERTA),
     "XLM-R": Architecture("xlm-roberta", unigram, _ROBERTA),
@@ -105,13 +124,17 @@ TEXT_ARCHITECTURES: dict[str, Architecture] = {
     "BigBird": Architecture("big_bird", unigram_pairs, {**_BERT, "block_size": 16, "num_random_blocks": 1}),
     "Longformer": Architecture("longformer", byte_level_bpe, {**_ROBERTA, "attention_window": [8, 8]}),
 }
+TEXT_ARCHITECTURES = ENCODERS | DECODERS
 ARCHITECTURES = (*TEXT_ARCHITECTURES, *IMAGE_FAMILIES)
 
 
 def tasks_of(architecture: str) -> tuple[str, ...]:
     """The tasks that models of the architecture can have."""
-    is_text = architecture in TEXT_ARCHITECTURES
-    return tuple(task for task in _HEADS if (task != "image_classification") == is_text)
+    if architecture not in TEXT_ARCHITECTURES:
+        return ("image_classification",)
+    # transformers has these heads for some decoders only, and nobody publishes such models.
+    lacking = ("fill_mask", "question_answering", "token_classification") if architecture in DECODERS else ()
+    return tuple(task for task in _HEADS if task not in ("image_classification", *lacking))
 
 
 def make_source(folder: Path, architecture: str, task: str) -> Path:

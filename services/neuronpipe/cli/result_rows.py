@@ -57,6 +57,11 @@ _TABLES: Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]] = {
         ),
     ),
     "text_generation": ("TEXT", lambda result, _: ((one.text,) for one in result.sequences)),
+    "multi_vector_embedding": ("SHAPE VECTOR", lambda result, _: [_features(to_array(result))]),
+    "sparse_embedding": (
+        "WEIGHT ID TOKEN",
+        lambda result, _: ((one.weight, one.token_id, one.token) for one in result.weights),
+    ),
     "tokenization": (
         "ID SPECIAL START END TEXT",
         lambda result, _: (

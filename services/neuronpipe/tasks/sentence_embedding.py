@@ -1,6 +1,6 @@
 """Sentence embedding: a text to its vector. Pooling runs inside the model's graph; here the vector is cut and scaled.
 
-Equal to sentence-transformers' `encode(text, normalize_embeddings=True, truncate_dim=dimensions)`.
+Equal to sentence-transformers' `encode(text, prompt_name, normalize_embeddings=True, truncate_dim=dimensions)`.
 """
 
 import numpy as np
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, SentenceEmbeddingResult
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.model import ModelSpec, TaskFacts
+from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import (
     Encoded,
@@ -21,19 +21,18 @@ from neuronpipe.tasks.base import (
     encode_token_ids,
     or_default,
 )
+from neuronpipe.tasks.prompts import PromptFacts, check_prompt
 
 # The smallest norm that a vector is divided by, as in torch.nn.functional.normalize.
 SMALLEST_NORM = 1e-12
 
 
-class EmbeddingFacts(TaskFacts):
+class EmbeddingFacts(PromptFacts):
     """Facts about a model that makes one vector of a text."""
 
-    encoded = ("prompt",)
-    told = ("embedding_dimensions",)
+    told = ("embedding_dimensions", "prompt_names")
 
     embedding_dimensions: int = Field(ge=1)
-    prompt: str = Field("", description="text that sentence-transformers puts before every input of this model")
 
 
 def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
@@ -44,20 +43,24 @@ def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
         raise InvalidInput("token_ids", "stand in place of text; send one of them")
     else:
         check_token_ids(input.token_ids, model)
+    if input.prompt_name and input.token_ids:
+        raise InvalidInput("prompt_name", "is for a text; token_ids have no prompt")
+    check_prompt(input.prompt_name, EmbeddingFacts.of(model))
     check_dimensions(input.dimensions, model)
     check_truncation(input.truncation)
 
 
 def traits(input: SentenceEmbeddingInput) -> tuple[str | int, ...]:
     """The values of an input on which its encoding depends."""
-    return input.text, or_default(input.truncation), *input.token_ids
+    return input.text, input.prompt_name, or_default(input.truncation), *input.token_ids
 
 
 def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the text, behind the model's prompt if it has one, or of the token ids alone."""
+    """One sequence of the text, behind the prompt that it names or else the model's, or of the token ids alone."""
     if input.token_ids:
         return encode_token_ids(input.token_ids, model, input.truncation)
-    return encode_text(tokenizer, model, EmbeddingFacts.of(model).prompt + input.text, None, input.truncation)
+    prompt = EmbeddingFacts.of(model).prompt_of(input.prompt_name)
+    return encode_text(tokenizer, model, prompt + input.text, None, input.truncation)
 
 
 def decode(

@@ -128,6 +128,7 @@ class Model(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     MASK_TOKEN_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
+    PROMPT_NAMES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name of the model, as requests give it."""
     version: _builtins.str
@@ -164,6 +165,10 @@ class Model(_message.Message):
     def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """All tasks of the model: `task`, and the other tasks that the same compiled graph can answer."""
 
+    @_builtins.property
+    def prompt_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of the prompts that inputs of sentence-embedding may choose from; empty for other models."""
+
     def __init__(
         self,
         *,
@@ -180,10 +185,11 @@ class Model(_message.Message):
         digest: _builtins.str = ...,
         mask_token: _builtins.str = ...,
         tasks: _abc.Iterable[_builtins.str] | None = ...,
+        prompt_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "is_default", b"is_default", "labels", b"labels", "mask_token", b"mask_token", "max_tokens", b"max_tokens", "name", b"name", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "is_default", b"is_default", "labels", b"labels", "mask_token", b"mask_token", "max_tokens", b"max_tokens", "name", b"name", "prompt_names", b"prompt_names", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
