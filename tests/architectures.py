@@ -2,11 +2,14 @@
 each has.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import safetensors.numpy
 import transformers
 
 from tests.images import IMAGE_FAMILIES, make_image_source
@@ -19,6 +22,7 @@ _LABELS = {
     "id2label": {0: "contradiction", 1: "neutral", 2: "entailment"},
     "label2id": {"contradiction": 0, "neutral": 1, "entailment": 2},
 }
+_IDENTITY = "torch.nn.modules.linear.Identity"
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 _BERT = {**_SIZES, "max_position_embeddings": MAX_TOKENS}
 # Positions begin after the padding id 1.
@@ -35,6 +39,8 @@ _HEADS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "sentence_similarity": ("AutoModel", {}),
     "rerank": ("AutoModelForSequenceClassification", {"num_labels": 1}),
     "zero_shot_classification": ("AutoModelForSequenceClassification", _LABELS),
+    "sparse_embedding": ("AutoModelForMaskedLM", {}),
+    "multi_vector_embedding": ("AutoModel", {}),
     "image_classification": ("AutoModelForImageClassification", _LABELS),
 }
 
@@ -62,7 +68,28 @@ class Architecture:
         config = transformers.AutoConfig.for_model(
             self.model_type, vocab_size=len(tokenizer), **special, **self.config, **values
         )
-        return save(getattr(transformers, head).from_config(config), folder, tokenizer)
+        save(getattr(transformers, head).from_config(config), folder, tokenizer)
+        if task == "multi_vector_embedding":
+            _project(folder)
+        return folder
+
+
+def _project(folder: Path) -> None:
+    """Makes it a model of late interaction, as sentence-transformers saves one: 16 numbers for each token."""
+    kinds = {"Dense": "1_Dense", "Normalize": "2_Normalize"}
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    for number, (kind, path) in enumerate(kinds.items(), start=1):
+        modules.append(
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        )
+        (folder / path).mkdir()
+    dense = {"in_features": 32, "out_features": 16, "bias": False, "activation_function": _IDENTITY}
+    (folder / "1_Dense" / "config.json").write_text(json.dumps(dense | {"module_input_name": "token_embeddings"}))
+    weight = np.random.default_rng(7).standard_normal((16, 32)).astype(np.float32)
+    safetensors.numpy.save_file({"linear.weight": weight}, folder / "1_Dense" / "model.safetensors")
+    (folder / "2_Normalize" / "config.json").write_text(json.dumps({"module_input_name": "token_embeddings"}))
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "MultiVectorEncoder"}))
 
 
 _DEBERTA_3 = {
@@ -133,7 +160,8 @@ def tasks_of(architecture: str) -> tuple[str, ...]:
     if architecture not in TEXT_ARCHITECTURES:
         return ("image_classification",)
     # transformers has these heads for some decoders only, and nobody publishes such models.
-    lacking = ("fill_mask", "question_answering", "token_classification") if architecture in DECODERS else ()
+    heads = ("fill_mask", "sparse_embedding", "question_answering", "token_classification")
+    lacking = heads if architecture in DECODERS else ()
     return tuple(task for task in _HEADS if task not in ("image_classification", *lacking))
 
 

@@ -56,6 +56,7 @@ _CHOICE = {
         "token-classification: how tokens become entities (default: simple)",
     ),
     "pooling": ("none cls mean", "feature-extraction: what becomes of the token vectors (default: none)"),
+    "precision": ("float32 binary ubinary", "sentence-embedding: the vector's numbers, or a bit for each"),
     "type": ("float32 float16 int8", "feature-extraction: the numbers' type on the wire (default: float32)"),
 }
 _IMAGE = {"image": "a JPEG, PNG or WebP file, or -; repeat it for several inputs"}

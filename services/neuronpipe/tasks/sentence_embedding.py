@@ -1,12 +1,13 @@
 """Sentence embedding: a text to its vector. Pooling runs inside the model's graph; here the vector is cut and scaled.
 
-Equal to sentence-transformers' `encode(text, prompt_name, normalize_embeddings=True, truncate_dim=dimensions)`.
+Equal to sentence-transformers' `encode(text, prompt_name, normalize_embeddings=True, truncate_dim=dimensions)`,
+and with a binary `precision` to its `quantize_embeddings` of that.
 """
 
 import numpy as np
 from pydantic import Field
 
-from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, SentenceEmbeddingResult
+from neuronpipe.api.v1.tasks_pb2 import EmbeddingPrecision, SentenceEmbeddingInput, SentenceEmbeddingResult
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
@@ -25,6 +26,9 @@ from neuronpipe.tasks.prompts import PromptFacts, check_prompt
 
 # The smallest norm that a vector is divided by, as in torch.nn.functional.normalize.
 SMALLEST_NORM = 1e-12
+
+_PRECISIONS = frozenset(EmbeddingPrecision.values())
+_BINARY = (EmbeddingPrecision.EMBEDDING_PRECISION_BINARY, EmbeddingPrecision.EMBEDDING_PRECISION_UBINARY)
 
 
 class EmbeddingFacts(PromptFacts):
@@ -47,6 +51,7 @@ def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
         raise InvalidInput("prompt_name", "is for a text; token_ids have no prompt")
     check_prompt(input.prompt_name, EmbeddingFacts.of(model))
     check_dimensions(input.dimensions, model)
+    _check_precision(input, model)
     check_truncation(input.truncation)
 
 
@@ -68,9 +73,23 @@ def decode(
 ) -> SentenceEmbeddingResult:
     """The vector from `sentence_embedding`, float32 [embedding_dimensions]."""
     embedding = outputs[0]["sentence_embedding"][: input.dimensions or None]
+    if input.precision in _BINARY:
+        # Of signed numbers the highest bit is the other way round, which is as much as 128 less.
+        flipped = np.uint8(128 if input.precision == EmbeddingPrecision.EMBEDDING_PRECISION_BINARY else 0)
+        return SentenceEmbeddingResult(
+            packed=(np.packbits(embedding > 0) ^ flipped).tobytes(), precision=input.precision
+        )
     if not input.skip_normalize:
         embedding = embedding / max(float(np.linalg.norm(embedding)), SMALLEST_NORM)
     return SentenceEmbeddingResult(embedding=embedding.tolist())
+
+
+def _check_precision(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
+    if input.precision not in _PRECISIONS:
+        raise InvalidInput("precision", f"{input.precision} is not known")
+    dimensions = input.dimensions or EmbeddingFacts.of(model).embedding_dimensions
+    if input.precision in _BINARY and dimensions % 8:
+        raise InvalidInput("precision", f"binary vectors have a multiple of 8 dimensions, not {dimensions}")
 
 
 def check_dimensions(dimensions: int, model: ModelSpec) -> None:
@@ -80,4 +99,6 @@ def check_dimensions(dimensions: int, model: ModelSpec) -> None:
         raise InvalidInput("dimensions", f"{dimensions}, the model has {limit}")
 
 
-TASK = Task("sentence_embedding", check, traits, encode, decode, ("dimensions", "skip_normalize"), EmbeddingFacts)
+TASK = Task(
+    "sentence_embedding", check, traits, encode, decode, ("dimensions", "skip_normalize", "precision"), EmbeddingFacts
+)

@@ -77,6 +77,38 @@ SCORE_FUNCTION_NONE: ScoreFunction.ValueType  # 3
 """None: the scores are the logits."""
 Global___ScoreFunction: _TypeAlias = ScoreFunction  # noqa: Y015
 
+class _EmbeddingPrecision:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EmbeddingPrecisionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EmbeddingPrecision.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EMBEDDING_PRECISION_UNSPECIFIED: _EmbeddingPrecision.ValueType  # 0
+    """The default: the same as EMBEDDING_PRECISION_FLOAT32."""
+    EMBEDDING_PRECISION_FLOAT32: _EmbeddingPrecision.ValueType  # 1
+    """32-bit IEEE 754 floating point."""
+    EMBEDDING_PRECISION_BINARY: _EmbeddingPrecision.ValueType  # 2
+    """A bit for each dimension, 1 for a number above zero, eight in a byte, the first one highest. Each byte is an int8:
+    the eight bits as a number from 0 to 255, less 128.
+    """
+    EMBEDDING_PRECISION_UBINARY: _EmbeddingPrecision.ValueType  # 3
+    """The same bits, each byte a uint8."""
+
+class EmbeddingPrecision(_EmbeddingPrecision, metaclass=_EmbeddingPrecisionEnumTypeWrapper):
+    """The numbers of a sentence embedding, as sentence-transformers' quantize_embeddings makes them."""
+
+EMBEDDING_PRECISION_UNSPECIFIED: EmbeddingPrecision.ValueType  # 0
+"""The default: the same as EMBEDDING_PRECISION_FLOAT32."""
+EMBEDDING_PRECISION_FLOAT32: EmbeddingPrecision.ValueType  # 1
+"""32-bit IEEE 754 floating point."""
+EMBEDDING_PRECISION_BINARY: EmbeddingPrecision.ValueType  # 2
+"""A bit for each dimension, 1 for a number above zero, eight in a byte, the first one highest. Each byte is an int8:
+the eight bits as a number from 0 to 255, less 128.
+"""
+EMBEDDING_PRECISION_UBINARY: EmbeddingPrecision.ValueType  # 3
+"""The same bits, each byte a uint8."""
+Global___EmbeddingPrecision: _TypeAlias = EmbeddingPrecision  # noqa: Y015
+
 class _Aggregation:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -526,6 +558,7 @@ class SentenceEmbeddingInput(_message.Message):
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROMPT_NAME_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text. Required, unless there are token_ids."""
@@ -538,6 +571,10 @@ class SentenceEmbeddingInput(_message.Message):
     prompt_name: _builtins.str
     """The name of the prompt that is put before the text, one of the model's (Model.prompt_names), as sentence-transformers
     lists them; not with token_ids. Default: the model's default prompt, if it has one.
+    """
+    precision: Global___EmbeddingPrecision.ValueType
+    """The numbers of the vector. Binary ones need a number of dimensions that is a multiple of 8. Default:
+    EMBEDDING_PRECISION_FLOAT32.
     """
     truncation: Global___Truncation.ValueType
     """What happens to a text that is too long, or to too many token_ids. Default: TRUNCATION_ERROR."""
@@ -555,11 +592,12 @@ class SentenceEmbeddingInput(_message.Message):
         dimensions: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         prompt_name: _builtins.str = ...,
+        precision: Global___EmbeddingPrecision.ValueType = ...,
         truncation: Global___Truncation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "prompt_name", b"prompt_name", "skip_normalize", b"skip_normalize", "text", b"text", "token_ids", b"token_ids", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "precision", b"precision", "prompt_name", b"prompt_name", "skip_normalize", b"skip_normalize", "text", b"text", "token_ids", b"token_ids", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -572,18 +610,26 @@ class SentenceEmbeddingResult(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EMBEDDING_FIELD_NUMBER: _builtins.int
+    PACKED_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    packed: _builtins.bytes
+    """The vector of a binary precision: a byte for eight dimensions."""
+    precision: Global___EmbeddingPrecision.ValueType
+    """The precision of `packed`; not set for float32."""
     @_builtins.property
     def embedding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The vector: float32 [dimensions]."""
+        """The vector: float32 [dimensions]; empty for binary precisions."""
 
     def __init__(
         self,
         *,
         embedding: _abc.Iterable[_builtins.float] | None = ...,
+        packed: _builtins.bytes = ...,
+        precision: Global___EmbeddingPrecision.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "packed", b"packed", "precision", b"precision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

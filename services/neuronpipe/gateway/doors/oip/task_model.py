@@ -23,7 +23,7 @@ _OPTIONAL = frozenset({"text_pair", "targets", "ignore_labels"})
 # A text that is the same for all rows.
 _PARAMETERS = frozenset({"hypothesis_template", "prompt_name"})
 # Outputs have one datatype, token ids are the input of MODEL/raw, and options of generation are messages.
-_LEFT_OUT = frozenset({"type", "token_ids", "options"})
+_LEFT_OUT = frozenset({"type", "precision", "token_ids", "options"})
 _DATATYPES = {
     FieldDescriptor.TYPE_STRING: BYTES,
     FieldDescriptor.TYPE_DOUBLE: "FP64",
