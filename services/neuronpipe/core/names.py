@@ -51,6 +51,7 @@ class Spans:
         "inference.GRPCInferenceService/ModelStreamInfer", "SERVER, gateway: one request of a stream, as above"
     )
     TEI_EMBED = Name("tei.v1.Embed/Embed", "SERVER, gateway: one request, also of EmbedStream, as `Infer`")
+    TEI_EMBED_SPARSE = Name("tei.v1.Embed/EmbedSparse", "SERVER, gateway: the same, also of EmbedSparseStream")
     TEI_EMBED_ALL = Name("tei.v1.Embed/EmbedAll", "SERVER, gateway: the same, also of EmbedAllStream")
     TEI_PREDICT = Name("tei.v1.Predict/Predict", "SERVER, gateway: the same, also of PredictStream")
     TEI_PREDICT_PAIR = Name("tei.v1.Predict/PredictPair", "SERVER, gateway: the same, also of PredictPairStream")

@@ -168,6 +168,7 @@ class Model(_message.Message):
     ALIASES_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     IS_DESIRED_FIELD_NUMBER: _builtins.int
+    PROMPT_NAMES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name of the model, as requests give it."""
     version: _builtins.str
@@ -218,6 +219,10 @@ class Model(_message.Message):
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names under which requests get it now."""
 
+    @_builtins.property
+    def prompt_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of the prompts that inputs of sentence-embedding may choose from; empty for other models."""
+
     def __init__(
         self,
         *,
@@ -239,10 +244,11 @@ class Model(_message.Message):
         aliases: _abc.Iterable[_builtins.str] | None = ...,
         share: _builtins.float = ...,
         is_desired: _builtins.bool = ...,
+        prompt_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "is_default", b"is_default", "is_desired", b"is_desired", "labels", b"labels", "mask_token", b"mask_token", "max_tokens", b"max_tokens", "name", b"name", "problem", b"problem", "share", b"share", "state", b"state", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "is_default", b"is_default", "is_desired", b"is_desired", "labels", b"labels", "mask_token", b"mask_token", "max_tokens", b"max_tokens", "name", b"name", "problem", b"problem", "prompt_names", b"prompt_names", "share", b"share", "state", b"state", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
