@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eneuronpipe/api/v1/models.proto\x12\x11neuronpipe.api.v1\"\x13\n\x11ListModelsRequest\">\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.neuronpipe.api.v1.Model\"0\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\";\n\x10GetModelResponse\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.neuronpipe.api.v1.Model\"\xf4\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nis_default\x18\x03 \x01(\x08\x12\x0c\n\x04task\x18\x04 \x01(\t\x12\x0e\n\x06labels\x18\x05 \x03(\t\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x1c\n\x14\x65mbedding_dimensions\x18\x07 \x01(\r\x12\x14\n\x0c\x61rchitecture\x18\x08 \x01(\t\x12\x10\n\x08\x62\x61\x63kends\x18\t \x03(\t\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x0e\n\x06\x64igest\x18\x0b \x01(\t\x12\x12\n\nmask_token\x18\x0c \x01(\t\x12\r\n\x05tasks\x18\r \x03(\t2\xbe\x01\n\x0cModelService\x12Y\n\nListModels\x12$.neuronpipe.api.v1.ListModelsRequest\x1a%.neuronpipe.api.v1.ListModelsResponse\x12S\n\x08GetModel\x12\".neuronpipe.api.v1.GetModelRequest\x1a#.neuronpipe.api.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eneuronpipe/api/v1/models.proto\x12\x11neuronpipe.api.v1\"\x13\n\x11ListModelsRequest\">\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.neuronpipe.api.v1.Model\"0\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\";\n\x10GetModelResponse\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.neuronpipe.api.v1.Model\"\x8f\x02\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nis_default\x18\x03 \x01(\x08\x12\x0c\n\x04task\x18\x04 \x01(\t\x12\x0e\n\x06labels\x18\x05 \x03(\t\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x1c\n\x14\x65mbedding_dimensions\x18\x07 \x01(\r\x12\x14\n\x0c\x61rchitecture\x18\x08 \x01(\t\x12\x10\n\x08\x62\x61\x63kends\x18\t \x03(\t\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x0e\n\x06\x64igest\x18\x0b \x01(\t\x12\x12\n\nmask_token\x18\x0c \x01(\t\x12\r\n\x05tasks\x18\r \x03(\t\x12\x19\n\x11has_chat_template\x18\x0e \x01(\x08\x32\xbe\x01\n\x0cModelService\x12Y\n\nListModels\x12$.neuronpipe.api.v1.ListModelsRequest\x1a%.neuronpipe.api.v1.ListModelsResponse\x12S\n\x08GetModel\x12\".neuronpipe.api.v1.GetModelRequest\x1a#.neuronpipe.api.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,7 +40,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMODELRESPONSE']._serialized_start=188
   _globals['_GETMODELRESPONSE']._serialized_end=247
   _globals['_MODEL']._serialized_start=250
-  _globals['_MODEL']._serialized_end=494
-  _globals['_MODELSERVICE']._serialized_start=497
-  _globals['_MODELSERVICE']._serialized_end=687
+  _globals['_MODEL']._serialized_end=521
+  _globals['_MODELSERVICE']._serialized_start=524
+  _globals['_MODELSERVICE']._serialized_end=714
 # @@protoc_insertion_point(module_scope)

@@ -128,6 +128,7 @@ class Model(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     MASK_TOKEN_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
+    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name of the model, as requests give it."""
     version: _builtins.str
@@ -152,6 +153,8 @@ class Model(_message.Message):
     """
     mask_token: _builtins.str
     """The mask token that marks a word to fill in, for fill-mask; empty for other tasks."""
+    has_chat_template: _builtins.bool
+    """Whether text-generation takes messages: the model has a template for chats."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The labels of a classifier, in the order of its logits. Empty for other models."""
@@ -180,10 +183,11 @@ class Model(_message.Message):
         digest: _builtins.str = ...,
         mask_token: _builtins.str = ...,
         tasks: _abc.Iterable[_builtins.str] | None = ...,
+        has_chat_template: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "is_default", b"is_default", "labels", b"labels", "mask_token", b"mask_token", "max_tokens", b"max_tokens", "name", b"name", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "has_chat_template", b"has_chat_template", "is_default", b"is_default", "labels", b"labels", "mask_token", b"mask_token", "max_tokens", b"max_tokens", "name", b"name", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1279,12 +1279,21 @@ class TextGenerationInput(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPT_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
-    """The text to continue. Required."""
+    """The text to continue. Required, unless there are messages."""
     truncation: Global___Truncation.ValueType
-    """What happens to a prompt that leaves no room for max_new_tokens. Default: TRUNCATION_ERROR."""
+    """What happens to a prompt that leaves no room for max_new_tokens. Messages are never cut. Default:
+    TRUNCATION_ERROR.
+    """
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """In place of the prompt: a chat, which the model's own template makes a prompt of (Model.has_chat_template). The
+        text that follows is the next message. Limit: 1,024.
+        """
+
     @_builtins.property
     def options(self) -> Global___GenerationOptions:
         """How tokens are chosen, and when to stop. Default: as the model's own generation_config says."""
@@ -1293,16 +1302,43 @@ class TextGenerationInput(_message.Message):
         self,
         *,
         prompt: _builtins.str = ...,
+        messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         options: Global___GenerationOptions | None = ...,
         truncation: Global___Truncation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "prompt", b"prompt", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "options", b"options", "prompt", b"prompt", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TextGenerationInput: _TypeAlias = TextGenerationInput  # noqa: Y015
+
+@_typing.final
+class ChatMessage(_message.Message):
+    """One message of a chat. What it spells is text, special tokens, too."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """Who says it, in the words of the model's template: most know "system", "user" and "assistant". 1 to 64 characters."""
+    content: _builtins.str
+    """What is said."""
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        content: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
 
 @_typing.final
 class GenerationOptions(_message.Message):
