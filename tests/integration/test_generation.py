@@ -141,6 +141,21 @@ async def test_a_seed_gives_the_same_text_alone_and_among_others(client: AsyncCl
     assert len({one.text for one in among}) > 1
 
 
+async def test_several_texts_are_those_of_seeds_in_a_row(client: AsyncClient) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": True, "temperature": 1.5}
+    seeds = ((1 << 64) - 1, 0, 1)
+    alone = [await client.generate_text("writer", _PROMPT, seed=seed, **options) for seed in seeds]
+    events = await _generate(client, num_return_sequences=3, seed=seeds[0], stop_strings=["never said"], **options)
+    response = events[-1].response
+    assert list(response.result.text_generation.sequences) == alone
+    for number, text in enumerate(alone):
+        chunks = [event.chunk for event in events if event.HasField("chunk") and event.chunk.sequence == number]
+        assert "".join(chunk.text for chunk in chunks) == text.text
+        assert [token for chunk in chunks for token in chunk.token_ids] == list(text.token_ids)
+    assert response.usage.generated_tokens == sum(len(one.token_ids) for one in alone)
+    assert (response.usage.tokens, events[0].start.prompt_tokens) == (9, 9)
+
+
 async def test_a_stop_string_ends_the_text_before_it(client: AsyncClient) -> None:
     whole = (await client.generate_text("writer", _PROMPT, max_new_tokens=24)).text
     stop = whole[len(whole) // 2 :][:3]
@@ -193,6 +208,9 @@ async def test_other_tasks_of_texts_are_refused(client: AsyncClient) -> None:
         ({"do_sample": True, "temperature": float("nan")}, "options.temperature: nan, must be more than 0"),
         ({"do_sample": True, "top_p": 1.5}, "options.top_p: 1.5, must be more than 0, and at most 1"),
         ({"do_sample": True, "min_p": -0.1}, "options.min_p: -0.1, must be 0 to 1"),
+        ({"num_return_sequences": 2}, "options.num_return_sequences: more than 1 text need do_sample"),
+        ({"do_sample": True, "num_return_sequences": 17}, "options.num_return_sequences: 17, must be 1 to 16"),
+        ({"do_sample": True, "num_return_sequences": 0}, "options.num_return_sequences: 0, must be 1 to 16"),
         ({"repetition_penalty": 101.0}, "options.repetition_penalty: 101, must be more than 0, and at most 100"),
         ({"stop_strings": [""]}, "options.stop_strings: one has 0 characters, must have 1 to 256"),
         ({"stop_strings": ["a" * 10_000]}, "options.stop_strings: one has 10000 characters"),

@@ -117,6 +117,25 @@ async def test_completions_continue_texts(theirs: openai.AsyncOpenAI, ours: Clie
     assert short.usage.completion_tokens <= 16
 
 
+async def test_n_texts_are_choices(theirs: openai.AsyncOpenAI, ours: Client) -> None:
+    options: dict[str, Any] = {"max_tokens": 8, "n": 2, "seed": 3, "temperature": 1.2}
+    own: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "temperature": 1.2}
+    texts = [ours.generate_text("writer", messages=_CHAT, seed=seed, **own).text for seed in (3, 4)]
+    answer = await theirs.chat.completions.create(model="writer", messages=_CHAT, **options)
+    assert [(one.index, one.message.content) for one in answer.choices] == [*enumerate(texts)]
+    stream = await theirs.chat.completions.create(model="writer", messages=_CHAT, stream=True, **options)
+    read, ends = ["", ""], {}
+    async for chunk in stream:
+        for choice in chunk.choices:
+            read[choice.index] += choice.delta.content or ""
+            ends |= {choice.index: choice.finish_reason} if choice.finish_reason else {}
+    assert (read, ends) == (texts, {0: "length", 1: "length"})
+    several = await theirs.completions.create(model="writer", prompt=[_PROMPT, "A class"], **options)
+    assert [one.index for one in several.choices] == [0, 1, 2, 3]
+    with pytest.raises(openai.BadRequestError, match="n: "):
+        await theirs.completions.create(model="writer", prompt=_PROMPT, n=2, temperature=0)
+
+
 async def test_a_stop_string_ends_both_forms(theirs: openai.AsyncOpenAI, ours: Client) -> None:
     whole = ours.generate_text("writer", _PROMPT, max_new_tokens=24).text
     stop = whole[len(whole) // 2 :][:3]

@@ -25,6 +25,7 @@ class Options(TypedDict, total=False):
     repetition_penalty: float
     stop_strings: Iterable[str]
     stop_token_ids: Iterable[int]
+    num_return_sequences: int
 
 
 def generation_request(

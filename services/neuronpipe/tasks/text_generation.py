@@ -39,6 +39,8 @@ from neuronpipe.tasks.generated_text import WINDOW_TOKENS, TextOf, release
 _MAX_NEW_TOKENS = 256
 _MAX_STOP_STRINGS, _MAX_STOP_LENGTH = 16, 256
 _MAX_STOP_TOKENS = 64
+_MAX_SEQUENCES = 16
+_SEEDS = 1 << 64
 _MOST = 100.0
 _MAX_MESSAGES, _MAX_ROLE_LENGTH = 1024, 64
 # Fields that have an effect with do_sample only.
@@ -84,6 +86,8 @@ def check(input: TextGenerationInput, model: ModelSpec) -> None:
     for name in _OF_SAMPLING if not samples else ():
         if name in _given(options):
             raise InvalidInput(f"options.{name}", "has an effect only with do_sample; set do_sample to true")
+    if options.num_return_sequences > 1 and not samples:
+        raise InvalidInput("options.num_return_sequences", "more than 1 text need do_sample; set do_sample to true")
 
 
 def _check_messages(input: TextGenerationInput, model: ModelSpec) -> None:
@@ -128,6 +132,9 @@ def _check_numbers(options: GenerationOptions, model: ModelSpec) -> None:
             f"{options.min_new_tokens}, must be less than {model.max_tokens}, the model's most",
         )
     given = _given(options)
+    if "num_return_sequences" in given and not 1 <= options.num_return_sequences <= _MAX_SEQUENCES:
+        problem = f"{options.num_return_sequences}, must be 1 to {_MAX_SEQUENCES}"
+        raise InvalidInput("options.num_return_sequences", problem)
     for name, most, is_included in (
         ("temperature", _MOST, False),
         ("repetition_penalty", _MOST, False),
@@ -214,6 +221,17 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
     if not options.HasField("seed"):
         complete.seed = random.getrandbits(64)
     return complete
+
+
+def options_of_each(options: GenerationOptions) -> list[GenerationOptions]:
+    """The options of each text of a request, whose options are complete."""
+    several = []
+    for number in range(options.num_return_sequences or 1):
+        several.append(GenerationOptions())
+        several[-1].CopyFrom(options)
+        several[-1].num_return_sequences = 1
+        several[-1].seed = (options.seed + number) % _SEEDS
+    return several
 
 
 def decode(

@@ -126,7 +126,7 @@ def _write_event(event: Event, request_id: str, response: wire.GenerateResponse)
         start.model, start.version = event.model.name, str(event.model.version)
         start.request_id, start.prompt_tokens = request_id, event.prompt_tokens
     elif isinstance(event, GeneratedPart):
-        response.chunk.text = event.text
+        response.chunk.text, response.chunk.sequence = event.text, event.sequence
         response.chunk.token_ids.extend(event.token_ids)
     else:
         _write_result(event, response.response)

@@ -42,13 +42,13 @@ async def text_stream(
 
 
 def _joined(events: Iterable[GenerationStart | GeneratedPart]) -> Iterable[GenerationStart | GeneratedPart]:
-    """The start by itself, and all parts together."""
-    text, token_ids = "", list[int]()
+    """The start by itself, and all parts of a text together."""
+    parts: dict[int, list[GeneratedPart]] = {}
     for event in events:
         if isinstance(event, GenerationStart):
             yield event
         else:
-            text += event.text
-            token_ids += event.token_ids
-    if token_ids:
-        yield GeneratedPart(text, token_ids)
+            parts.setdefault(event.sequence, []).append(event)
+    for sequence, several in parts.items():
+        token_ids = [token_id for one in several for token_id in one.token_ids]
+        yield GeneratedPart("".join(one.text for one in several), token_ids, sequence)

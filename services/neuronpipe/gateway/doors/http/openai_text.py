@@ -32,6 +32,7 @@ _FIELDS = {
     "options.max_new_tokens": "max_tokens",
     "options.min_new_tokens": "min_tokens",
     "options.stop_strings": "stop",
+    "options.num_return_sequences": "n",
     **{f"options.{name}": name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty")},
     "options.stop_token_ids": "stop_token_ids",
 }
@@ -65,7 +66,7 @@ class _Completion(Body):
     top_p: float | None = None
     seed: int | None = None
     stop: str | Many[str] | None = None
-    n: Annotated[Any, only(1)] = None
+    n: Annotated[Count | None, Field(description="so many texts, drawn at random")] = None
     frequency_penalty: Annotated[Any, only(0)] = None
     presence_penalty: Annotated[Any, only(0)] = None
     logit_bias: Annotated[Any, only({})] = None
@@ -204,7 +205,7 @@ def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
         head = {"id": f"{form.id}-{request.call.request_id}", "created": int(time.time()), "model": body.model}
         if body.stream:
             events = await inference.stream(request.call, model, tasks[0], _FIELDS)
-            return event_response(_chunks(events, form, head, body.stream_options), OPENAI_ERROR, "[DONE]")
+            return event_response(_chunks(events, form, head, body), OPENAI_ERROR, "[DONE]")
         results = await inference.each(
             request.call,
             model,
@@ -212,7 +213,7 @@ def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
             name,
             lambda index: _FIELDS | {name: f"{name}[{index}]"} if tasks[1:] else _FIELDS,
         )
-        texts = [one.result.message.text_generation.sequences[0] for one in results]
+        texts = [text for one in results for text in one.result.message.text_generation.sequences]
         choices = [_choice(index, form.whole(one.text), _reason(one)) for index, one in enumerate(texts)]
         usage = _usage([one.usage for one in results])
         return HttpResponse(write_body(head | {"object": form.whole_object, "choices": choices, "usage": usage}))
@@ -237,20 +238,20 @@ def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
 
 
 async def _chunks(
-    events: AsyncGenerator[Event, None], form: _Form, head: dict[str, Any], options: StreamOptions | None
+    events: AsyncGenerator[Event, None], form: _Form, head: dict[str, Any], body: _Completion
 ) -> AsyncGenerator[dict[str, Any], None]:
     """The chunks of a stream."""
-    has_usage = options is not None and options.include_usage
+    has_usage = body.stream_options is not None and body.stream_options.include_usage
     head |= {"object": form.part_object} | ({"usage": None} if has_usage else {})
-    if form.begin:
-        yield head | {"choices": [_choice(0, form.begin, None)]}
+    for index in range(body.n or 1) if form.begin else ():
+        yield head | {"choices": [_choice(index, form.begin or {}, None)]}
     async with aclosing(events):
         async for event in events:
             if isinstance(event, GeneratedPart) and event.text:
-                yield head | {"choices": [_choice(0, form.part(event.text), None)]}
+                yield head | {"choices": [_choice(event.sequence, form.part(event.text), None)]}
             elif isinstance(event, InferenceResult):
-                text = event.result.message.text_generation.sequences[0]
-                yield head | {"choices": [_choice(0, form.part(""), _reason(text))]}
+                for index, text in enumerate(event.result.message.text_generation.sequences):
+                    yield head | {"choices": [_choice(index, form.part(""), _reason(text))]}
                 if has_usage:
                     yield head | {"choices": [], "usage": _usage([event.usage])}
 
@@ -292,10 +293,10 @@ def _options(body: _Completion, max_tokens: int | None) -> GenerationOptions:
     given: dict[str, Any] = {name: value for name, value in drawn.items() if value is not None}
     if body.temperature == 0:
         given = {"do_sample": False}
-    elif given:
+    elif given or (body.n or 1) > 1:
         given["do_sample"] = True
     given |= {"max_new_tokens": max_tokens, "min_new_tokens": body.min_tokens}
-    given["repetition_penalty"] = body.repetition_penalty
+    given |= {"repetition_penalty": body.repetition_penalty, "num_return_sequences": body.n}
     for name, value in given.items():
         if value is not None:
             try:

@@ -168,6 +168,8 @@ class TensorService:
         tensors, rows = model.read(request.inputs, self._settings.max_batch_items)
         if rows != 1:
             raise InvalidInput("inputs", f"{rows} rows, a stream of a text takes one")
+        if given.get("num_return_sequences", 1) != 1:
+            raise InvalidInput("num_return_sequences", "must be 1 with stream, whose parts are those of one text")
         ((packed, _),) = model.model.read_rows(tensors, rows, options.of_task)
         own = options.call_for(call, request.request_id)
         asked = InferenceRequest(own, model.spec.name, model.version, packed, options.cache_control)
