@@ -124,7 +124,8 @@ async def test_n_texts_are_choices(theirs: openai.AsyncOpenAI, ours: Client) -> 
     answer = await theirs.chat.completions.create(model="writer", messages=_CHAT, **options)
     assert [(one.index, one.message.content) for one in answer.choices] == [*enumerate(texts)]
     stream = await theirs.chat.completions.create(model="writer", messages=_CHAT, stream=True, **options)
-    read, ends = ["", ""], {}
+    read = ["", ""]
+    ends: dict[int, str] = {}
     async for chunk in stream:
         for choice in chunk.choices:
             read[choice.index] += choice.delta.content or ""
