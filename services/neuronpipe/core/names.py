@@ -51,6 +51,7 @@ class Spans:
         "inference.GRPCInferenceService/ModelStreamInfer", "SERVER, gateway: one request of a stream, as above"
     )
     TEI_EMBED = Name("tei.v1.Embed/Embed", "SERVER, gateway: one request, also of EmbedStream, as `Infer`")
+    TEI_EMBED_SPARSE = Name("tei.v1.Embed/EmbedSparse", "SERVER, gateway: the same, also of EmbedSparseStream")
     TEI_EMBED_ALL = Name("tei.v1.Embed/EmbedAll", "SERVER, gateway: the same, also of EmbedAllStream")
     TEI_PREDICT = Name("tei.v1.Predict/Predict", "SERVER, gateway: the same, also of PredictStream")
     TEI_PREDICT_PAIR = Name("tei.v1.Predict/PredictPair", "SERVER, gateway: the same, also of PredictPairStream")
@@ -257,6 +258,11 @@ class Metrics:
     REQUESTS_IN_FLIGHT = _gauge(
         "neuronpipe.request.in_flight", "{request}", "requests that the gateway has admitted and not answered yet"
     )
+    IN_FLIGHT_SHARE = _gauge(
+        "neuronpipe.request.in_flight_share",
+        "1",
+        "requests in flight, or their tokens if that is more, to what the gateway admits; for autoscaling",
+    )
     TOKENS_IN_FLIGHT = _gauge(
         "neuronpipe.request.tokens_in_flight", "{token}", "tokens of the requests in flight, estimated until counted"
     )
@@ -306,6 +312,12 @@ class Metrics:
     QUEUE_SEQUENCES = _gauge("neuronpipe.queue.sequences", "{sequence}", "sequences that wait for a core", *_OF_MODEL)
     QUEUE_TOKENS = _gauge(
         "neuronpipe.queue.tokens", "{token}", "tokens of the waiting sequences, each padded by itself", *_OF_MODEL
+    )
+    QUEUE_WORK = _gauge(
+        "neuronpipe.queue.work",
+        "s",
+        "time for which the waiting sequences would keep all cores busy, as forecast; for autoscaling",
+        *_OF_MODEL,
     )
     QUEUE_DROPPED = _counter(
         "neuronpipe.queue.dropped",

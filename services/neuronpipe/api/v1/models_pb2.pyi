@@ -168,6 +168,8 @@ class Model(_message.Message):
     ALIASES_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     IS_DESIRED_FIELD_NUMBER: _builtins.int
+    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    PROMPT_NAMES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name of the model, as requests give it."""
     version: _builtins.str
@@ -202,6 +204,8 @@ class Model(_message.Message):
     """The share of the requests without a version that get it now, from 0 to 1."""
     is_desired: _builtins.bool
     """Whether the repository's registry wants it served. Without a registry: true."""
+    has_chat_template: _builtins.bool
+    """Whether text-generation takes messages: the model has a template for chats."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The labels of a classifier, in the order of its logits. Empty for other models."""
@@ -217,6 +221,10 @@ class Model(_message.Message):
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names under which requests get it now."""
+
+    @_builtins.property
+    def prompt_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of the prompts that inputs of sentence-embedding may choose from; empty for other models."""
 
     def __init__(
         self,
@@ -239,10 +247,12 @@ class Model(_message.Message):
         aliases: _abc.Iterable[_builtins.str] | None = ...,
         share: _builtins.float = ...,
         is_desired: _builtins.bool = ...,
+        has_chat_template: _builtins.bool = ...,
+        prompt_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "is_default", b"is_default", "is_desired", b"is_desired", "labels", b"labels", "mask_token", b"mask_token", "max_tokens", b"max_tokens", "name", b"name", "problem", b"problem", "share", b"share", "state", b"state", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "has_chat_template", b"has_chat_template", "is_default", b"is_default", "is_desired", b"is_desired", "labels", b"labels", "mask_token", b"mask_token", "max_tokens", b"max_tokens", "name", b"name", "problem", b"problem", "prompt_names", b"prompt_names", "share", b"share", "state", b"state", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
