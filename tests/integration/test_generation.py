@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 import transformers
 
 from demo.processes import ServiceProcess, four_processes
@@ -141,6 +142,29 @@ async def test_a_seed_gives_the_same_text_alone_and_among_others(client: AsyncCl
     assert len({one.text for one in among}) > 1
 
 
+async def test_log_probabilities_are_those_of_the_model(client: AsyncClient, repository: Path) -> None:
+    source = repository.parent / "source"
+    model = transformers.AutoModelForCausalLM.from_pretrained(source).float().eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    prompt = tokenizer(_PROMPT)["input_ids"]
+    options: dict[str, Any] = {"max_new_tokens": 8, "top_logprobs": 3, "repetition_penalty": 1.3, "do_sample": True}
+    events = await _generate(client, seed=4, temperature=1.4, **options)
+    text = events[-1].response.result.text_generation.sequences[0]
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *text.token_ids]])).logits[0, len(prompt) - 1 : -1]
+    expected = logits.log_softmax(dim=-1)
+    assert [one.token_id for one in text.logprobs] == list(text.token_ids)
+    for row, one in zip(expected, text.logprobs, strict=True):
+        assert one.logprob == pytest.approx(float(row[one.token_id]), abs=1e-3)
+        best = row.topk(3)
+        assert [top.token_id for top in one.top] == best.indices.tolist()
+        assert [top.logprob for top in one.top] == pytest.approx(best.values.tolist(), abs=1e-3)
+        assert one.text == tokenizer.decode([one.token_id], skip_special_tokens=True)
+    assert [one for event in events for one in event.chunk.logprobs] == list(text.logprobs)
+    whole = (await client.infer(_request(seed=4, temperature=1.4, **options))).result
+    assert whole.text_generation.sequences[0] == text
+
+
 async def test_several_texts_are_those_of_seeds_in_a_row(client: AsyncClient) -> None:
     options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": True, "temperature": 1.5}
     seeds = ((1 << 64) - 1, 0, 1)
@@ -208,6 +232,7 @@ async def test_other_tasks_of_texts_are_refused(client: AsyncClient) -> None:
         ({"do_sample": True, "temperature": float("nan")}, "options.temperature: nan, must be more than 0"),
         ({"do_sample": True, "top_p": 1.5}, "options.top_p: 1.5, must be more than 0, and at most 1"),
         ({"do_sample": True, "min_p": -0.1}, "options.min_p: -0.1, must be 0 to 1"),
+        ({"top_logprobs": 21}, "options.top_logprobs: 21, must be 0 to 20"),
         ({"num_return_sequences": 2}, "options.num_return_sequences: more than 1 text need do_sample"),
         ({"do_sample": True, "num_return_sequences": 17}, "options.num_return_sequences: 17, must be 1 to 16"),
         ({"do_sample": True, "num_return_sequences": 0}, "options.num_return_sequences: 0, must be 1 to 16"),
