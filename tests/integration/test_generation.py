@@ -1,6 +1,8 @@
 """Text generation behaves the same in one process and in four: streams, ends, leaves and refuses."""
 
 import asyncio
+import os
+import random
 import signal
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -33,6 +35,8 @@ pytestmark = pytest.mark.local_only
 _PROMPT = "A module is a file"
 # Twice as many as the executor runs in a step.
 _MANY = 64
+# `make soak` sends 10,000.
+_SOAKED = int(os.environ.get("NEURONPIPE_GENERATIONS", "60"))
 _METRICS = ("--metrics-listen", "127.0.0.1:0")
 
 
@@ -282,6 +286,44 @@ async def test_callers_that_leave_free_their_blocks(processes: dict[str, dict[st
             while _in_use(four["neuron-executor"]):
                 await asyncio.sleep(0.05)
         assert (await client.generate_text("writer", _PROMPT, max_new_tokens=4)).token_ids
+
+
+async def test_many_mixed_requests_leave_no_block_in_use(processes: dict[str, dict[str, ServiceProcess]]) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance, four, turns = random.Random(seed), processes["four processes"], asyncio.Semaphore(_MANY)
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"do_sample": True, "num_return_sequences": 3},
+        {"stop_strings": ["e"]},
+        {"top_logprobs": 2},
+        {"repetition_penalty": 1.2},
+    )
+
+    async def ask(client: AsyncClient, number: int) -> str:
+        text = "module " * chance.randint(1, 60)
+        given = {"messages": [_said(text)]} if chance.random() < 0.3 else {"prompt": f"{number % 7} {text}"}
+        options = kinds[number % len(kinds)] | {"max_new_tokens": chance.randint(1, 40)}
+        reads = chance.randint(1, 8) if chance.random() < 0.4 else 0
+        try:
+            async with turns:
+                events = client.generate("writer", timeout_s=None if number % 10 else 0.05, **given, **options)
+                async for event in events:
+                    if event.HasField("chunk") and reads:
+                        reads -= 1
+                        if not reads:
+                            await events.aclose()
+                            return "left"
+        except DeadlineExceeded:
+            return "late"
+        return "whole"
+
+    async with AsyncClient(four["gateway"].target, timeout_s=None, retries=False) as client:
+        ends = await asyncio.gather(*(ask(client, number) for number in range(_SOAKED)))
+        async with asyncio.timeout(60):
+            while _in_use(four["neuron-executor"]):
+                await asyncio.sleep(0.05)
+        assert {"left", "whole"} <= set(ends)
 
 
 def _in_use(executor: ServiceProcess) -> float:
