@@ -22,6 +22,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskInput,
     TaskResult,
     Token,
+    TokenWeight,
     Truncation,
 )
 from neuronpipe.client.features import to_array
@@ -67,17 +68,62 @@ class TaskMethods:
         *,
         normalize: bool = True,
         dimensions: int = 0,
+        prompt_name: str = "",
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[NDArray[np.float32]]:
-        """The vector of a text: float32 [dimensions, or the model's width]."""
-        fields = {"text": text, "skip_normalize": not normalize, "dimensions": dimensions, "truncation": truncation}
+        """The vector of a text: float32 [dimensions, or the model's width].
+
+        `prompt_name`: one of the `prompt_names` that get_model returns, in place of the model's default prompt.
+        """
+        fields = {
+            "text": text,
+            "skip_normalize": not normalize,
+            "dimensions": dimensions,
+            "prompt_name": prompt_name,
+            "truncation": truncation,
+        }
         return self._prepare(
             "sentence_embedding",
             model,
             version,
             fields,
             lambda result: np.array(result.sentence_embedding.embedding, np.float32),
+        )
+
+    @TaskMethod
+    def embed_sparse(
+        self,
+        model: str,
+        text: str,
+        *,
+        top_k: int = 0,
+        prompt_name: str = "",
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> TaskCall[Sequence[TokenWeight]]:
+        """The tokens of the vocabulary whose weight for a text is above zero, heaviest first; `top_k` of them."""
+        fields = {"text": text, "top_k": top_k, "prompt_name": prompt_name, "truncation": truncation}
+        return self._prepare("sparse_embedding", model, version, fields, lambda result: result.sparse_embedding.weights)
+
+    @TaskMethod
+    def embed_tokens(
+        self,
+        model: str,
+        text: str,
+        *,
+        is_query: bool = False,
+        type: "FeatureType.ValueType" = FeatureType.FEATURE_TYPE_FLOAT32,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> TaskCall[NDArray[np.float32]]:
+        """The vectors of a query's or a document's tokens for late interaction: float32 [vectors, dimensions].
+
+        `type` is the data type in which they are sent.
+        """
+        fields = {"text": text, "is_query": is_query, "type": type, "truncation": truncation}
+        return self._prepare(
+            "multi_vector_embedding", model, version, fields, lambda result: to_array(result.multi_vector_embedding)
         )
 
     @TaskMethod

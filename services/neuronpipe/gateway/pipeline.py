@@ -55,6 +55,7 @@ class Pipeline:
         self._observer = RequestObserver(telemetry)
         telemetry.meters.gauge(Metrics.REQUESTS_IN_FLIGHT, lambda: self._gate.in_flight[0])
         telemetry.meters.gauge(Metrics.TOKENS_IN_FLIGHT, lambda: self._gate.in_flight[1])
+        telemetry.meters.gauge(Metrics.IN_FLIGHT_SHARE, lambda: self._gate.share)
 
     async def infer(self, request: InferenceRequest, span: Name = Spans.INFER) -> InferenceResult:
         """Runs one input through the three stages, unless its result is cached. `span`: the name of its span."""
@@ -193,7 +194,7 @@ class Pipeline:
         check_fields(request)
         table, tenants = self._models.table, self._gate.tenants
         table = tenants.table_of(request.call.caller, table) if tenants else table
-        return table.find(request.model, request.version)
+        return table.find(request.model, request.version, request.call.route_key or request.call.request_id)
 
     def _within_limit(self, call: Call) -> Call:
         """The call with a deadline: a request that nobody ends would hold its place for ever."""

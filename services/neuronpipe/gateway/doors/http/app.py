@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from neuronpipe.core.callers import current_caller, enter_caller
 from neuronpipe.core.calls import Call, internal_error
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
-from neuronpipe.core.names import ON_BEHALF, TRACEPARENT, TRACESTATE
+from neuronpipe.core.names import ON_BEHALF, ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.tracing import SpanContext, new_request_id
 from neuronpipe.gateway.doors.choice import PRIORITY_FIELD, read_priority
 from neuronpipe.gateway.doors.http.bodies import read_body, write_body
@@ -39,6 +39,7 @@ _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _DISCARDED_BYTES = 64 << 10
 _TIMEOUT_DIGITS = 9
 _PRIORITY = PRIORITY_FIELD.encode()
+_ROUTE_KEY = ROUTE_KEY.encode()
 _CREDENTIALS = (b"authorization", ON_BEHALF.encode())
 _TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
 
@@ -273,7 +274,8 @@ def _call(headers: Headers, request_id: str) -> Call:
     if traceparent := headers.get(_TRACEPARENT):
         trace = SpanContext.parse(traceparent.decode("latin-1"), headers.get(_TRACESTATE, b"").decode("latin-1"))
     priority = read_priority(headers.get(_PRIORITY, b"").decode("latin-1"))
-    return Call(request_id, deadline_s, priority, trace, current_caller())
+    route_key = headers.get(_ROUTE_KEY, b"").decode("latin-1")
+    return Call(request_id, deadline_s, priority, trace, current_caller(), route_key=route_key)
 
 
 def _body_bytes(headers: Headers) -> float:

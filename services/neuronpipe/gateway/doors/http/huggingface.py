@@ -17,7 +17,7 @@ from neuronpipe.gateway.doors.inference import Inference
 
 # Hugging Face's words for tasks, the first one's in the order in which a model is asked for them.
 _TASKS: dict[str, Sequence[str]] = {
-    "feature-extraction": ("sentence_embedding", "feature_extraction"),
+    "feature-extraction": ("sentence_embedding", "feature_extraction", "sparse_embedding", "multi_vector_embedding"),
     "sentence-similarity": ("sentence_similarity",),
     "text-classification": ("text_classification",),
     "sentiment-analysis": ("text_classification",),

@@ -90,7 +90,7 @@ class Features(Body):
     dimensions: Count | None = None
     truncate: bool | None = None
     truncation_direction: Direction | None = None
-    prompt_name: Unsupported = None
+    prompt_name: str | None = Field(None, description="of models of sentence embeddings: one of their prompts")
     encoding_format: Literal["float"] | None = None
 
 

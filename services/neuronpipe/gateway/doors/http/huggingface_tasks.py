@@ -20,11 +20,13 @@ from neuronpipe.api.v1.tasks_pb2 import (
     GenerationOptions,
     ImageClassificationInput,
     LabelScore,
+    MultiVectorEmbeddingInput,
     QuestionAnsweringInput,
     RerankInput,
     ScoreFunction,
     SentenceEmbeddingInput,
     SentenceSimilarityInput,
+    SparseEmbeddingInput,
     TaskInput,
     TaskResult,
     TextClassificationInput,
@@ -195,17 +197,42 @@ def _read_embedding(input: str, body: Features, model: ModelSpec) -> TaskInput:
             text=input,
             skip_normalize=body.normalize is False,
             dimensions=body.dimensions or 0,
+            prompt_name=body.prompt_name or "",
             truncation=truncation_of(body.truncate, body.truncation_direction),
         )
     )
 
 
 def _read_features(input: str, body: Features, model: ModelSpec) -> TaskInput:
-    for name in ("normalize", "dimensions"):
-        if getattr(body, name):
-            raise InvalidInput(name, "is for models of sentence embeddings, and this one has token vectors")
+    _refuse(body, "normalize", "dimensions", "prompt_name")
     truncation = truncation_of(body.truncate, body.truncation_direction)
     return TaskInput(feature_extraction=FeatureExtractionInput(text=input, truncation=truncation))
+
+
+def _read_sparse(input: str, body: Features, model: ModelSpec) -> TaskInput:
+    _refuse(body, "normalize", "dimensions")
+    truncation = truncation_of(body.truncate, body.truncation_direction)
+    return TaskInput(
+        sparse_embedding=SparseEmbeddingInput(text=input, prompt_name=body.prompt_name or "", truncation=truncation)
+    )
+
+
+def _read_multi_vector(input: str, body: Features, model: ModelSpec) -> TaskInput:
+    """`prompt_name` says what the text is."""
+    _refuse(body, "normalize", "dimensions")
+    if body.prompt_name not in (None, "query", "document"):
+        raise InvalidInput("prompt_name", "must be query or document for a model of late interaction")
+    truncation = truncation_of(body.truncate, body.truncation_direction)
+    is_query = body.prompt_name == "query"
+    return TaskInput(
+        multi_vector_embedding=MultiVectorEmbeddingInput(text=input, is_query=is_query, truncation=truncation)
+    )
+
+
+def _refuse(body: Features, *names: str) -> None:
+    for name in names:
+        if getattr(body, name):
+            raise InvalidInput(name, "is for models of sentence embeddings")
 
 
 def _read_sentences(input: Sentences, body: SentenceSimilarity, model: ModelSpec) -> TaskInput:
@@ -347,6 +374,20 @@ CONVERTERS: dict[str, Converter] = {
         _read_features,
         lambda result, given, body: token_vectors(result.feature_extraction),
         _TEXT,
+    ),
+    "sparse_embedding": Converter(
+        TypeAdapter(Features),
+        _read_sparse,
+        lambda result, given, body: [
+            {"index": one.token_id, "value": one.weight, "token": one.token} for one in result.sparse_embedding.weights
+        ],
+        {"text": "inputs…"},
+    ),
+    "multi_vector_embedding": Converter(
+        TypeAdapter(Features),
+        _read_multi_vector,
+        lambda result, given, body: token_vectors(result.multi_vector_embedding),
+        {"text": "inputs…"},
     ),
     "sentence_similarity": Converter(
         TypeAdapter(SentenceSimilarity),

@@ -97,7 +97,8 @@ class NamedModel:
 def named_models(table: ModelTable[ServedModel[GatewayModel]]) -> ModelTable[NamedModel]:
     """Every version of every model."""
     named = [NamedModel(name, model, served) for served in table for name, model in _forms(served.spec).items()]
-    return ModelTable({(one.name, one.spec.version): one for one in named})
+    routes = {one.name: route for one in named if (route := table.routes.get(one.spec.name))}
+    return ModelTable({(one.name, one.spec.version): one for one in named}, routes)
 
 
 def _forms(spec: ModelSpec) -> Mapping[str, TensorModel]:

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from neuronpipe import __version__
 from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskResult, TextGenerationResult
@@ -17,6 +18,7 @@ from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.packed import pack_result
+from neuronpipe.core.tracing import new_request_id
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.doors.oip.model import Parameter, RowInput
 from neuronpipe.gateway.doors.oip.models import PLATFORM, NamedModel, named_models
@@ -41,7 +43,7 @@ from neuronpipe.gateway.settings import PipelineSettings
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
 
 # Why Triton's other methods are not here.
-FIXED_MODELS = "models are fixed at start: restart the server with another repository"
+FIXED_MODELS = "models are loaded as the registry of the repository says: use `neuronpipe registry`"
 NO_SHARED_MEMORY = "there is no shared memory: send tensors in the request"
 SETTINGS_OF_TRACES = "traces are set up by the server's options"
 SETTINGS_OF_LOGS = "logs are set up by the server's options"
@@ -90,8 +92,9 @@ class TensorService:
         self._settings = settings
         self._meters = meters
         self._catalog = gateway.catalog
-        # By what a caller may use.
-        self._tables: dict[ModelTable[ServedModel[GatewayModel]], ModelTable[NamedModel]] = {}
+        # By what a caller may use, as long as that stays.
+        self._tables: WeakKeyDictionary[ModelTable[ServedModel[GatewayModel]], ModelTable[NamedModel]]
+        self._tables = WeakKeyDictionary()
 
     @property
     def _models(self) -> ModelTable[NamedModel]:
@@ -136,7 +139,8 @@ class TensorService:
 
     async def infer(self, request: TensorRequest, call: Call, spans: RowSpans) -> TensorResponse:
         """Runs all rows of a request; the first that fails ends the others."""
-        model = self._models.find(request.model, request.version)
+        key = call.route_key or request.request_id or call.request_id or new_request_id()
+        model = self._models.find(request.model, request.version, key)
         wanted = model.wanted(request.outputs)
         options = read_options(request.parameters, model.model.parameters)
         tensors, rows = model.read(request.inputs, self._settings.max_batch_items)

@@ -24,9 +24,9 @@ STREAM = "stream"
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 _OPTIONAL = frozenset({"text_pair", "targets", "ignore_labels"})
 # A text that is the same for all rows.
-_PARAMETERS = frozenset({"hypothesis_template"})
+_PARAMETERS = frozenset({"hypothesis_template", "prompt_name"})
 # Outputs have one datatype, and token ids are the input of MODEL/raw; the others are messages.
-_LEFT_OUT = frozenset({"type", "token_ids", "options", "messages"})
+_LEFT_OUT = frozenset({"type", "precision", "token_ids", "options", "messages"})
 # An output has one shape for all rows and texts.
 _LOGPROBS = frozenset({"logprobs", "top_logprobs"})
 _DATATYPES = {
@@ -38,7 +38,8 @@ _DATATYPES = {
 }
 _MAX_UINT32, _MAX_UINT64 = (1 << 32) - 1, (1 << 64) - 1
 # The vectors of these tasks are bytes already, or nearly so.
-_VECTORS = {"sentence_embedding": "embedding", "feature_extraction": "vectors"}
+_TOKEN_VECTORS = {"feature_extraction": "vectors", "multi_vector_embedding": "vectors"}
+_VECTORS = {"sentence_embedding": "embedding"} | _TOKEN_VECTORS
 
 # The fields that lead from a result to an output's elements.
 _Path = tuple[str, ...]
@@ -74,7 +75,7 @@ class TaskModel:
                 TensorSpec(leaf.name, _DATATYPES[leaf.type], (-1,) * _axes(leaf, path)) for leaf, path in leaves
             ]
         self._first = next((path[0] for path in self._paths.values() if len(path) > 1), "")
-        if self._first or task == "feature_extraction":
+        if self._first or task in _TOKEN_VECTORS:
             self.outputs.append(TensorSpec(COUNT, "UINT32", (1,)))
 
     def read_rows(
@@ -120,7 +121,7 @@ class TaskModel:
         if self._task == "sentence_embedding":
             vectors = np.stack([vector(one) for one in messages])
             return Tensor(spec.name, spec.datatype, vectors.shape, vectors)
-        if self._task == "feature_extraction":
+        if self._task in _TOKEN_VECTORS:
             arrays = [np.atleast_2d(token_vectors(one)) for one in messages]
             return _padded(spec, arrays, max_bytes) if spec.name != COUNT else _counts([len(one) for one in arrays])
         if spec.name == COUNT:
