@@ -50,6 +50,7 @@ SOAK_S ?= 600
 ROTATION_S ?= 60
 JOBS ?= 10000
 SWAPS ?= 100
+GENERATIONS ?= 10000
 PYTEST := -m pytest --numprocesses $(WORKERS)
 # Tests that also run with the transformers version of the Neuron SDK. Those that compile for Neuron take long.
 # With the newer transformers, they run only in `make oracle`.
@@ -164,10 +165,10 @@ fuzz: .venv/.dev
 
 .PHONY: soak
 soak: .venv/.dev redis-server
-	NEURONPIPE_SOAK_S=$(SOAK_S) NEURONPIPE_ROTATION_S=$(ROTATION_S) NEURONPIPE_JOBS=$(JOBS) NEURONPIPE_SWAPS=$(SWAPS) \
-	  $(BIN)/python -m pytest --timeout 1800 \
+	NEURONPIPE_SOAK_S=$(SOAK_S) NEURONPIPE_ROTATION_S=$(ROTATION_S) NEURONPIPE_JOBS=$(JOBS) \
+	  NEURONPIPE_SWAPS=$(SWAPS) NEURONPIPE_GENERATIONS=$(GENERATIONS) $(BIN)/python -m pytest --timeout 1800 \
 	  tests/integration/test_overload.py tests/integration/test_tls.py tests/integration/test_job_faults.py \
-	  tests/integration/test_registry.py
+	  tests/integration/test_registry.py tests/integration/test_generation.py
 
 .PHONY: bench bench-quick bench-cache
 bench-cache: .venv/.dev redis-server

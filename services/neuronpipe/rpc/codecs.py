@@ -22,6 +22,7 @@ from neuronpipe.core.items import (
     Prediction,
     StageItem,
     TokenizeItem,
+    TokenLogprobs,
 )
 from neuronpipe.core.packed import Packed, TensorSets
 from neuronpipe.core.streams import AnnouncedModels
@@ -112,6 +113,10 @@ class ExecuteCodec:
         if isinstance(value, NewTokens):
             outcome.new_tokens.token_ids.extend(value.token_ids)
             _write_figures(value.figures, outcome.new_tokens.figures)
+            for one in value.logprobs:
+                outcome.new_tokens.logprobs.add(
+                    logprob=one.logprob, top_token_ids=one.top_token_ids, top_logprobs=one.top_logprobs
+                )
             return
         prediction = outcome.prediction
         if value.generation:
@@ -125,7 +130,11 @@ class ExecuteCodec:
 
     def read_value(self, outcome: wire.ExecuteOutcome) -> Prediction | NewTokens:
         if outcome.HasField("new_tokens"):
-            return NewTokens(list(outcome.new_tokens.token_ids), _read_figures(outcome.new_tokens.figures))
+            tokens = outcome.new_tokens
+            logprobs = [
+                TokenLogprobs(one.logprob, list(one.top_token_ids), list(one.top_logprobs)) for one in tokens.logprobs
+            ]
+            return NewTokens(list(tokens.token_ids), _read_figures(tokens.figures), logprobs)
         prediction = outcome.prediction
         return Prediction(
             TensorSets(data=list(prediction.outputs)),
