@@ -26,7 +26,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
 )
 from neuronpipe.client.features import to_array
-from neuronpipe.client.generation import generation_request
+from neuronpipe.client.generation import Messages, generation_request
 from neuronpipe.client.task_call import TaskCall, TaskMethod, ValueT
 from neuronpipe.core.errors import InvalidInput
 
@@ -297,8 +297,9 @@ class TaskMethods:
     def generate_text(
         self,
         model: str,
-        prompt: str,
+        prompt: str | None = None,
         *,
+        messages: Messages | None = None,
         max_new_tokens: int | None = None,
         min_new_tokens: int | None = None,
         do_sample: bool | None = None,
@@ -313,7 +314,10 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[GeneratedText]:
-        """The whole text that continues a prompt; None for the model's own values. `generate` gets it as it comes."""
+        """The whole text that continues a prompt, or messages of a chat; None for the model's own values.
+
+        `generate` gets it as it comes.
+        """
         numbers = {
             "max_new_tokens": max_new_tokens,
             "min_new_tokens": min_new_tokens,
@@ -328,7 +332,13 @@ class TaskMethods:
         options: dict[str, object] = {name: value for name, value in numbers.items() if value is not None}
         options |= {"stop_strings": stop_strings, "stop_token_ids": stop_token_ids}
         request = generation_request(
-            model, prompt, options, truncation=truncation, version=version, priority=self._priority
+            model,
+            prompt,
+            options,
+            messages=messages,
+            truncation=truncation,
+            version=version,
+            priority=self._priority,
         )
         return TaskCall(request, lambda result: result.text_generation.sequences[0])
 

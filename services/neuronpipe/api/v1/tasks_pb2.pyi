@@ -1355,12 +1355,21 @@ class TextGenerationInput(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPT_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
-    """The text to continue. Required."""
+    """The text to continue. Required, unless there are messages."""
     truncation: Global___Truncation.ValueType
-    """What happens to a prompt that leaves no room for max_new_tokens. Default: TRUNCATION_ERROR."""
+    """What happens to a prompt that leaves no room for max_new_tokens. Messages are never cut. Default:
+    TRUNCATION_ERROR.
+    """
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """In place of the prompt: a chat, which the model's own template makes a prompt of (Model.has_chat_template). The
+        text that follows is the next message. Limit: 1,024.
+        """
+
     @_builtins.property
     def options(self) -> Global___GenerationOptions:
         """How tokens are chosen, and when to stop. Default: as the model's own generation_config says."""
@@ -1369,16 +1378,43 @@ class TextGenerationInput(_message.Message):
         self,
         *,
         prompt: _builtins.str = ...,
+        messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         options: Global___GenerationOptions | None = ...,
         truncation: Global___Truncation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "prompt", b"prompt", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "options", b"options", "prompt", b"prompt", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TextGenerationInput: _TypeAlias = TextGenerationInput  # noqa: Y015
+
+@_typing.final
+class ChatMessage(_message.Message):
+    """One message of a chat. What it spells is text, special tokens, too."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """Who says it, in the words of the model's template: most know "system", "user" and "assistant". 1 to 64 characters."""
+    content: _builtins.str
+    """What is said."""
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        content: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
 
 @_typing.final
 class GenerationOptions(_message.Message):
@@ -1399,6 +1435,7 @@ class GenerationOptions(_message.Message):
     REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
     STOP_STRINGS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    NUM_RETURN_SEQUENCES_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
     """The most tokens to generate. Default: 256, or what there is room for if that is less. Limit: prompt and new tokens
     together are at most Model.max_tokens.
@@ -1425,6 +1462,10 @@ class GenerationOptions(_message.Message):
     """Divides the positive logits, and multiplies the negative ones, of tokens that the prompt or the text has already:
     more than 0, at most 100. Default: 1.
     """
+    num_return_sequences: _builtins.int
+    """So many texts for one prompt: 1 to 16. More than 1 need do_sample. The text n, from 0 on, is that of a request with
+    `seed` + n. Default: 1.
+    """
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The text ends before the first of these that it holds. At most 16, each of 1 to 256 characters. Default: none."""
@@ -1447,10 +1488,11 @@ class GenerationOptions(_message.Message):
         repetition_penalty: _builtins.float | None = ...,
         stop_strings: _abc.Iterable[_builtins.str] | None = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        num_return_sequences: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_num_return_sequences", b"_num_return_sequences", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "num_return_sequences", b"num_return_sequences", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_num_return_sequences", b"_num_return_sequences", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "num_return_sequences", b"num_return_sequences", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__do_sample: _TypeAlias = _typing.Literal["do_sample"]  # noqa: Y015
     _WhichOneofArgType__do_sample: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample"]  # noqa: Y015
@@ -1460,6 +1502,8 @@ class GenerationOptions(_message.Message):
     _WhichOneofArgType__min_new_tokens: _TypeAlias = _typing.Literal["_min_new_tokens", b"_min_new_tokens"]  # noqa: Y015
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__num_return_sequences: _TypeAlias = _typing.Literal["num_return_sequences"]  # noqa: Y015
+    _WhichOneofArgType__num_return_sequences: _TypeAlias = _typing.Literal["_num_return_sequences", b"_num_return_sequences"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
@@ -1478,6 +1522,8 @@ class GenerationOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_new_tokens) -> _WhichOneofReturnType__min_new_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_return_sequences) -> _WhichOneofReturnType__num_return_sequences | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
@@ -1500,7 +1546,7 @@ class TextGenerationResult(_message.Message):
     SEQUENCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___GeneratedText]:
-        """The generated text, a single one."""
+        """The generated texts: num_return_sequences of them."""
 
     def __init__(
         self,

@@ -263,6 +263,7 @@ def test_every_field_of_an_input_is_a_tensor_or_a_parameter(task: str) -> None:
         "precision",
         "token_ids",
         "options",
+        "messages",
     }  # see task_model.py
 
 

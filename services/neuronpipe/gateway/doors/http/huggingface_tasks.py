@@ -7,7 +7,7 @@ import binascii
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 
@@ -15,6 +15,9 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Aggregation,
     FeatureExtractionInput,
     FillMaskInput,
+    FinishReason,
+    GeneratedText,
+    GenerationOptions,
     ImageClassificationInput,
     LabelScore,
     MultiVectorEmbeddingInput,
@@ -27,6 +30,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskInput,
     TaskResult,
     TextClassificationInput,
+    TextGenerationInput,
     TokenClassificationInput,
     ZeroShotClassificationInput,
 )
@@ -35,6 +39,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.gateway.doors.http.huggingface_bodies import (
     Features,
     FillMask,
+    GenerateParameters,
     ImageClassification,
     Pair,
     Query,
@@ -43,6 +48,7 @@ from neuronpipe.gateway.doors.http.huggingface_bodies import (
     Sentences,
     SentenceSimilarity,
     TextClassification,
+    TextGeneration,
     TextRanking,
     TokenClassification,
     ZeroShotClassification,
@@ -246,12 +252,63 @@ def _read_query(input: Query, body: TextRanking, model: ModelSpec) -> TaskInput:
     )
 
 
+class Prompted(Protocol):
+    """A body of Hugging Face's or TGI's."""
+
+    @property
+    def parameters(self) -> GenerateParameters:
+        """How to continue its text."""
+
+
+_SAMPLING = ("temperature", "top_k", "top_p", "seed")
+_OPTIONS = ("max_new_tokens", "repetition_penalty", *_SAMPLING)
+_REASONS = {
+    FinishReason.FINISH_REASON_END: "eos_token",
+    FinishReason.FINISH_REASON_STOP_STRING: "stop_sequence",
+    FinishReason.FINISH_REASON_LENGTH: "length",
+}
+
+
+def _read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
+    given = body.parameters
+    options: dict[str, Any] = {name: value for name in _OPTIONS if (value := getattr(given, name)) is not None}
+    if given.do_sample is not None or any(name in options for name in _SAMPLING):
+        options["do_sample"] = given.do_sample is not False
+    if given.do_sample is False:
+        options = {name: value for name, value in options.items() if name not in _SAMPLING}
+    options["stop_strings"] = [*(given.stop or ()), *(given.stop_sequences or ())]
+    return TaskInput(text_generation=TextGenerationInput(prompt=input, options=GenerationOptions(**options)))
+
+
+def write_text(text: GeneratedText, prompt: str, body: Prompted) -> dict[str, Any]:
+    """A generated text, and with `details` why it ended."""
+    answer: dict[str, Any] = {"generated_text": prompt + text.text if body.parameters.return_full_text else text.text}
+    if body.parameters.details:
+        answer["details"] = text_details(text, body) | {"prefill": [], "tokens": []}
+    return answer
+
+
+def text_details(text: GeneratedText, body: Prompted) -> dict[str, Any]:
+    """Why a text ended, and how many tokens it has."""
+    return {
+        "finish_reason": _REASONS[text.finish_reason],
+        "generated_tokens": len(text.token_ids),
+        "seed": body.parameters.seed,
+    }
+
+
 def _labels(labels: "list[LabelScore]") -> Any:
     return [{"label": one.label, "score": one.score} for one in labels]
 
 
 _TEXT = {"text": "inputs…", "text_pair": "inputs…"}
 _LABEL_OPTIONS = {"top_k": "parameters.top_k", "function": "parameters.function_to_apply"}
+
+TEXT_FIELDS = {
+    "prompt": "inputs…",
+    "options.stop_strings": "parameters.stop",
+    **{f"options.{name}": f"parameters.{name}" for name in _OPTIONS},
+}
 
 CONVERTERS: dict[str, Converter] = {
     "text_classification": Converter(
@@ -332,6 +389,12 @@ CONVERTERS: dict[str, Converter] = {
         _read_sentences,
         lambda result, given, body: list(result.sentence_similarity.scores),
         {"source": "inputs.source_sentence", "texts": "inputs.sentences"},
+    ),
+    "text_generation": Converter(
+        TypeAdapter(TextGeneration),
+        _read_prompt,
+        lambda result, given, body: [write_text(result.text_generation.sequences[0], given, body)],
+        TEXT_FIELDS,
     ),
     "rerank": Converter(
         TypeAdapter(TextRanking),
