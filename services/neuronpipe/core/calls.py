@@ -53,8 +53,8 @@ class Call:
         if trace is self.trace and cost_tokens == self.cost_tokens:
             return self
         # dataclasses.replace would take twice as long.
-        own = self.request_id, self.deadline_s, self.priority, trace, self.caller, cost_tokens, self.is_beyond_share
-        return Call(*own)
+        own = self.request_id, self.deadline_s, self.priority, trace, self.caller
+        return Call(*own, cost_tokens, self.is_beyond_share, self.route_key)
 
     def check_deadline(self) -> None:
         """Raises DeadlineExceeded if no time is left, so that no work is done whose result nobody waits for."""
