@@ -1,11 +1,14 @@
 """The requests of text generation, for both clients."""
 
-from collections.abc import Iterable
-from typing import Any, TypedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias, TypedDict
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
-from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TaskInput, TextGenerationInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import ChatMessage, GenerationOptions, TaskInput, TextGenerationInput, Truncation
 from neuronpipe.core.errors import InvalidInput
+
+# Messages of a chat, or what has their fields, role and content.
+Messages: TypeAlias = Iterable[ChatMessage | Mapping[str, str]]
 
 
 class Options(TypedDict, total=False):
@@ -22,19 +25,23 @@ class Options(TypedDict, total=False):
     repetition_penalty: float
     stop_strings: Iterable[str]
     stop_token_ids: Iterable[int]
+    num_return_sequences: int
 
 
 def generation_request(
     model: str,
-    prompt: str,
+    prompt: str | None,
     options: Any,
     *,
+    messages: Messages | None = None,
     truncation: "Truncation.ValueType",
     version: str,
     priority: "Priority.ValueType",
 ) -> InferRequest:
     """The request. Raises InvalidInput for a value that is of no type of its field, or beyond its type's range."""
-    if not isinstance(prompt, str):
+    if (prompt is None) == (messages is None):
+        raise InvalidInput("prompt", "give either a prompt or messages")
+    if not isinstance(prompt, str | None):
         raise InvalidInput("prompt", f"takes one text, not a value of the type {type(prompt).__name__}")
     if isinstance(options.get("stop_strings"), str):
         raise InvalidInput("options.stop_strings", "takes a list of texts, not one text")
@@ -46,7 +53,18 @@ def generation_request(
             message.MergeFrom(GenerationOptions(**{name: value}))
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"options.{name}", "takes another type of value, or a smaller number") from error
-    text_generation = TextGenerationInput(prompt=prompt, options=message, truncation=truncation)
+    text_generation = TextGenerationInput(
+        prompt=prompt or "", messages=_chat(messages or ()), options=message, truncation=truncation
+    )
     return InferRequest(
         model=model, version=version, input=TaskInput(text_generation=text_generation), priority=priority
     )
+
+
+def _chat(messages: Messages) -> list[ChatMessage]:
+    if isinstance(messages, str | Mapping):
+        raise InvalidInput("messages", "takes a list of messages, each with a role and a content")
+    try:
+        return [one if isinstance(one, ChatMessage) else ChatMessage(**one) for one in messages]
+    except (TypeError, ValueError) as error:
+        raise InvalidInput("messages", "takes messages, each with a role and a content, both texts") from error

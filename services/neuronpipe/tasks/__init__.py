@@ -4,10 +4,12 @@ from neuronpipe.tasks import (
     feature_extraction,
     fill_mask,
     image_classification,
+    multi_vector_embedding,
     question_answering,
     rerank,
     sentence_embedding,
     sentence_similarity,
+    sparse_embedding,
     text_classification,
     text_generation,
     token_classification,
@@ -31,6 +33,8 @@ TASKS: dict[str, Task] = {
         zero_shot_classification.TASK,
         image_classification.TASK,
         text_generation.TASK,
+        sparse_embedding.TASK,
+        multi_vector_embedding.TASK,
     )
 }
 # And what every model of texts answers besides, without its graph.

@@ -77,6 +77,38 @@ SCORE_FUNCTION_NONE: ScoreFunction.ValueType  # 3
 """None: the scores are the logits."""
 Global___ScoreFunction: _TypeAlias = ScoreFunction  # noqa: Y015
 
+class _EmbeddingPrecision:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EmbeddingPrecisionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EmbeddingPrecision.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EMBEDDING_PRECISION_UNSPECIFIED: _EmbeddingPrecision.ValueType  # 0
+    """The default: the same as EMBEDDING_PRECISION_FLOAT32."""
+    EMBEDDING_PRECISION_FLOAT32: _EmbeddingPrecision.ValueType  # 1
+    """32-bit IEEE 754 floating point."""
+    EMBEDDING_PRECISION_BINARY: _EmbeddingPrecision.ValueType  # 2
+    """A bit for each dimension, 1 for a number above zero, eight in a byte, the first one highest. Each byte is an int8:
+    the eight bits as a number from 0 to 255, less 128.
+    """
+    EMBEDDING_PRECISION_UBINARY: _EmbeddingPrecision.ValueType  # 3
+    """The same bits, each byte a uint8."""
+
+class EmbeddingPrecision(_EmbeddingPrecision, metaclass=_EmbeddingPrecisionEnumTypeWrapper):
+    """The numbers of a sentence embedding, as sentence-transformers' quantize_embeddings makes them."""
+
+EMBEDDING_PRECISION_UNSPECIFIED: EmbeddingPrecision.ValueType  # 0
+"""The default: the same as EMBEDDING_PRECISION_FLOAT32."""
+EMBEDDING_PRECISION_FLOAT32: EmbeddingPrecision.ValueType  # 1
+"""32-bit IEEE 754 floating point."""
+EMBEDDING_PRECISION_BINARY: EmbeddingPrecision.ValueType  # 2
+"""A bit for each dimension, 1 for a number above zero, eight in a byte, the first one highest. Each byte is an int8:
+the eight bits as a number from 0 to 255, less 128.
+"""
+EMBEDDING_PRECISION_UBINARY: EmbeddingPrecision.ValueType  # 3
+"""The same bits, each byte a uint8."""
+Global___EmbeddingPrecision: _TypeAlias = EmbeddingPrecision  # noqa: Y015
+
 class _Aggregation:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -224,6 +256,8 @@ class TaskInput(_message.Message):
     TEXT_GENERATION_FIELD_NUMBER: _builtins.int
     TOKENIZATION_FIELD_NUMBER: _builtins.int
     DETOKENIZATION_FIELD_NUMBER: _builtins.int
+    SPARSE_EMBEDDING_FIELD_NUMBER: _builtins.int
+    MULTI_VECTOR_EMBEDDING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def text_classification(self) -> Global___TextClassificationInput:
         """Classifies a text, or a pair of texts, by the model's labels."""
@@ -276,6 +310,14 @@ class TaskInput(_message.Message):
     def detokenization(self) -> Global___DetokenizationInput:
         """The text of tokens. Every model of texts answers this, by its tokenizer alone."""
 
+    @_builtins.property
+    def sparse_embedding(self) -> Global___SparseEmbeddingInput:
+        """Weighs tokens of the vocabulary by what a text is about."""
+
+    @_builtins.property
+    def multi_vector_embedding(self) -> Global___MultiVectorEmbeddingInput:
+        """Makes a vector of each token of a text, for late interaction."""
+
     def __init__(
         self,
         *,
@@ -292,12 +334,14 @@ class TaskInput(_message.Message):
         text_generation: Global___TextGenerationInput | None = ...,
         tokenization: Global___TokenizationInput | None = ...,
         detokenization: Global___DetokenizationInput | None = ...,
+        sparse_embedding: Global___SparseEmbeddingInput | None = ...,
+        multi_vector_embedding: Global___MultiVectorEmbeddingInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "tokenization", "detokenization"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "tokenization", "detokenization", "sparse_embedding", "multi_vector_embedding"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -322,6 +366,8 @@ class TaskResult(_message.Message):
     TEXT_GENERATION_FIELD_NUMBER: _builtins.int
     TOKENIZATION_FIELD_NUMBER: _builtins.int
     DETOKENIZATION_FIELD_NUMBER: _builtins.int
+    SPARSE_EMBEDDING_FIELD_NUMBER: _builtins.int
+    MULTI_VECTOR_EMBEDDING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def text_classification(self) -> Global___TextClassificationResult:
         """The best labels."""
@@ -374,6 +420,14 @@ class TaskResult(_message.Message):
     def detokenization(self) -> Global___DetokenizationResult:
         """Result of detokenization."""
 
+    @_builtins.property
+    def sparse_embedding(self) -> Global___SparseEmbeddingResult:
+        """The tokens and their weights."""
+
+    @_builtins.property
+    def multi_vector_embedding(self) -> Global___MultiVectorEmbeddingResult:
+        """The vectors."""
+
     def __init__(
         self,
         *,
@@ -390,12 +444,14 @@ class TaskResult(_message.Message):
         text_generation: Global___TextGenerationResult | None = ...,
         tokenization: Global___TokenizationResult | None = ...,
         detokenization: Global___DetokenizationResult | None = ...,
+        sparse_embedding: Global___SparseEmbeddingResult | None = ...,
+        multi_vector_embedding: Global___MultiVectorEmbeddingResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "tokenization", "detokenization"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "tokenization", "detokenization", "sparse_embedding", "multi_vector_embedding"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -501,6 +557,8 @@ class SentenceEmbeddingInput(_message.Message):
     SKIP_NORMALIZE_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_NAME_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text. Required, unless there are token_ids."""
@@ -509,6 +567,14 @@ class SentenceEmbeddingInput(_message.Message):
     dimensions: _builtins.int
     """The number of dimensions to keep, counted from the first; the vector is cut before it is scaled. Default and limit:
     all dimensions of the model (Model.embedding_dimensions).
+    """
+    prompt_name: _builtins.str
+    """The name of the prompt that is put before the text, one of the model's (Model.prompt_names), as sentence-transformers
+    lists them; not with token_ids. Default: the model's default prompt, if it has one.
+    """
+    precision: Global___EmbeddingPrecision.ValueType
+    """The numbers of the vector. Binary ones need a number of dimensions that is a multiple of 8. Default:
+    EMBEDDING_PRECISION_FLOAT32.
     """
     truncation: Global___Truncation.ValueType
     """What happens to a text that is too long, or to too many token_ids. Default: TRUNCATION_ERROR."""
@@ -525,11 +591,13 @@ class SentenceEmbeddingInput(_message.Message):
         skip_normalize: _builtins.bool = ...,
         dimensions: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_name: _builtins.str = ...,
+        precision: Global___EmbeddingPrecision.ValueType = ...,
         truncation: Global___Truncation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "skip_normalize", b"skip_normalize", "text", b"text", "token_ids", b"token_ids", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "precision", b"precision", "prompt_name", b"prompt_name", "skip_normalize", b"skip_normalize", "text", b"text", "token_ids", b"token_ids", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -542,18 +610,26 @@ class SentenceEmbeddingResult(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EMBEDDING_FIELD_NUMBER: _builtins.int
+    PACKED_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    packed: _builtins.bytes
+    """The vector of a binary precision: a byte for eight dimensions."""
+    precision: Global___EmbeddingPrecision.ValueType
+    """The precision of `packed`; not set for float32."""
     @_builtins.property
     def embedding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The vector: float32 [dimensions]."""
+        """The vector: float32 [dimensions]; empty for binary precisions."""
 
     def __init__(
         self,
         *,
         embedding: _abc.Iterable[_builtins.float] | None = ...,
+        packed: _builtins.bytes = ...,
+        precision: Global___EmbeddingPrecision.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "packed", b"packed", "precision", b"precision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1279,12 +1355,21 @@ class TextGenerationInput(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPT_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
-    """The text to continue. Required."""
+    """The text to continue. Required, unless there are messages."""
     truncation: Global___Truncation.ValueType
-    """What happens to a prompt that leaves no room for max_new_tokens. Default: TRUNCATION_ERROR."""
+    """What happens to a prompt that leaves no room for max_new_tokens. Messages are never cut. Default:
+    TRUNCATION_ERROR.
+    """
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """In place of the prompt: a chat, which the model's own template makes a prompt of (Model.has_chat_template). The
+        text that follows is the next message. Limit: 1,024.
+        """
+
     @_builtins.property
     def options(self) -> Global___GenerationOptions:
         """How tokens are chosen, and when to stop. Default: as the model's own generation_config says."""
@@ -1293,16 +1378,43 @@ class TextGenerationInput(_message.Message):
         self,
         *,
         prompt: _builtins.str = ...,
+        messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         options: Global___GenerationOptions | None = ...,
         truncation: Global___Truncation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "prompt", b"prompt", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "options", b"options", "prompt", b"prompt", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TextGenerationInput: _TypeAlias = TextGenerationInput  # noqa: Y015
+
+@_typing.final
+class ChatMessage(_message.Message):
+    """One message of a chat. What it spells is text, special tokens, too."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """Who says it, in the words of the model's template: most know "system", "user" and "assistant". 1 to 64 characters."""
+    content: _builtins.str
+    """What is said."""
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        content: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
 
 @_typing.final
 class GenerationOptions(_message.Message):
@@ -1323,6 +1435,7 @@ class GenerationOptions(_message.Message):
     REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
     STOP_STRINGS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    NUM_RETURN_SEQUENCES_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
     """The most tokens to generate. Default: 256, or what there is room for if that is less. Limit: prompt and new tokens
     together are at most Model.max_tokens.
@@ -1349,6 +1462,10 @@ class GenerationOptions(_message.Message):
     """Divides the positive logits, and multiplies the negative ones, of tokens that the prompt or the text has already:
     more than 0, at most 100. Default: 1.
     """
+    num_return_sequences: _builtins.int
+    """So many texts for one prompt: 1 to 16. More than 1 need do_sample. The text n, from 0 on, is that of a request with
+    `seed` + n. Default: 1.
+    """
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The text ends before the first of these that it holds. At most 16, each of 1 to 256 characters. Default: none."""
@@ -1371,10 +1488,11 @@ class GenerationOptions(_message.Message):
         repetition_penalty: _builtins.float | None = ...,
         stop_strings: _abc.Iterable[_builtins.str] | None = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        num_return_sequences: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_num_return_sequences", b"_num_return_sequences", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "num_return_sequences", b"num_return_sequences", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_num_return_sequences", b"_num_return_sequences", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "num_return_sequences", b"num_return_sequences", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__do_sample: _TypeAlias = _typing.Literal["do_sample"]  # noqa: Y015
     _WhichOneofArgType__do_sample: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample"]  # noqa: Y015
@@ -1384,6 +1502,8 @@ class GenerationOptions(_message.Message):
     _WhichOneofArgType__min_new_tokens: _TypeAlias = _typing.Literal["_min_new_tokens", b"_min_new_tokens"]  # noqa: Y015
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__num_return_sequences: _TypeAlias = _typing.Literal["num_return_sequences"]  # noqa: Y015
+    _WhichOneofArgType__num_return_sequences: _TypeAlias = _typing.Literal["_num_return_sequences", b"_num_return_sequences"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
@@ -1402,6 +1522,8 @@ class GenerationOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_new_tokens) -> _WhichOneofReturnType__min_new_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_return_sequences) -> _WhichOneofReturnType__num_return_sequences | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
@@ -1424,7 +1546,7 @@ class TextGenerationResult(_message.Message):
     SEQUENCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___GeneratedText]:
-        """The generated text, a single one."""
+        """The generated texts: num_return_sequences of them."""
 
     def __init__(
         self,
@@ -1608,3 +1730,169 @@ class DetokenizationResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DetokenizationResult: _TypeAlias = DetokenizationResult  # noqa: Y015
+
+@_typing.final
+class SparseEmbeddingInput(_message.Message):
+    """The input of sparse-embedding."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    PROMPT_NAME_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text. Required."""
+    top_k: _builtins.int
+    """The number of tokens to keep, those with the largest weights. Default: as the model was saved, mostly all."""
+    prompt_name: _builtins.str
+    """The name of the prompt that is put before the text, one of the model's (Model.prompt_names). Default: the model's
+    default prompt, if it has one.
+    """
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long. Default: TRUNCATION_ERROR."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        top_k: _builtins.int = ...,
+        prompt_name: _builtins.str = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_name", b"prompt_name", "text", b"text", "top_k", b"top_k", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SparseEmbeddingInput: _TypeAlias = SparseEmbeddingInput  # noqa: Y015
+
+@_typing.final
+class SparseEmbeddingResult(_message.Message):
+    """The result of sparse-embedding."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenWeight]:
+        """The tokens whose weight is above zero, heaviest first."""
+
+    def __init__(
+        self,
+        *,
+        weights: _abc.Iterable[Global___TokenWeight] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SparseEmbeddingResult: _TypeAlias = SparseEmbeddingResult  # noqa: Y015
+
+@_typing.final
+class TokenWeight(_message.Message):
+    """A token of the vocabulary and its weight."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """The id of the token in the vocabulary: its place in the vector."""
+    weight: _builtins.float
+    """The weight, above zero."""
+    token: _builtins.str
+    """The text of the token."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        weight: _builtins.float = ...,
+        token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token", "token_id", b"token_id", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenWeight: _TypeAlias = TokenWeight  # noqa: Y015
+
+@_typing.final
+class MultiVectorEmbeddingInput(_message.Message):
+    """The input of multi-vector-embedding."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    IS_QUERY_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text. Required."""
+    is_query: _builtins.bool
+    """True: the text is a query. Default: false, it is a document. Models read the two in different ways."""
+    type: Global___FeatureType.ValueType
+    """The data type of the numbers in the result. Default: FEATURE_TYPE_FLOAT32."""
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long. Default: TRUNCATION_ERROR."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        is_query: _builtins.bool = ...,
+        type: Global___FeatureType.ValueType = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_query", b"is_query", "text", b"text", "truncation", b"truncation", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MultiVectorEmbeddingInput: _TypeAlias = MultiVectorEmbeddingInput  # noqa: Y015
+
+@_typing.final
+class MultiVectorEmbeddingResult(_message.Message):
+    """The result of multi-vector-embedding. The score of a document for a query is the sum, over the query's vectors, of the
+    largest product with one of the document's vectors; rerank of the same model computes it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    SCALES_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The numbers, vector after vector, little-endian."""
+    type: Global___FeatureType.ValueType
+    """The data type of the numbers."""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The shape: [vectors, dimensions]. The model leaves out the vectors of some tokens, as of punctuation."""
+
+    @_builtins.property
+    def scales(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """For FEATURE_TYPE_INT8, the scale of each vector: its largest absolute number, divided by 127. Empty for other
+        types.
+        """
+
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        type: Global___FeatureType.ValueType = ...,
+        scales: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "scales", b"scales", "shape", b"shape", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MultiVectorEmbeddingResult: _TypeAlias = MultiVectorEmbeddingResult  # noqa: Y015

@@ -37,8 +37,8 @@ class OpenVinoBackend:
             # OpenVINO's own threads inherit the priority of the thread that creates them. Both at once: 0.55 of the
             # time of one after the other (MiniLM, two busy CPUs, 2026-11-22).
             streams = self._threads.submit(self._compiled, self.cores)
-            wide = self._threads.submit(self._compiled, 1) if self.cores > 1 else streams
-            self._use(streams.result(), wide.result())
+            wide = self._threads.submit(self._compiled, 1) if self.cores > 1 else None
+            self._use(streams.result(), wide.result() if wide else None)
         except RuntimeError as error:
             self._threads.shutdown()
             raise SetupError(
@@ -52,12 +52,12 @@ class OpenVinoBackend:
     def _compiled(self, streams: int) -> openvino.CompiledModel:
         return engine().compile_model(self._model, "CPU", self._config | {"NUM_STREAMS": str(streams)})
 
-    def _use(self, streams: openvino.CompiledModel, wide: openvino.CompiledModel) -> None:
+    def _use(self, streams: openvino.CompiledModel, wide: openvino.CompiledModel | None) -> None:
         """Streams of one thread have the highest throughput. A batch alone is faster with all threads (1.9 times on two
         CPUs).
         """
         self._requests = [streams.create_infer_request() for _ in range(self.cores)]
-        self._wide_request = wide.create_infer_request()
+        self._wide_request = wide.create_infer_request() if wide else self._requests[0]
 
     def round_tokens(self, tokens: int) -> int:
         return min(-(-tokens // _TOKEN_STEP) * _TOKEN_STEP, self._max_tokens)
@@ -76,7 +76,7 @@ class OpenVinoBackend:
             # On OpenVINO 2026.4 a stream on which a batch failed may fail for good with other batches. Compiling took
             # 0.2 s with MiniLM.
             streams = self._compiled(self.cores)
-            self._use(streams, self._compiled(1) if self.cores > 1 else streams)
+            self._use(streams, self._compiled(1) if self.cores > 1 else None)
             raise BackendError("OpenVINO could not compute a batch") from error
         return finish({name: request.get_tensor(name).data for name in self._outputs})
 

@@ -10,10 +10,12 @@ from neuronpipe.bundles.compiler.tasks import (
     feature_extraction,
     fill_mask,
     image_classification,
+    multi_vector_embedding,
     question_answering,
     rerank,
     sentence_embedding,
     sentence_similarity,
+    sparse_embedding,
     text_classification,
     text_generation,
     token_classification,
@@ -35,6 +37,8 @@ SOURCE_TASKS: dict[str, SourceTask] = {
     "zero_shot_classification": zero_shot_classification.TASK,
     "image_classification": image_classification.TASK,
     "text_generation": text_generation.TASK,
+    "sparse_embedding": sparse_embedding.TASK,
+    "multi_vector_embedding": multi_vector_embedding.TASK,
 }
 
 

@@ -41,7 +41,7 @@ _UNSUPPORTED = {
 
 def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     model = load_weights(transformers.AutoModelForCausalLM, folder)
-    facts = {"text_generation": _facts(folder, model)}
+    facts = {"text_generation": _facts(folder, model).model_copy(update=_chat(tokenizer.transformers_tokenizer))}
     return source_module(
         Named(model, "logits"),
         model,
@@ -69,6 +69,19 @@ def _facts(folder: Path, model: Any) -> GenerationFacts:
         if (value := getattr(config, name, None)) is not None and name != "end_token_ids"
     }
     return GenerationFacts(end_token_ids=(ends,) if isinstance(ends, int) else tuple(ends or ()), **given)
+
+
+def _chat(tokenizer: Any) -> dict[str, Any]:
+    """The template for chats, and the special tokens that it may name; none where the tokenizer has no default one."""
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError:
+        return {}
+    named = tokenizer.special_tokens_map.items()
+    return {
+        "chat_template": template,
+        "template_variables": {name: token for name, token in named if isinstance(token, str)},
+    }
 
 
 def _window(config: Any) -> int | None:
