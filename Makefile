@@ -18,6 +18,7 @@
 # bench-cache  the caches, written to docs/benchmarks
 # bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to docs/benchmarks/neuron-sim.md
 # verify-deploy  the Kubernetes manifests of deploy/: rendered in all combinations, validated, and asked by rules
+# simulate-cluster  rules of autoscaling under simulated loads, written to docs/autoscaling.md
 # up        the whole system in containers; up-observability with Jaeger, Prometheus and Grafana
 # certificates  of the layer tls, made anew while it runs
 # down      ends it and deletes what it made; logs, ps, redeploy service=NAME: of the running one
@@ -182,6 +183,14 @@ bench-quick: .venv/.dev
 .PHONY: bench-neuron-sim
 bench-neuron-sim: .venv/.dev
 	$(BIN)/python -m tests.bench.neuron_sim
+
+# The plots are drawn by matplotlib, which nothing else needs.
+.venv/.simulate: pyproject.toml constraints.txt .venv/.dev
+	$(BIN)/$(PIP) -c constraints.txt -e '.[simulate]'
+	touch $@
+.PHONY: simulate-cluster
+simulate-cluster: .venv/.simulate
+	$(BIN)/python -m tests.bench.cluster
 
 .PHONY: ray
 ray: .venv/.dev .venv-ray/.ready
