@@ -20,6 +20,8 @@ _OUTPUTS = {
     ),
     "image_classification": (OutputSpec(name="logits", axes=(3,)),),
     "text_generation": (),
+    "summarization": (),
+    "translation": (),
 }
 
 # The facts without a default, and [CLS].

@@ -24,6 +24,8 @@ EXAMPLES: Mapping[str, Mapping[str, object]] = {
         "top_k": 3,
     },
     "text_generation": {"prompt": "A fine day", "options": {"max_new_tokens": 20}},
+    "summarization": {"text": "The cat sat on the mat. It was a fine day.", "options": {"max_new_tokens": 20}},
+    "translation": {"text": "A fine day.", "truncation": "right"},
     "tokenization": {"text": "A fine day.", "skip_special_tokens": False},
     "detokenization": {"token_ids": [1037, 2986, 2154, 1012]},
 }

@@ -162,7 +162,7 @@ class AsyncClient(TaskMethods):
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
 
-    async def generate(
+    def generate(
         self,
         model: str,
         prompt: str,
@@ -180,6 +180,12 @@ class AsyncClient(TaskMethods):
         request = generation_request(
             model, prompt, options, truncation=truncation, version=version, priority=self._priority
         )
+        return self.stream(request, timeout_s=timeout_s)
+
+    async def stream(
+        self, request: InferRequest, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[GenerateResponse, None]:
+        """As `generate`, for a request of any task that generates."""
         with self._connection.use() as stubs:
             deadline_s = self._deadline_s(timeout_s)
             call = stubs.inference.Generate(request, timeout=deadline_s, metadata=self._metadata)

@@ -1,6 +1,6 @@
-"""The requests of text generation, for both clients."""
+"""The requests of tasks that generate text, for both clients."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
@@ -20,8 +20,12 @@ class Options(TypedDict, total=False):
     min_p: float
     seed: int
     repetition_penalty: float
+    no_repeat_ngram_size: int
     stop_strings: Iterable[str]
     stop_token_ids: Iterable[int]
+    bad_words_ids: Iterable[Iterable[int]]
+    forced_bos_token_id: int
+    forced_eos_token_id: int
 
 
 def generation_request(
@@ -36,6 +40,37 @@ def generation_request(
     """The request. Raises InvalidInput for a value that is of no type of its field, or beyond its type's range."""
     if not isinstance(prompt, str):
         raise InvalidInput("prompt", f"takes one text, not a value of the type {type(prompt).__name__}")
+    message = _options(options)
+    text_generation = TextGenerationInput(prompt=prompt, options=message, truncation=truncation)
+    return InferRequest(
+        model=model, version=version, input=TaskInput(text_generation=text_generation), priority=priority
+    )
+
+
+def text_request(
+    task: str,
+    model: str,
+    texts: Mapping[str, str],
+    options: Any,
+    *,
+    truncation: "Truncation.ValueType",
+    version: str,
+    priority: "Priority.ValueType",
+) -> InferRequest:
+    """The request of a task that writes a text about another: `texts` are the fields of its input. Raises InvalidInput
+    as generation_request does.
+    """
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise InvalidInput(name, f"takes one text, not a value of the type {type(text).__name__}")
+    input = TaskInput()
+    getattr(input, task).MergeFrom(
+        type(getattr(input, task))(**texts, options=_options(options), truncation=truncation)
+    )
+    return InferRequest(model=model, version=version, input=input, priority=priority)
+
+
+def _options(options: Any) -> GenerationOptions:
     if isinstance(options.get("stop_strings"), str):
         raise InvalidInput("options.stop_strings", "takes a list of texts, not one text")
     message = GenerationOptions()
@@ -43,10 +78,9 @@ def generation_request(
         if name not in GenerationOptions.DESCRIPTOR.fields_by_name:
             raise TypeError(f"there is no option {name!r}")
         try:
+            if name == "bad_words_ids":
+                value = [{"token_ids": word} for word in value]
             message.MergeFrom(GenerationOptions(**{name: value}))
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"options.{name}", "takes another type of value, or a smaller number") from error
-    text_generation = TextGenerationInput(prompt=prompt, options=message, truncation=truncation)
-    return InferRequest(
-        model=model, version=version, input=TaskInput(text_generation=text_generation), priority=priority
-    )
+    return message

@@ -97,6 +97,12 @@ class Client(TaskMethods):
             self._client.generate(model, prompt, truncation=truncation, version=version, timeout_s=timeout_s, **options)
         )
 
+    def stream(
+        self, request: InferRequest, *, timeout_s: float | None = None
+    ) -> Generator[GenerateResponse, None, None]:
+        """See AsyncClient.stream."""
+        yield from self._answers(self._client.stream(request, timeout_s=timeout_s))
+
     def submit(
         self,
         requests: Iterable[InferRequest] = (),

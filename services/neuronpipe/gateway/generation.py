@@ -7,7 +7,7 @@ decoded by another process.
 import asyncio
 import time
 
-from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, TaskResult, TextGenerationResult
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, TaskResult
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.core.items import (
@@ -22,8 +22,9 @@ from neuronpipe.core.items import (
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, InferenceRequest
 from neuronpipe.gateway.models import GatewayModel
+from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.generated_text import WINDOW_TOKENS
-from neuronpipe.tasks.text_generation import complete_options, part_arrays, window_arrays
+from neuronpipe.tasks.text_generation import part_arrays, window_arrays
 
 _MORE, _STOP_STRING = FinishReason.FINISH_REASON_UNSPECIFIED, FinishReason.FINISH_REASON_STOP_STRING
 
@@ -36,8 +37,10 @@ class TextRun:
         self._request = request
         self._model = model
         self._encoded = encoded
-        given = request.input.message.text_generation.options
-        self.options = complete_options(given, model.spec, encoded.tokens)
+        task = TASKS[model.spec.task]
+        assert task.complete  # noqa: S101 (the model generates)
+        self._task = task.name
+        self.options = task.complete(getattr(request.input.message, task.name), model.spec, encoded.tokens)
         # On time.monotonic_ns(); 0 until it is there.
         self.first_token_ns = 0
         self._token_ids: list[int] = []
@@ -89,7 +92,9 @@ class TextRun:
             reason = (await self._decode(call, ended_by)).finish_reason
         ids = self._token_ids[: self._released]
         text = GeneratedText(text=self._text, token_ids=ids, finish_reason=reason)
-        return pack_result(TaskResult(text_generation=TextGenerationResult(sequences=[text])))
+        result = TaskResult()
+        getattr(result, self._task).sequences.append(text)
+        return pack_result(result)
 
     def _note(self, tokens: NewTokens) -> None:
         self.first_token_ns = self.first_token_ns or time.monotonic_ns()
@@ -121,7 +126,7 @@ class TextRun:
             TensorSets(arrays=part_arrays(self._token_ids[self._released :], finish_reason)),
         )
         result = await self._stages.postprocess(item)
-        part = result.message.text_generation.sequences[0]
+        part: GeneratedText = getattr(result.message, self._task).sequences[0]
         self._text += part.text
         self._released += len(part.token_ids)
         self._is_stopped = part.finish_reason == _STOP_STRING

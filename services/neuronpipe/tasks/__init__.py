@@ -10,6 +10,7 @@ from neuronpipe.tasks import (
     sentence_similarity,
     text_classification,
     text_generation,
+    text_to_text,
     token_classification,
     tokenization,
     zero_shot_classification,
@@ -31,6 +32,8 @@ TASKS: dict[str, Task] = {
         zero_shot_classification.TASK,
         image_classification.TASK,
         text_generation.TASK,
+        text_to_text.SUMMARIZATION,
+        text_to_text.TRANSLATION,
     )
 }
 # And what every model of texts answers besides, without its graph.

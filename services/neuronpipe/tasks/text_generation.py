@@ -14,8 +14,11 @@ from neuronpipe.api.v1.tasks_pb2 import (
     FinishReason,
     GeneratedText,
     GenerationOptions,
+    SummarizationInput,
     TextGenerationInput,
     TextGenerationResult,
+    TokenSequence,
+    TranslationInput,
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput
@@ -36,9 +39,23 @@ from neuronpipe.tasks.generated_text import WINDOW_TOKENS, TextOf, release
 _MAX_NEW_TOKENS = 256
 _MAX_STOP_STRINGS, _MAX_STOP_LENGTH = 16, 256
 _MAX_STOP_TOKENS = 64
+_MAX_BAD_WORDS, _MAX_BAD_WORD_TOKENS = 64, 32
 _MOST = 100.0
 # Fields that have an effect with do_sample only.
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
+_FORCED = ("forced_bos_token_id", "forced_eos_token_id")
+# Fields that have the model's own value where a request has none.
+_COMPLETED = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    *_FORCED,
+)
 
 
 class GenerationFacts(TaskFacts):
@@ -53,13 +70,23 @@ class GenerationFacts(TaskFacts):
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | None = None
+    decoder_start_token_ids: tuple[int, ...] = Field((), description="what texts follow, in a model with an encoder")
+    max_text_tokens: int = Field(0, description="most tokens of a text, in a model with an encoder")
 
 
 def check(input: TextGenerationInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
     check_text("prompt", input.prompt)
     check_truncation(input.truncation)
-    options = input.options
+    check_all_options(input.options, model)
+
+
+def check_all_options(options: GenerationOptions, model: ModelSpec) -> None:
+    """Checks the options of a request. Raises InvalidInput."""
     check_options(options, model)
     samples = options.do_sample if options.HasField("do_sample") else GenerationFacts.of(model).do_sample
     for name in _OF_SAMPLING if not samples else ():
@@ -71,24 +98,25 @@ def check_options(options: GenerationOptions, model: ModelSpec) -> None:
     """Checks the values of the fields that are set. Raises InvalidInput."""
     _check_numbers(options, model)
     _check_stops(options, model)
+    _check_tokens(options, model)
+
+
+def _room(model: ModelSpec, prompt_tokens: int) -> int:
+    """The most tokens of a text after a prompt of so many tokens."""
+    return GenerationFacts.of(model).max_text_tokens or model.max_tokens - prompt_tokens
 
 
 def _check_numbers(options: GenerationOptions, model: ModelSpec) -> None:
-    if options.HasField("max_new_tokens") and not 1 <= options.max_new_tokens < model.max_tokens:
-        raise InvalidInput(
-            "options.max_new_tokens",
-            f"{options.max_new_tokens}, must be 1 to {model.max_tokens - 1}: the model takes {model.max_tokens} "
-            "tokens, the prompt included",
-        )
+    most = _room(model, 1)
+    if options.HasField("max_new_tokens") and not 1 <= options.max_new_tokens <= most:
+        takes = f": the model takes {model.max_tokens} tokens, the prompt included" if most < model.max_tokens else ""
+        raise InvalidInput("options.max_new_tokens", f"{options.max_new_tokens}, must be 1 to {most}{takes}")
     if options.HasField("max_new_tokens") and options.min_new_tokens > options.max_new_tokens:
         raise InvalidInput(
             "options.min_new_tokens", f"{options.min_new_tokens}, more than max_new_tokens, {options.max_new_tokens}"
         )
-    if options.min_new_tokens >= model.max_tokens:
-        raise InvalidInput(
-            "options.min_new_tokens",
-            f"{options.min_new_tokens}, must be less than {model.max_tokens}, the model's most",
-        )
+    if options.min_new_tokens > most:
+        raise InvalidInput("options.min_new_tokens", f"{options.min_new_tokens}, must be at most {most}")
     given = _given(options)
     for name, most, is_included in (
         ("temperature", _MOST, False),
@@ -125,6 +153,20 @@ def _check_stops(options: GenerationOptions, model: ModelSpec) -> None:
         )
 
 
+def _check_tokens(options: GenerationOptions, model: ModelSpec) -> None:
+    if len(options.bad_words_ids) > _MAX_BAD_WORDS:
+        raise InvalidInput("options.bad_words_ids", f"{len(options.bad_words_ids)}, the limit is {_MAX_BAD_WORDS}")
+    for word in options.bad_words_ids:
+        if not 1 <= len(word.token_ids) <= _MAX_BAD_WORD_TOKENS:
+            raise InvalidInput(
+                "options.bad_words_ids", f"one has {len(word.token_ids)} tokens, must have 1 to {_MAX_BAD_WORD_TOKENS}"
+            )
+    ids = {"bad_words_ids": max((max(word.token_ids) for word in options.bad_words_ids), default=0)}
+    for name, largest in (ids | {name: getattr(options, name) for name in _FORCED}).items():
+        if largest >= model.vocabulary_size:
+            raise InvalidInput(f"options.{name}", f"the id {largest}, the vocabulary has {model.vocabulary_size}")
+
+
 def traits(input: TextGenerationInput) -> tuple[str | int, ...]:
     """What of an input its encoding depends on."""
     return input.prompt, or_default(input.truncation), _reserved(input.options)
@@ -159,24 +201,37 @@ def _reserved(options: GenerationOptions) -> int:
     return max(1, options.max_new_tokens, options.min_new_tokens)
 
 
+def complete(
+    input: TextGenerationInput | SummarizationInput | TranslationInput, model: ModelSpec, tokens: int
+) -> GenerationOptions:
+    """See complete_options."""
+    return complete_options(input.options, model, tokens)
+
+
 def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens: int) -> GenerationOptions:
     """Options that were checked, with every field set. `prompt_tokens`: of a prompt that was encoded with them."""
-    facts, room = GenerationFacts.of(model), model.max_tokens - prompt_tokens
+    facts, room = GenerationFacts.of(model), _room(model, prompt_tokens)
     complete = GenerationOptions()
     complete.CopyFrom(options)
     if not options.HasField("max_new_tokens"):
         complete.max_new_tokens = min(facts.max_new_tokens or max(_MAX_NEW_TOKENS, options.min_new_tokens), room)
     given = _given(options)
-    for name in ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens"):
-        if name not in given:
-            setattr(complete, name, getattr(facts, name))
+    for name in _COMPLETED:
+        if name not in given and (value := getattr(facts, name)) is not None:
+            setattr(complete, name, value)
+    if not options.bad_words_ids:
+        complete.bad_words_ids.extend(TokenSequence(token_ids=word) for word in facts.bad_words_ids)
     if not options.HasField("seed"):
         complete.seed = random.getrandbits(64)
     return complete
 
 
 def decode(
-    input: TextGenerationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets, text_of: TextOf
+    input: TextGenerationInput | SummarizationInput | TranslationInput,
+    model: ModelSpec,
+    annotations: ArraySets,
+    outputs: ArraySets,
+    text_of: TextOf,
 ) -> TextGenerationResult:
     """The text of `token_ids`, int32 [tokens], as far as it cannot change any more.
 
@@ -195,8 +250,9 @@ def decode(
 def _read_part(arrays: Arrays, model: ModelSpec) -> tuple[list[int], int]:
     """Tokens, and why they end. Raises InvalidInput for what no stage makes."""
     ids, reason = arrays.get("token_ids"), arrays.get("finish_reason")
-    if ids is None or ids.dtype != np.int32 or ids.ndim != 1 or len(ids) > model.max_tokens:
-        raise InvalidInput("outputs[0].token_ids", f"must be int32 [tokens], at most {model.max_tokens}")
+    most = _room(model, 0)
+    if ids is None or ids.dtype != np.int32 or ids.ndim != 1 or len(ids) > most:
+        raise InvalidInput("outputs[0].token_ids", f"must be int32 [tokens], at most {most}")
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < model.vocabulary_size:
         raise InvalidInput("outputs[0].token_ids", f"has ids outside the vocabulary of {model.vocabulary_size}")
     if reason is None or reason.dtype != np.int32 or reason.shape or int(reason) not in FinishReason.values():
@@ -223,5 +279,5 @@ TASK = Task(
     ("options",),
     GenerationFacts,
     annotations={"window": "any"},
-    generates=True,
+    complete=complete,
 )

@@ -222,6 +222,8 @@ class TaskInput(_message.Message):
     ZERO_SHOT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     IMAGE_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     TEXT_GENERATION_FIELD_NUMBER: _builtins.int
+    SUMMARIZATION_FIELD_NUMBER: _builtins.int
+    TRANSLATION_FIELD_NUMBER: _builtins.int
     TOKENIZATION_FIELD_NUMBER: _builtins.int
     DETOKENIZATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -269,6 +271,14 @@ class TaskInput(_message.Message):
         """Continues a text."""
 
     @_builtins.property
+    def summarization(self) -> Global___SummarizationInput:
+        """Shortens a text."""
+
+    @_builtins.property
+    def translation(self) -> Global___TranslationInput:
+        """Translates a text."""
+
+    @_builtins.property
     def tokenization(self) -> Global___TokenizationInput:
         """The tokens of a text. Every model of texts answers this, by its tokenizer alone."""
 
@@ -290,14 +300,16 @@ class TaskInput(_message.Message):
         zero_shot_classification: Global___ZeroShotClassificationInput | None = ...,
         image_classification: Global___ImageClassificationInput | None = ...,
         text_generation: Global___TextGenerationInput | None = ...,
+        summarization: Global___SummarizationInput | None = ...,
+        translation: Global___TranslationInput | None = ...,
         tokenization: Global___TokenizationInput | None = ...,
         detokenization: Global___DetokenizationInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "tokenization", "detokenization"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "summarization", "translation", "tokenization", "detokenization"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -320,6 +332,8 @@ class TaskResult(_message.Message):
     ZERO_SHOT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     IMAGE_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     TEXT_GENERATION_FIELD_NUMBER: _builtins.int
+    SUMMARIZATION_FIELD_NUMBER: _builtins.int
+    TRANSLATION_FIELD_NUMBER: _builtins.int
     TOKENIZATION_FIELD_NUMBER: _builtins.int
     DETOKENIZATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -367,6 +381,14 @@ class TaskResult(_message.Message):
         """The generated text."""
 
     @_builtins.property
+    def summarization(self) -> Global___SummarizationResult:
+        """The summary."""
+
+    @_builtins.property
+    def translation(self) -> Global___TranslationResult:
+        """The translation."""
+
+    @_builtins.property
     def tokenization(self) -> Global___TokenizationResult:
         """Result of tokenization."""
 
@@ -388,14 +410,16 @@ class TaskResult(_message.Message):
         zero_shot_classification: Global___ZeroShotClassificationResult | None = ...,
         image_classification: Global___ImageClassificationResult | None = ...,
         text_generation: Global___TextGenerationResult | None = ...,
+        summarization: Global___SummarizationResult | None = ...,
+        translation: Global___TranslationResult | None = ...,
         tokenization: Global___TokenizationResult | None = ...,
         detokenization: Global___DetokenizationResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "tokenization", "detokenization"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "summarization", "translation", "tokenization", "detokenization"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -1323,9 +1347,13 @@ class GenerationOptions(_message.Message):
     REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
     STOP_STRINGS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_IDS_FIELD_NUMBER: _builtins.int
+    FORCED_BOS_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    FORCED_EOS_TOKEN_ID_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
     """The most tokens to generate. Default: 256, or what there is room for if that is less. Limit: prompt and new tokens
-    together are at most Model.max_tokens.
+    together are at most Model.max_tokens; with an encoder and a decoder, what the decoder has positions for.
     """
     min_new_tokens: _builtins.int
     """So many tokens are generated before one may end the text. Default: 0."""
@@ -1349,6 +1377,12 @@ class GenerationOptions(_message.Message):
     """Divides the positive logits, and multiplies the negative ones, of tokens that the prompt or the text has already:
     more than 0, at most 100. Default: 1.
     """
+    no_repeat_ngram_size: _builtins.int
+    """No so many tokens in a row come twice, the prompt of a decoder included; 0: they may. Default: 0."""
+    forced_bos_token_id: _builtins.int
+    """The first token of the text. Default: none."""
+    forced_eos_token_id: _builtins.int
+    """The last token of a text that reaches max_new_tokens. Default: none."""
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The text ends before the first of these that it holds. At most 16, each of 1 to 256 characters. Default: none."""
@@ -1356,6 +1390,10 @@ class GenerationOptions(_message.Message):
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end the text, besides those of the model. At most 64. Default: none."""
+
+    @_builtins.property
+    def bad_words_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
+        """Words that the text must not have, each as its tokens. At most 64, each of 1 to 32 tokens. Default: none."""
 
     def __init__(
         self,
@@ -1371,19 +1409,29 @@ class GenerationOptions(_message.Message):
         repetition_penalty: _builtins.float | None = ...,
         stop_strings: _abc.Iterable[_builtins.str] | None = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        no_repeat_ngram_size: _builtins.int | None = ...,
+        bad_words_ids: _abc.Iterable[Global___TokenSequence] | None = ...,
+        forced_bos_token_id: _builtins.int | None = ...,
+        forced_eos_token_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_forced_bos_token_id", b"_forced_bos_token_id", "_forced_eos_token_id", b"_forced_eos_token_id", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "forced_bos_token_id", b"forced_bos_token_id", "forced_eos_token_id", b"forced_eos_token_id", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "no_repeat_ngram_size", b"no_repeat_ngram_size", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_forced_bos_token_id", b"_forced_bos_token_id", "_forced_eos_token_id", b"_forced_eos_token_id", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "bad_words_ids", b"bad_words_ids", "do_sample", b"do_sample", "forced_bos_token_id", b"forced_bos_token_id", "forced_eos_token_id", b"forced_eos_token_id", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "no_repeat_ngram_size", b"no_repeat_ngram_size", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__do_sample: _TypeAlias = _typing.Literal["do_sample"]  # noqa: Y015
     _WhichOneofArgType__do_sample: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample"]  # noqa: Y015
+    _WhichOneofReturnType__forced_bos_token_id: _TypeAlias = _typing.Literal["forced_bos_token_id"]  # noqa: Y015
+    _WhichOneofArgType__forced_bos_token_id: _TypeAlias = _typing.Literal["_forced_bos_token_id", b"_forced_bos_token_id"]  # noqa: Y015
+    _WhichOneofReturnType__forced_eos_token_id: _TypeAlias = _typing.Literal["forced_eos_token_id"]  # noqa: Y015
+    _WhichOneofArgType__forced_eos_token_id: _TypeAlias = _typing.Literal["_forced_eos_token_id", b"_forced_eos_token_id"]  # noqa: Y015
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
     _WhichOneofReturnType__min_new_tokens: _TypeAlias = _typing.Literal["min_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__min_new_tokens: _TypeAlias = _typing.Literal["_min_new_tokens", b"_min_new_tokens"]  # noqa: Y015
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__no_repeat_ngram_size: _TypeAlias = _typing.Literal["no_repeat_ngram_size"]  # noqa: Y015
+    _WhichOneofArgType__no_repeat_ngram_size: _TypeAlias = _typing.Literal["_no_repeat_ngram_size", b"_no_repeat_ngram_size"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
@@ -1397,11 +1445,17 @@ class GenerationOptions(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__do_sample) -> _WhichOneofReturnType__do_sample | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__forced_bos_token_id) -> _WhichOneofReturnType__forced_bos_token_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__forced_eos_token_id) -> _WhichOneofReturnType__forced_eos_token_id | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_tokens) -> _WhichOneofReturnType__max_new_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_new_tokens) -> _WhichOneofReturnType__min_new_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__no_repeat_ngram_size) -> _WhichOneofReturnType__no_repeat_ngram_size | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
@@ -1414,6 +1468,30 @@ class GenerationOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___GenerationOptions: _TypeAlias = GenerationOptions  # noqa: Y015
+
+@_typing.final
+class TokenSequence(_message.Message):
+    """Tokens in a row."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Their ids."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenSequence: _TypeAlias = TokenSequence  # noqa: Y015
 
 @_typing.final
 class TextGenerationResult(_message.Message):
@@ -1470,6 +1548,130 @@ class GeneratedText(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GeneratedText: _TypeAlias = GeneratedText  # noqa: Y015
+
+@_typing.final
+class SummarizationInput(_message.Message):
+    """The input of summarization."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text. Required."""
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long. Default: TRUNCATION_ERROR."""
+    @_builtins.property
+    def options(self) -> Global___GenerationOptions:
+        """How tokens are chosen, and when to stop. Default: as the model's own generation_config says."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        options: Global___GenerationOptions | None = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "text", b"text", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SummarizationInput: _TypeAlias = SummarizationInput  # noqa: Y015
+
+@_typing.final
+class SummarizationResult(_message.Message):
+    """The result of summarization."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___GeneratedText]:
+        """The summary, a single one."""
+
+    def __init__(
+        self,
+        *,
+        sequences: _abc.Iterable[Global___GeneratedText] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SummarizationResult: _TypeAlias = SummarizationResult  # noqa: Y015
+
+@_typing.final
+class TranslationInput(_message.Message):
+    """The input of translation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    SOURCE_LANGUAGE_FIELD_NUMBER: _builtins.int
+    TARGET_LANGUAGE_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text. Required."""
+    source_language: _builtins.str
+    """The language of the text, as the model names it. Default: the only one of the model, or the one that its tokenizer
+    was saved with.
+    """
+    target_language: _builtins.str
+    """The language of the translation, as the model names it. Required for a model of several languages that sets none of
+    its own.
+    """
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long. Default: TRUNCATION_ERROR."""
+    @_builtins.property
+    def options(self) -> Global___GenerationOptions:
+        """How tokens are chosen, and when to stop. Default: as the model's own generation_config says."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        source_language: _builtins.str = ...,
+        target_language: _builtins.str = ...,
+        options: Global___GenerationOptions | None = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "source_language", b"source_language", "target_language", b"target_language", "text", b"text", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TranslationInput: _TypeAlias = TranslationInput  # noqa: Y015
+
+@_typing.final
+class TranslationResult(_message.Message):
+    """The result of translation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___GeneratedText]:
+        """The translation, a single one."""
+
+    def __init__(
+        self,
+        *,
+        sequences: _abc.Iterable[Global___GeneratedText] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TranslationResult: _TypeAlias = TranslationResult  # noqa: Y015
 
 @_typing.final
 class TokenizationInput(_message.Message):

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Mapping
+from hashlib import blake2b
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from neuronpipe.tasks.text_generation import GenerationFacts, check_options
 
 # The shortest retry delay of a refused caller.
 _MIN_RETRY_AFTER_S = 0.05
+_DIGEST_BYTES = 16
 _END, _LENGTH = FinishReason.FINISH_REASON_END, FinishReason.FINISH_REASON_LENGTH
 
 
@@ -57,7 +59,9 @@ class Generator:
         self._tracer = telemetry.tracer
         self._observer = observer
         self._max_queue_sequences = max_queue_sequences
-        self._end_token_ids = frozenset(GenerationFacts.of(spec).end_token_ids)
+        facts = GenerationFacts.of(spec)
+        self._end_token_ids = frozenset(facts.end_token_ids)
+        self._start_ids = list(facts.decoder_start_token_ids)
         self._numbers = itertools.count()
         self._has_work = asyncio.Event()
         self._thread = compute_pool(1, f"generate-{spec.name}")
@@ -136,7 +140,11 @@ class Generator:
         (arrays,) = item.sequences.arrays
         self._kind.check(arrays)
         check_options(item.options, self.spec)
-        token_ids = arrays["input_ids"].tolist()
+        given = arrays["input_ids"].tolist()
+        # With an encoder, the input is the source, and the text has a beginning of its own.
+        token_ids, source_ids = ([*self._start_ids], given) if self._start_ids else (given, [])
+        # Texts of other sources have other keys and values, whatever their tokens.
+        source = blake2b(repr(source_ids).encode(), digest_size=_DIGEST_BYTES).hexdigest() if source_ids else ""
         ends = self._end_token_ids | frozenset(item.options.stop_token_ids)
         return Sequence(
             (item.call.is_bulk, item.call.is_beyond_share, next(self._numbers)),
@@ -145,20 +153,22 @@ class Generator:
             TokenChooser(item.options, len(token_ids), ends),
             ends,
             _deadline_s(item.call),
-            item.call.caller.cache_scope,
+            item.call.caller.cache_scope + source,
             item.report,
             asyncio.get_running_loop().create_future(),
+            source_ids,
         )
 
     def _check_room(self, sequence: Sequence) -> None:
         if self._is_closed:
             raise _stopping()
-        limit = min(self.planner.most_tokens, self.spec.max_tokens)
-        if sequence.most_tokens > limit:
+        is_too_long = not self._start_ids and sequence.most_tokens > self.spec.max_tokens
+        if is_too_long or not self.planner.could_hold(sequence):
+            limit = min(self.planner.most_tokens, self.spec.max_tokens) if is_too_long else self.planner.most_tokens
             raise InvalidInput(
                 "options.max_new_tokens",
-                f"{sequence.prompt_tokens} tokens of the prompt and {sequence.options.max_new_tokens} new ones, the "
-                f"executor's cache for this model holds {limit}",
+                f"{sequence.input_tokens} tokens of the {'text' if sequence.source_ids else 'prompt'} and "
+                f"{sequence.options.max_new_tokens} new ones, the executor's cache for this model holds {limit}",
             )
         waiting, most = len(self.planner.waiting), self._max_queue_sequences
         if waiting >= most:
@@ -176,6 +186,9 @@ class Generator:
 
     def _step(self, planned: Mapping[Sequence, Run]) -> list[int | NeuronpipeError]:
         """Computes a step, and chooses the next token of each sequence that is scored. Runs in the thread."""
+        for sequence, run in planned.items():
+            if sequence.unread:
+                self._model.read(sequence.source_ids, run.source_blocks)
         scores = self._model.compute(list(planned.values()))
         chosen: list[int | NeuronpipeError] = []
         for sequence in (one for one, run in planned.items() if run.is_scored):

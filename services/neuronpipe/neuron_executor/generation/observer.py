@@ -60,7 +60,7 @@ class GenerationObserver:
 
     def finished(self, sequence: Sequence, trace: SpanContext | None) -> None:
         """Records a text that is complete."""
-        self._prompts.add(sequence.prompt_tokens)
+        self._prompts.add(sequence.input_tokens)
         self._cached.add(sequence.cached_tokens)
         self._preemptions.add(sequence.preemptions)
         if trace:
@@ -82,7 +82,7 @@ class GenerationObserver:
             compute = Span(Spans.COMPUTE, trace.child(), trace, started_ns, ended_ns)
             compute.attributes |= {
                 Attributes.BACKEND: self._backend,
-                Attributes.TOKENS: sequence.prompt_tokens,
+                Attributes.TOKENS: sequence.input_tokens,
                 Attributes.GENERATED_TOKENS: sequence.generated,
                 Attributes.CACHED_TOKENS: sequence.cached_tokens,
                 Attributes.STEPS: sequence.steps,

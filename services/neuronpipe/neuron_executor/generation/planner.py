@@ -10,6 +10,7 @@ import asyncio
 import time
 from bisect import insort
 from collections.abc import Iterator
+from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, field
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
@@ -25,7 +26,8 @@ class Sequence:
 
     `token_ids`: the prompt and all tokens so far. `computed`: how many of these are in `blocks`. `future`: ends with
     the finish reason. `deadline_s`: on time.monotonic()'s clock. `rank`: those with a lower one go first: interactive
-    ones before bulk, then the older one. `scope`: see block_digests.
+    ones before bulk, then the older one. `scope`: see block_digests. `source_ids`: the text that the model reads first,
+    if it has an encoder; `source_blocks` hold it, once it `is_read`.
     """
 
     rank: tuple[bool, bool, int]
@@ -37,6 +39,9 @@ class Sequence:
     scope: str
     report: Report | None
     future: "asyncio.Future[int]"
+    source_ids: Sequence_[int] = ()
+    source_blocks: list[int] = field(default_factory=list)
+    is_read: bool = False
     arrived_ns: int = field(default_factory=time.monotonic_ns)
     prompt_tokens: int = 0
     computed: int = 0
@@ -57,6 +62,16 @@ class Sequence:
     def most_tokens(self) -> int:
         """The tokens of the prompt, and of the longest text that may follow."""
         return self.prompt_tokens + self.options.max_new_tokens
+
+    @property
+    def input_tokens(self) -> int:
+        """The number of tokens that its caller sent."""
+        return len(self.source_ids) or self.prompt_tokens
+
+    @property
+    def unread(self) -> int:
+        """The tokens of its source, if that is to be read before anything is computed."""
+        return 0 if self.is_read else len(self.source_ids)
 
     @property
     def generated(self) -> int:
@@ -117,8 +132,12 @@ class Planner:
         """The number of blocks that sequences hold."""
         return self._pool.count - self._pool.free
 
+    def could_hold(self, sequence: Sequence) -> bool:
+        """Whether the longest text of a sequence, and its source, fit into the empty cache."""
+        return self._blocks(sequence.most_tokens) + self._blocks(len(sequence.source_ids)) <= self._pool.count
+
     def add(self, sequence: Sequence) -> None:
-        """A new sequence, whose `most_tokens` fit into the cache."""
+        """A new sequence that the cache could hold."""
         insort(self.waiting, sequence, key=_rank)
 
     def end(self, sequence: Sequence) -> None:
@@ -132,7 +151,7 @@ class Planner:
     def plan(self) -> dict[Sequence, Run]:
         """The next step; nothing if there is no sequence."""
         planned: dict[Sequence, int] = {}
-        room = self._step_tokens
+        room, is_reading = self._step_tokens, False
         # Those with one token left first: each of them costs one token of the budget, and somebody reads along.
         for sequence in sorted(self.running, key=lambda one: (one.left > 1, one.rank)):
             count = min(sequence.left, room)
@@ -143,6 +162,10 @@ class Planner:
             sequence = self.waiting[0]
             self._begin(sequence)
             count = min(sequence.left, room)
+            # A source is read as a whole, so one may be longer than the step.
+            if is_reading and sequence.unread > room - count:
+                self._give_back(sequence)
+                break
             if self._missing(sequence, count) > self._pool.free:
                 self._give_back(sequence)
                 break
@@ -150,13 +173,15 @@ class Planner:
             self._take(sequence, count)
             insort(self.running, sequence, key=_rank)
             planned[sequence] = count
-            room -= count
+            room -= count + sequence.unread
+            is_reading = is_reading or sequence.unread > 0
         return {one: self._run(one, count) for one, count in planned.items()}
 
     def finish(self, sequence: Sequence, count: int) -> None:
         """So many more tokens of a sequence are computed. Full blocks can be shared from now on."""
         sequence.computed += count
         sequence.steps += 1
+        sequence.is_read = True
         full = sequence.computed // self._pool.block_tokens
         if full > len(sequence.digests):
             known = len(sequence.digests)
@@ -194,14 +219,22 @@ class Planner:
         insort(self.waiting, sequence, key=_rank)
 
     def _give_back(self, sequence: Sequence) -> None:
-        self._pool.release(sequence.blocks)
+        self._pool.release([*sequence.source_blocks, *sequence.blocks])
         sequence.blocks, sequence.digests, sequence.computed = [], [], 0
+        sequence.source_blocks, sequence.is_read = [], False
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._pool.block_tokens)
 
     def _missing(self, sequence: Sequence, count: int) -> int:
-        return -(-(sequence.computed + count) // self._pool.block_tokens) - len(sequence.blocks)
+        of_source = self._blocks(len(sequence.source_ids)) - len(sequence.source_blocks)
+        return of_source + max(0, self._blocks(sequence.computed + count) - len(sequence.blocks))
 
     def _take(self, sequence: Sequence, count: int) -> None:
-        sequence.blocks += self._pool.take(max(0, self._missing(sequence, count)))
+        taken = self._pool.take(self._missing(sequence, count))
+        of_source = self._blocks(len(sequence.source_ids)) - len(sequence.source_blocks)
+        sequence.source_blocks += taken[:of_source]
+        sequence.blocks += taken[of_source:]
 
     @staticmethod
     def _run(sequence: Sequence, count: int) -> Run:
@@ -210,7 +243,9 @@ class Planner:
             sequence.token_ids[sequence.computed : end],
             sequence.computed,
             sequence.blocks,
-            is_scored=end == len(sequence.token_ids),
+            end == len(sequence.token_ids),
+            len(sequence.source_ids),
+            sequence.source_blocks,
         )
 
 

@@ -16,6 +16,7 @@ from neuronpipe.bundles.compiler.tasks import (
     sentence_similarity,
     text_classification,
     text_generation,
+    text_to_text,
     token_classification,
     zero_shot_classification,
 )
@@ -35,6 +36,8 @@ SOURCE_TASKS: dict[str, SourceTask] = {
     "zero_shot_classification": zero_shot_classification.TASK,
     "image_classification": image_classification.TASK,
     "text_generation": text_generation.TASK,
+    "summarization": text_to_text.SUMMARIZATION,
+    "translation": text_to_text.TRANSLATION,
 }
 
 

@@ -21,7 +21,7 @@ COUNT = "count"
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 _OPTIONAL = frozenset({"text_pair", "targets", "ignore_labels"})
 # A text that is the same for all rows.
-_PARAMETERS = frozenset({"hypothesis_template"})
+_PARAMETERS = frozenset({"hypothesis_template", "source_language", "target_language"})
 # Outputs have one datatype, token ids are the input of MODEL/raw, and options of generation are messages.
 _LEFT_OUT = frozenset({"type", "token_ids", "options"})
 _DATATYPES = {
