@@ -62,7 +62,7 @@ def test_what_is_not_there_is_refused(changes: dict[str, Any], message: str, tmp
 
 @pytest.mark.parametrize(
     "setting",
-    [{"num_beams": 4}, {"no_repeat_ngram_size": 3}, {"bad_words_ids": [[5]]}],
+    [{"num_return_sequences": 2, "do_sample": True}, {"guidance_scale": 2.0}, {"encoder_no_repeat_ngram_size": 3}],
     ids=lambda one: next(iter(one)),
 )
 def test_a_generation_config_that_would_be_ignored_is_refused(setting: dict[str, Any], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest
-from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, TaskInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, FinishReason, GeneratedText, TaskInput, Truncation
 from neuronpipe.client import AsyncClient
 from tests.encoder_decoders import TOKENS, save_encoder_decoder
 from tests.oracle.comparison import Comparison
@@ -28,6 +28,8 @@ _STAGE_OPTIONS = {
     "neuron-executor": ("--step-tokens", "48", "--max-batch-size", "12", "--kv-cache-bytes", str(700 << 10))
 }
 _AT_ONCE = 24
+_EARLY, _NEVER = EarlyStopping.EARLY_STOPPING_TRUE, EarlyStopping.EARLY_STOPPING_NEVER
+_MEANINGS = {0: False, _EARLY: True, _NEVER: "never"}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,21 @@ def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
             {"no_repeat_ngram_size": 1, "forced_bos_token_id": chosen.randrange(5, 1200)},
             {"forced_eos_token_id": 2, "bad_words_ids": [[chosen.randrange(5, 1200)] for _ in range(60)]},
             {"no_repeat_ngram_size": 2, "bad_words_ids": [[chosen.randrange(5, 1200), 7]]},
-        )[number % 7]
+            {"num_beams": 4},
+            {"num_beams": 3, "length_penalty": 2.0, "early_stopping": _EARLY, "no_repeat_ngram_size": 3},
+            {"num_beams": 2, "length_penalty": -1.0, "early_stopping": _NEVER},
+            {
+                "num_beams": 4,
+                "length_penalty": 0.8,
+                "early_stopping": _NEVER,
+                "forced_bos_token_id": 0,
+                "forced_eos_token_id": 2,
+                "min_new_tokens": min(6, options["max_new_tokens"]),
+            },
+            {"num_beams": 5, "repetition_penalty": 1.2, "stop_token_ids": chosen.sample(range(5, 1200), 10)},
+            {"num_beams": 4, "bad_words_ids": [[chosen.randrange(5, 1200)] for _ in range(60)]},
+            {"num_beams": 4, "early_stopping": _EARLY, "stop_token_ids": chosen.sample(range(5, 1200), 60)},
+        )[number % 14]
         yield text, options
 
 
@@ -84,6 +100,7 @@ async def test_texts_equal_those_of_generate(
             if number % 4 == 0:
                 await _leave(served.client, family, text)
             method = served.client.summarize if _TASKS[family] == "summarization" else served.client.translate
+            options = {"num_beams": 1, **options}
             return await method(family, text, truncation=Truncation.TRUNCATION_RIGHT, **options)
 
     found = await asyncio.gather(*(ask(number, *case) for number, case in enumerate(cases)))
@@ -98,6 +115,7 @@ async def _leave(client: AsyncClient, model: str, text: str) -> None:
     input = TaskInput()
     given = getattr(input, _TASKS[model])
     given.text, given.truncation, given.options.max_new_tokens = text, Truncation.TRUNCATION_RIGHT, 60
+    given.options.num_beams = 1
     events = client.stream(InferRequest(model=model, input=input))
     async for event in events:
         if event.HasField("chunk"):
@@ -121,10 +139,11 @@ class _Reference:
             ids["input_ids"],
             attention_mask=torch.ones_like(ids["input_ids"]),
             do_sample=False,
-            num_beams=1,
             eos_token_id=ends,
-            **options,
+            **{"num_beams": 1, **options, "early_stopping": _MEANINGS[options.get("early_stopping", 0)]},
         )[0].tolist()[1:]
+        # What follows the end of the best text is padding.
+        found = found[: next((place for place, one in enumerate(found, 1) if one in ends), len(found))]
         end = "END" if found[-1] in ends else "LENGTH"
         return {
             "text": self._tokenizer.decode(found, skip_special_tokens=True),

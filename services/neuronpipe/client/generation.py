@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
-from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TaskInput, TextGenerationInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, GenerationOptions, TaskInput, TextGenerationInput, Truncation
 from neuronpipe.core.errors import InvalidInput
 
 
@@ -26,6 +26,9 @@ class Options(TypedDict, total=False):
     bad_words_ids: Iterable[Iterable[int]]
     forced_bos_token_id: int
     forced_eos_token_id: int
+    num_beams: int
+    length_penalty: float
+    early_stopping: "EarlyStopping.ValueType"
 
 
 def generation_request(

@@ -80,6 +80,7 @@ class TextRun:
         finally:
             executing.cancel()
             await asyncio.gather(executing, return_exceptions=True)
+        self.first_token_ns = self.first_token_ns or time.monotonic_ns()  # of a search the text comes as a whole
         if prediction.outputs:
             self._token_ids = prediction.outputs.arrays[0]["token_ids"].tolist()
         return prediction

@@ -51,5 +51,8 @@ class DecoderModel(Protocol):
     def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
         """Reads a source: fills blocks with its cross keys and values. Of models with an encoder. As `compute`."""
 
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks, each from the first to the second, in order. As `compute`."""
+
     def compute(self, runs: Sequence[Run]) -> Scores:
         """Computes one step, and fills the runs' blocks. Releases the interpreter's lock. Raises RuntimeError."""

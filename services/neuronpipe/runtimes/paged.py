@@ -69,6 +69,7 @@ class PagedModel:
         arrays = [np.zeros((self.blocks, *shape), port.get_element_type().to_dtype()) for port, shape in held]
         own = [(port.any_name, array) for (port, _), array in zip(held, arrays, strict=True)]
         # A block holds either a part of a text or a part of a source, so one memory serves both.
+        self._arrays = arrays
         self._source_arrays = arrays if of_sources else []
         shared = zip(of_sources, (array for _, array in own), strict=True) if of_sources else ()
         self._caches = [(name, openvino.Tensor(array, shared_memory=True)) for name, array in [*own, *shared]]
@@ -84,6 +85,12 @@ class PagedModel:
             for number, block in enumerate(blocks):
                 part = found[:, number * BLOCK_TOKENS : (number + 1) * BLOCK_TOKENS]
                 array[block, :, : part.shape[1]] = part
+
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """See DecoderModel."""
+        for source, target in blocks:
+            for array in self._arrays:
+                array[target] = array[source]
 
     def compute(self, runs: Sequence[Run]) -> Scores:
         """See DecoderModel."""

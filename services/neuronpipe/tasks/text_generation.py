@@ -6,11 +6,13 @@ Equal to transformers' `generate` with the same options, whose names they have. 
 
 import math
 import random
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import (
+    EarlyStopping,
     FinishReason,
     GeneratedText,
     GenerationOptions,
@@ -41,6 +43,7 @@ _MAX_STOP_STRINGS, _MAX_STOP_LENGTH = 16, 256
 _MAX_STOP_TOKENS = 64
 _MAX_BAD_WORDS, _MAX_BAD_WORD_TOKENS = 64, 32
 _MOST = 100.0
+MOST_BEAMS, _MOST_LENGTH_PENALTY = 16, 10
 # Fields that have an effect with do_sample only.
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 _FORCED = ("forced_bos_token_id", "forced_eos_token_id")
@@ -54,8 +57,14 @@ _COMPLETED = (
     "repetition_penalty",
     "min_new_tokens",
     "no_repeat_ngram_size",
+    "length_penalty",
     *_FORCED,
 )
+_EARLY_STOPPING = {
+    False: EarlyStopping.EARLY_STOPPING_FALSE,
+    True: EarlyStopping.EARLY_STOPPING_TRUE,
+    "never": EarlyStopping.EARLY_STOPPING_NEVER,
+}
 
 
 class GenerationFacts(TaskFacts):
@@ -74,6 +83,9 @@ class GenerationFacts(TaskFacts):
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     forced_bos_token_id: int | None = None
     forced_eos_token_id: int | None = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
     decoder_start_token_ids: tuple[int, ...] = Field((), description="what texts follow, in a model with an encoder")
     max_text_tokens: int = Field(0, description="most tokens of a text, in a model with an encoder")
 
@@ -99,6 +111,7 @@ def check_options(options: GenerationOptions, model: ModelSpec) -> None:
     _check_numbers(options, model)
     _check_stops(options, model)
     _check_tokens(options, model)
+    _check_beams(options)
 
 
 def _room(model: ModelSpec, prompt_tokens: int) -> int:
@@ -107,16 +120,16 @@ def _room(model: ModelSpec, prompt_tokens: int) -> int:
 
 
 def _check_numbers(options: GenerationOptions, model: ModelSpec) -> None:
-    most = _room(model, 1)
-    if options.HasField("max_new_tokens") and not 1 <= options.max_new_tokens <= most:
-        takes = f": the model takes {model.max_tokens} tokens, the prompt included" if most < model.max_tokens else ""
-        raise InvalidInput("options.max_new_tokens", f"{options.max_new_tokens}, must be 1 to {most}{takes}")
+    room = _room(model, 1)
+    if options.HasField("max_new_tokens") and not 1 <= options.max_new_tokens <= room:
+        takes = f": the model takes {model.max_tokens} tokens, the prompt included" if room < model.max_tokens else ""
+        raise InvalidInput("options.max_new_tokens", f"{options.max_new_tokens}, must be 1 to {room}{takes}")
     if options.HasField("max_new_tokens") and options.min_new_tokens > options.max_new_tokens:
         raise InvalidInput(
             "options.min_new_tokens", f"{options.min_new_tokens}, more than max_new_tokens, {options.max_new_tokens}"
         )
-    if options.min_new_tokens > most:
-        raise InvalidInput("options.min_new_tokens", f"{options.min_new_tokens}, must be at most {most}")
+    if options.min_new_tokens > room:
+        raise InvalidInput("options.min_new_tokens", f"{options.min_new_tokens}, must be at most {room}")
     given = _given(options)
     for name, most, is_included in (
         ("temperature", _MOST, False),
@@ -134,6 +147,19 @@ def _check_numbers(options: GenerationOptions, model: ModelSpec) -> None:
 def _given(options: GenerationOptions) -> set[str]:
     """The fields that are set."""
     return {field.name for field, _ in options.ListFields()}
+
+
+def _check_beams(options: GenerationOptions) -> None:
+    if options.HasField("num_beams") and not 1 <= options.num_beams <= MOST_BEAMS:
+        raise InvalidInput("options.num_beams", f"{options.num_beams}, must be 1 to {MOST_BEAMS}")
+    if not abs(options.length_penalty) <= _MOST_LENGTH_PENALTY:  # false for NaN too
+        problem = f"{options.length_penalty:g}, must be {-_MOST_LENGTH_PENALTY} to {_MOST_LENGTH_PENALTY}"
+        raise InvalidInput("options.length_penalty", problem)
+    if options.early_stopping not in EarlyStopping.values():
+        raise InvalidInput("options.early_stopping", f"{options.early_stopping} is not known")
+    for name in ("do_sample", "stop_strings") if options.num_beams > 1 else ():
+        if getattr(options, name):
+            raise InvalidInput(f"options.{name}", "cannot be combined with num_beams, which searches whole texts")
 
 
 def _check_stops(options: GenerationOptions, model: ModelSpec) -> None:
@@ -219,6 +245,10 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
     for name in _COMPLETED:
         if name not in given and (value := getattr(facts, name)) is not None:
             setattr(complete, name, value)
+    if "num_beams" not in given:
+        complete.num_beams = 1 if complete.do_sample or complete.stop_strings else facts.num_beams
+    if not options.early_stopping:
+        complete.early_stopping = _EARLY_STOPPING[facts.early_stopping]
     if not options.bad_words_ids:
         complete.bad_words_ids.extend(TokenSequence(token_ids=word) for word in facts.bad_words_ids)
     if not options.HasField("seed"):

@@ -177,6 +177,34 @@ an error of at most half the scale.
 """
 Global___FeatureType: _TypeAlias = FeatureType  # noqa: Y015
 
+class _EarlyStopping:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EarlyStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlyStopping.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EARLY_STOPPING_UNSPECIFIED: _EarlyStopping.ValueType  # 0
+    """The default: as EARLY_STOPPING_FALSE."""
+    EARLY_STOPPING_FALSE: _EarlyStopping.ValueType  # 1
+    """When no text is likely to become better: when the best unfinished one has a worse score, at its present length."""
+    EARLY_STOPPING_TRUE: _EarlyStopping.ValueType  # 2
+    """At once."""
+    EARLY_STOPPING_NEVER: _EarlyStopping.ValueType  # 3
+    """When no text can become better: as EARLY_STOPPING_FALSE, but at the length that gives the best score."""
+
+class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper):
+    """When a beam search ends, once there are num_beams whole texts. The names are those of transformers' values."""
+
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping.ValueType  # 0
+"""The default: as EARLY_STOPPING_FALSE."""
+EARLY_STOPPING_FALSE: EarlyStopping.ValueType  # 1
+"""When no text is likely to become better: when the best unfinished one has a worse score, at its present length."""
+EARLY_STOPPING_TRUE: EarlyStopping.ValueType  # 2
+"""At once."""
+EARLY_STOPPING_NEVER: EarlyStopping.ValueType  # 3
+"""When no text can become better: as EARLY_STOPPING_FALSE, but at the length that gives the best score."""
+Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -1351,6 +1379,9 @@ class GenerationOptions(_message.Message):
     BAD_WORDS_IDS_FIELD_NUMBER: _builtins.int
     FORCED_BOS_TOKEN_ID_FIELD_NUMBER: _builtins.int
     FORCED_EOS_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    NUM_BEAMS_FIELD_NUMBER: _builtins.int
+    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
+    EARLY_STOPPING_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
     """The most tokens to generate. Default: 256, or what there is room for if that is less. Limit: prompt and new tokens
     together are at most Model.max_tokens; with an encoder and a decoder, what the decoder has positions for.
@@ -1383,6 +1414,17 @@ class GenerationOptions(_message.Message):
     """The first token of the text. Default: none."""
     forced_eos_token_id: _builtins.int
     """The last token of a text that reaches max_new_tokens. Default: none."""
+    num_beams: _builtins.int
+    """So many texts are searched side by side for the one with the best score (beam search): 1 to 16. More than 1 cannot
+    be combined with do_sample and stop_strings, and the text comes as a whole. Default: 1; of summarization and
+    translation 4, but 1 with do_sample or stop_strings.
+    """
+    length_penalty: _builtins.float
+    """With num_beams: the score of a text is the sum of the logarithms of its tokens' probabilities, divided by its
+    length to this power: -10 to 10. Default: 1.
+    """
+    early_stopping: Global___EarlyStopping.ValueType
+    """With num_beams: when the search ends. Default: EARLY_STOPPING_FALSE."""
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The text ends before the first of these that it holds. At most 16, each of 1 to 256 characters. Default: none."""
@@ -1413,10 +1455,13 @@ class GenerationOptions(_message.Message):
         bad_words_ids: _abc.Iterable[Global___TokenSequence] | None = ...,
         forced_bos_token_id: _builtins.int | None = ...,
         forced_eos_token_id: _builtins.int | None = ...,
+        num_beams: _builtins.int | None = ...,
+        length_penalty: _builtins.float | None = ...,
+        early_stopping: Global___EarlyStopping.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_forced_bos_token_id", b"_forced_bos_token_id", "_forced_eos_token_id", b"_forced_eos_token_id", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "forced_bos_token_id", b"forced_bos_token_id", "forced_eos_token_id", b"forced_eos_token_id", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "no_repeat_ngram_size", b"no_repeat_ngram_size", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_forced_bos_token_id", b"_forced_bos_token_id", "_forced_eos_token_id", b"_forced_eos_token_id", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "_num_beams", b"_num_beams", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "forced_bos_token_id", b"forced_bos_token_id", "forced_eos_token_id", b"forced_eos_token_id", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "no_repeat_ngram_size", b"no_repeat_ngram_size", "num_beams", b"num_beams", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_forced_bos_token_id", b"_forced_bos_token_id", "_forced_eos_token_id", b"_forced_eos_token_id", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "bad_words_ids", b"bad_words_ids", "do_sample", b"do_sample", "forced_bos_token_id", b"forced_bos_token_id", "forced_eos_token_id", b"forced_eos_token_id", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "no_repeat_ngram_size", b"no_repeat_ngram_size", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_forced_bos_token_id", b"_forced_bos_token_id", "_forced_eos_token_id", b"_forced_eos_token_id", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "_num_beams", b"_num_beams", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "bad_words_ids", b"bad_words_ids", "do_sample", b"do_sample", "early_stopping", b"early_stopping", "forced_bos_token_id", b"forced_bos_token_id", "forced_eos_token_id", b"forced_eos_token_id", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "no_repeat_ngram_size", b"no_repeat_ngram_size", "num_beams", b"num_beams", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__do_sample: _TypeAlias = _typing.Literal["do_sample"]  # noqa: Y015
     _WhichOneofArgType__do_sample: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample"]  # noqa: Y015
@@ -1424,6 +1469,8 @@ class GenerationOptions(_message.Message):
     _WhichOneofArgType__forced_bos_token_id: _TypeAlias = _typing.Literal["_forced_bos_token_id", b"_forced_bos_token_id"]  # noqa: Y015
     _WhichOneofReturnType__forced_eos_token_id: _TypeAlias = _typing.Literal["forced_eos_token_id"]  # noqa: Y015
     _WhichOneofArgType__forced_eos_token_id: _TypeAlias = _typing.Literal["_forced_eos_token_id", b"_forced_eos_token_id"]  # noqa: Y015
+    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
+    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
     _WhichOneofReturnType__min_new_tokens: _TypeAlias = _typing.Literal["min_new_tokens"]  # noqa: Y015
@@ -1432,6 +1479,8 @@ class GenerationOptions(_message.Message):
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
     _WhichOneofReturnType__no_repeat_ngram_size: _TypeAlias = _typing.Literal["no_repeat_ngram_size"]  # noqa: Y015
     _WhichOneofArgType__no_repeat_ngram_size: _TypeAlias = _typing.Literal["_no_repeat_ngram_size", b"_no_repeat_ngram_size"]  # noqa: Y015
+    _WhichOneofReturnType__num_beams: _TypeAlias = _typing.Literal["num_beams"]  # noqa: Y015
+    _WhichOneofArgType__num_beams: _TypeAlias = _typing.Literal["_num_beams", b"_num_beams"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
@@ -1449,6 +1498,8 @@ class GenerationOptions(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__forced_eos_token_id) -> _WhichOneofReturnType__forced_eos_token_id | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_tokens) -> _WhichOneofReturnType__max_new_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_new_tokens) -> _WhichOneofReturnType__min_new_tokens | None: ...
@@ -1456,6 +1507,8 @@ class GenerationOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__no_repeat_ngram_size) -> _WhichOneofReturnType__no_repeat_ngram_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_beams) -> _WhichOneofReturnType__num_beams | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload

@@ -1,6 +1,6 @@
 """Records metrics of a generating model's steps and texts, and spans of those of sampled requests."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
@@ -47,11 +47,11 @@ class GenerationObserver:
         for instrument in (Metrics.STEP_SEQUENCES, Metrics.QUEUE_SEQUENCES, Metrics.BLOCKS_IN_USE):
             self._meters.remove_gauge(instrument, *self._labels)
 
-    def step(self, runs: Mapping[Sequence, Run], began_ns: int, ended_ns: int) -> None:
+    def step(self, runs: list[Run], began_ns: int, ended_ns: int) -> None:
         """Records a step."""
         self._sizes.record(len(runs))
         self._durations.record(ended_ns - began_ns)
-        self._tokens.add(sum(len(run.token_ids) for run in runs.values()))
+        self._tokens.add(sum(len(run.token_ids) for run in runs))
 
     def token(self, sequence: Sequence, gap_ns: int) -> None:
         """Records a token. `gap_ns`: since the one before it; for the first one, since arrival."""

@@ -35,6 +35,11 @@ class WrittenDecoder:
         for position, token_id in enumerate(token_ids):
             self._written[blocks[position // self.block_tokens], position % self.block_tokens] = _MARK + token_id
 
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """See DecoderModel."""
+        for source, target in blocks:
+            self._written[target] = self._written[source]
+
     def compute(self, runs: Sequence[Run]) -> Scores:
         """See DecoderModel."""
         self.steps.append(list(runs))

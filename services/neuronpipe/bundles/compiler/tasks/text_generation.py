@@ -19,7 +19,6 @@ FactsT = TypeVar("FactsT", bound=GenerationFacts)
 # Settings of a generation_config that change what `generate` returns, and that are not supported → the values with
 # which they change nothing.
 _UNSUPPORTED = {
-    "num_beams": (1,),
     "num_return_sequences": (1,),
     "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1.0,),
@@ -61,6 +60,8 @@ def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: An
             raise SetupError(
                 f"{folder}: its generation_config sets {name} to {value!r}, which is not supported; take it out there"
             )
+    if config.do_sample and (config.num_beams or 1) > 1:
+        raise SetupError(f"{folder}: its generation_config draws tokens with num_beams, which is not supported")
     ends = config.eos_token_id if config.eos_token_id is not None else model.config.eos_token_id
     given = {
         name: value

@@ -20,6 +20,7 @@ from neuronpipe.tasks.text_to_text import TranslationFacts
 
 # The default of transformers, which no model means.
 _UNSET_LENGTH = 20
+_BEAMS = 4
 
 
 class _Both(Named):
@@ -61,6 +62,9 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
         raise SetupError(f"{folder}: its generation_config has no decoder_start_token_id, which its texts begin with")
     most = (positions(model.config) or 512) - 1
     further: dict[str, Any] = {"decoder_start_token_ids": (start,), "max_text_tokens": most}
+    # As pipelines of transformers 4 have it, which take one beam for none that is set.
+    if config.num_beams in (None, 1):
+        further["num_beams"] = 1 if config.do_sample else _BEAMS
     # Both lengths count the first token, which is not generated.
     if config.max_length not in (None, _UNSET_LENGTH) and config.max_new_tokens is None:
         further["max_new_tokens"] = min(config.max_length - 1, most)
