@@ -49,9 +49,9 @@ def test_a_decoder_whose_tokens_differ_is_refused_and_nothing_is_written(tmp_pat
     [
         ({"backend": "torch"}, "--backend torch: does not generate text; openvino does"),
         ({"backend": "fake"}, "--backend fake: does not generate text; openvino does"),
-        ({"dtype": "int8"}, "--dtype int8: text-generation is compiled in float32 only"),
-        ({"dtype": "bfloat16"}, "--dtype bfloat16: text-generation is compiled in float32 only"),
-        ({"cache_results": True}, "--cache-results: results of text-generation are not cached"),
+        ({"dtype": "int8"}, "--dtype int8: what generates text is compiled in float32 only"),
+        ({"dtype": "bfloat16"}, "--dtype bfloat16: what generates text is compiled in float32 only"),
+        ({"cache_results": True}, "--cache-results: generated texts are not cached"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value.values())),
 )

@@ -20,6 +20,7 @@ from tests.encoder_decoders import TOKENS, save_encoder_decoder
 from tests.oracle.comparison import Comparison
 from tests.oracle.serving import Served, serving
 from tests.oracle.texts import PICKED, generated
+from tests.oracle.transformers4 import ask
 from tests.sampling import Sample
 
 _TASKS = {"bart": "summarization", "pegasus": "summarization", "marian": "translation", "mbart": "translation"}
@@ -108,6 +109,37 @@ async def test_texts_equal_those_of_generate(
         said = {"text": ours.text, "token_ids": list(ours.token_ids), "end": FinishReason.Name(ours.finish_reason)}
         compared.compare((text, options), said, reference.generate(text, **options))
     compared.check(at_least=100 if sample.is_whole else len(cases))
+
+
+@pytest.mark.parametrize("family", ["bart", "marian"])
+async def test_texts_equal_those_of_the_pipeline_with_its_own_defaults(
+    family: str,
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
+    tmp_path: Path,
+) -> None:
+    """The pipelines of transformers 4: 4 beams where the model says nothing, and its lengths count the first token."""
+    task = _TASKS[family]
+    own: dict[str, Any] = {"max_length": 36, "min_length": 12, "no_repeat_ngram_size": 3}
+    if family == "bart":
+        own |= {"num_beams": 3, "length_penalty": 2.0, "early_stopping": True}
+    source = save_encoder_decoder(family, tmp_path / "source", forced_bos_token_id=0, forced_eos_token_id=2, **own)
+    given: list[dict[str, Any]] = [{}, {"num_beams": 1}, {"num_beams": 2, "length_penalty": 0.5}, {"max_new_tokens": 9}]
+    every = [
+        {"text": text, "options": given[number % 4]} for number, text in enumerate(generated(45, 60, words=(5, 90)))
+    ]
+    cases = sample.draw(every, lambda case: case["options"], at_least=60)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    version, answers = ask({family: (source, tokenizer)}, cases, tmp_path, task)
+    compared = comparison(f"{task}-{family}-pipeline", f"pipeline({task!r}), transformers {version}")
+    async with serving(tmp_path / "repository", {family: (task, source)}) as served:
+        method = served.client.summarize if task == "summarization" else served.client.translate
+        asked = (method(family, one["text"], truncation=Truncation.TRUNCATION_RIGHT, **one["options"]) for one in cases)
+        found = await asyncio.gather(*asked)
+    for case, text, ((expected,),) in zip(cases, found, ([one] for one in answers[family]), strict=True):
+        (wanted,) = expected.values()
+        compared.compare((case["text"], case["options"]), {"text": text.text}, {"text": wanted})
+    compared.check(at_least=len(cases))
 
 
 async def _leave(client: AsyncClient, model: str, text: str) -> None:

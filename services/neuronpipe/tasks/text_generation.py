@@ -245,6 +245,8 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
     for name in _COMPLETED:
         if name not in given and (value := getattr(facts, name)) is not None:
             setattr(complete, name, value)
+    # A model's own least may be more than what a request takes at most.
+    complete.min_new_tokens = min(complete.min_new_tokens, complete.max_new_tokens)
     if "num_beams" not in given:
         complete.num_beams = 1 if complete.do_sample or complete.stop_strings else facts.num_beams
     if not options.early_stopping:

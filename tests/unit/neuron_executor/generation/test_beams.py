@@ -148,6 +148,11 @@ def test_bad_options_are_refused_by_name(options: dict[str, Any], problem: str) 
     assert problem in refused.value.message
 
 
+def test_the_least_length_of_a_model_is_no_more_than_a_request_takes_at_most() -> None:
+    model = model_spec("summarization", min_new_tokens=11, decoder_start_token_ids=(2,), max_text_tokens=20)
+    assert complete_options(GenerationOptions(max_new_tokens=9), model, 3).min_new_tokens == 9
+
+
 def test_who_draws_or_stops_early_searches_no_beams_unasked() -> None:
     model = model_spec("summarization", num_beams=4, decoder_start_token_ids=(2,), max_text_tokens=20)
     assert complete_options(GenerationOptions(), model, 3).num_beams == 4
