@@ -17,6 +17,7 @@
 # bench-quick  a short look, written to .cache/bench/quick
 # bench-cache  the caches, written to docs/benchmarks
 # bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to docs/benchmarks/neuron-sim.md
+# verify-deploy  the Kubernetes manifests of deploy/: rendered in all combinations, validated, and asked by rules
 # up        the whole system in containers; up-observability with Jaeger, Prometheus and Grafana
 # certificates  of the layer tls, made anew while it runs
 # down      ends it and deletes what it made; logs, ps, redeploy service=NAME: of the running one
@@ -129,7 +130,7 @@ docker-compose:
 .PHONY: setup
 setup:
 	$(MAKE) --no-print-directory --jobs .venv/.dev .venv-transformers4/.ready .venv-frameworks/.ready \
-	  $(NODE)/node_modules/.ready redis-server docker-compose promtool chromium
+	  $(NODE)/node_modules/.ready redis-server docker-compose promtool chromium kustomize
 
 # --- run --------------------------------------------------------------------------------------------------------------
 
@@ -190,7 +191,7 @@ check: setup verify verify-package test
 
 .PHONY: verify fix
 verify: verify-format verify-lint verify-types verify-imports
-verify: verify-protos verify-telemetry verify-docs verify-locks verify-models verify-audit
+verify: verify-protos verify-telemetry verify-docs verify-locks verify-models verify-audit verify-deploy
 fix: fix-protos fix-telemetry fix-docs fix-locks fix-lint fix-format
 
 .PHONY: verify-format fix-format
@@ -266,6 +267,13 @@ verify-models: .venv/.dev
 	  || { echo "docs/models.md is not what docs/models.json says; run: make fix-models"; exit 1; }
 fix-models: .venv/.dev
 	$(BIN)/python -m tests.measured_models
+
+# Kustomize is Debian's where there is none: deploy/get-kustomize.
+.PHONY: verify-deploy kustomize
+verify-deploy: .venv/.dev kustomize
+	$(BIN)/python -m tests.deploy
+kustomize:
+	deploy/get-kustomize .cache/kustomize >/dev/null
 
 # --- package and site -------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,10 @@ containers_of = $(shell $(DOCKER) ps -aq --filter label=com.docker.compose.proje
   --filter label=com.docker.compose.service=$(1))
 LAYERS ?= $(if $(call containers_of,jaeger),observability) $(if $(call containers_of,certificates),tls) \
   $(if $(call containers_of,worker),jobs)
-COMPOSE_FILES ?= docker/compose.yaml $(LAYERS:%=docker/compose.%.yaml) \
-  $(if $(and $(filter tls,$(LAYERS)),$(filter observability,$(LAYERS))),docker/compose.tls-observability.yaml)
+# Files with the names of several layers are added where all of these are.
+combined = $(foreach file,$(sort $(wildcard docker/compose.*-*.yaml)),\
+  $(if $(filter-out $(LAYERS),$(subst -, ,$(patsubst docker/compose.%.yaml,%,$(file)))),,$(file)))
+COMPOSE_FILES ?= docker/compose.yaml $(LAYERS:%=docker/compose.%.yaml) $(combined)
 PROJECT = $(or $(COMPOSE_PROJECT_NAME),$(shell sed -n 's/^COMPOSE_PROJECT_NAME=//p' docker/.env))
 compose = $(COMPOSE) $(COMPOSE_FILES:%=-f %)
 
@@ -64,7 +66,7 @@ caller-certificates:
 	$(DOCKER) cp $(firstword $(call containers_of,certificates)):/tls/caller/. $(CALLER_CERTIFICATES)
 
 # Bundles and downloaded models go, too; `docker compose stop` keeps them.
-down: COMPOSE_FILES = docker/compose.yaml docker/compose.observability.yaml docker/compose.tls.yaml docker/compose.jobs.yaml
+down: LAYERS = observability tls jobs
 down:
 	$(compose) down --volumes --remove-orphans
 

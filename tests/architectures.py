@@ -2,11 +2,14 @@
 each has.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import safetensors.numpy
 import transformers
 
 from tests.images import IMAGE_FAMILIES, make_image_source
@@ -19,6 +22,7 @@ _LABELS = {
     "id2label": {0: "contradiction", 1: "neutral", 2: "entailment"},
     "label2id": {"contradiction": 0, "neutral": 1, "entailment": 2},
 }
+_IDENTITY = "torch.nn.modules.linear.Identity"
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 _BERT = {**_SIZES, "max_position_embeddings": MAX_TOKENS}
 # Positions begin after the padding id 1.
@@ -35,6 +39,8 @@ _HEADS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "sentence_similarity": ("AutoModel", {}),
     "rerank": ("AutoModelForSequenceClassification", {"num_labels": 1}),
     "zero_shot_classification": ("AutoModelForSequenceClassification", _LABELS),
+    "sparse_embedding": ("AutoModelForMaskedLM", {}),
+    "multi_vector_embedding": ("AutoModel", {}),
     "image_classification": ("AutoModelForImageClassification", _LABELS),
 }
 
@@ -46,6 +52,7 @@ class Architecture:
     model_type: str
     tokenizer: Callable[..., Any]
     config: Mapping[str, Any] = field(default_factory=dict)
+    is_decoder: bool = False
 
     def make_source(self, folder: Path, task: str) -> Path:
         """A small model of this architecture with a task's head, and its tokenizer."""
@@ -61,7 +68,28 @@ class Architecture:
         config = transformers.AutoConfig.for_model(
             self.model_type, vocab_size=len(tokenizer), **special, **self.config, **values
         )
-        return save(getattr(transformers, head).from_config(config), folder, tokenizer)
+        save(getattr(transformers, head).from_config(config), folder, tokenizer)
+        if task == "multi_vector_embedding":
+            _project(folder)
+        return folder
+
+
+def _project(folder: Path) -> None:
+    """Makes it a model of late interaction, as sentence-transformers saves one: 16 numbers for each token."""
+    kinds = {"Dense": "1_Dense", "Normalize": "2_Normalize"}
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    for number, (kind, path) in enumerate(kinds.items(), start=1):
+        modules.append(
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        )
+        (folder / path).mkdir()
+    dense = {"in_features": 32, "out_features": 16, "bias": False, "activation_function": _IDENTITY}
+    (folder / "1_Dense" / "config.json").write_text(json.dumps(dense | {"module_input_name": "token_embeddings"}))
+    weight = np.random.default_rng(7).standard_normal((16, 32)).astype(np.float32)
+    safetensors.numpy.save_file({"linear.weight": weight}, folder / "1_Dense" / "model.safetensors")
+    (folder / "2_Normalize" / "config.json").write_text(json.dumps({"module_input_name": "token_embeddings"}))
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "MultiVectorEncoder"}))
 
 
 _DEBERTA_3 = {
@@ -75,7 +103,25 @@ _DEBERTA_3 = {
     "position_biased_input": False,
 }
 
-TEXT_ARCHITECTURES: dict[str, Architecture] = {
+_DECODER = {**_BERT, "num_key_value_heads": 2, "head_dim": 8}
+_GEMMA = {**_DECODER, "query_pre_attn_scalar": 8, "sliding_window": 16}
+_GEMMA_3 = {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"]}
+
+# Decoders, for vectors and scores.
+DECODERS: dict[str, Architecture] = {
+    "Llama": Architecture("llama", byte_level_bpe, _DECODER, is_decoder=True),
+    "Mistral": Architecture("mistral", byte_level_bpe, {**_DECODER, "sliding_window": 16}, is_decoder=True),
+    "Qwen2": Architecture("qwen2", byte_level_bpe, _DECODER, is_decoder=True),
+    "Qwen3": Architecture("qwen3", byte_level_bpe, _DECODER, is_decoder=True),
+    "Gemma": Architecture("gemma", byte_level_bpe, _DECODER, is_decoder=True),
+    "Gemma 2": Architecture("gemma2", byte_level_bpe, _GEMMA, is_decoder=True),
+    "Gemma 3": Architecture("gemma3_text", byte_level_bpe, _GEMMA_3, is_decoder=True),
+    "Gemma 3, bidirectional": Architecture(
+        "gemma3_text", byte_level_bpe, {**_GEMMA_3, "use_bidirectional_attention": True}, is_decoder=True
+    ),
+}
+
+ENCODERS: dict[str, Architecture] = {
     "BERT": Architecture("bert", word_piece, _BERT),
     "RoBERTa": Architecture("roberta", byte_level_bpe, _ROBERTA),
     "XLM-R": Architecture("xlm-roberta", unigram, _ROBERTA),
@@ -105,13 +151,18 @@ TEXT_ARCHITECTURES: dict[str, Architecture] = {
     "BigBird": Architecture("big_bird", unigram_pairs, {**_BERT, "block_size": 16, "num_random_blocks": 1}),
     "Longformer": Architecture("longformer", byte_level_bpe, {**_ROBERTA, "attention_window": [8, 8]}),
 }
+TEXT_ARCHITECTURES = ENCODERS | DECODERS
 ARCHITECTURES = (*TEXT_ARCHITECTURES, *IMAGE_FAMILIES)
 
 
 def tasks_of(architecture: str) -> tuple[str, ...]:
     """The tasks that models of the architecture can have."""
-    is_text = architecture in TEXT_ARCHITECTURES
-    return tuple(task for task in _HEADS if (task != "image_classification") == is_text)
+    if architecture not in TEXT_ARCHITECTURES:
+        return ("image_classification",)
+    # transformers has these heads for some decoders only, and nobody publishes such models.
+    heads = ("fill_mask", "sparse_embedding", "question_answering", "token_classification")
+    lacking = heads if architecture in DECODERS else ()
+    return tuple(task for task in _HEADS if task not in ("image_classification", *lacking))
 
 
 def make_source(folder: Path, architecture: str, task: str) -> Path:

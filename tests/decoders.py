@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import transformers
 
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from tests.trained_tokenizers import byte_level_bpe
 
 # Weights are this many times as large as the architecture draws them, so that texts do not repeat one token.
@@ -47,9 +48,18 @@ DECODERS: Mapping[str, Callable[[int], Any]] = {
 }
 
 
-def save_decoder(name: str, folder: Path, **generation: Any) -> Path:
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'nobody' %}"
+    "{{ raise_exception('nobody speaks') }}{% endif %}{{ message['role'] + ': ' + message['content'] + eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+
+
+def save_decoder(name: str, folder: Path, *, chat_template: str = "", **generation: Any) -> Path:
     """Writes a decoder with its tokenizer. `generation`: fields of its generation_config."""
     tokenizer = byte_level_bpe(max_tokens=_TOKENS)
+    if chat_template:
+        tokenizer.chat_template = chat_template
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(DECODERS[name](len(tokenizer))).float().eval()
     with torch.no_grad():
@@ -60,3 +70,10 @@ def save_decoder(name: str, folder: Path, **generation: Any) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def make_writer(folder: Path) -> None:
+    """A decoder with a template for chats in `source`, and as the model `writer` in `repository`."""
+    source = save_decoder("llama", folder / "source", chat_template=CHAT_TEMPLATE)
+    request = CompileRequest(source=str(source), task="", repository=folder / "repository", name="writer", dtype="")
+    compile_bundle(request, lambda line: None)

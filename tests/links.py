@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.pages import ROOT, Link, all_pages, anchors, links
 
-_FOLDERS = ("services", "tests", "demo", "docker")
+_FOLDERS = ("services", "tests", "demo", "docker", "deploy")
 _TYPES = (".py", ".proto", ".yaml", ".mk", "")
 _NOT_OURS = {"node_modules", "__pycache__"}
 _MENTION = re.compile(r"(?<![\w/.])docs/[\w./-]*\w")

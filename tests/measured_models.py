@@ -38,6 +38,8 @@ GRAPHS: Mapping[str, tuple[str, ...]] = {
     "fill_mask": ("fill_mask",),
     "sentence_embedding": ("sentence_embedding", "sentence_similarity"),
     "feature_extraction": ("feature_extraction",),
+    "sparse_embedding": ("sparse_embedding",),
+    "multi_vector_embedding": ("multi_vector_embedding",),
     "image_classification": ("image_classification",),
 }
 _BACKENDS: Mapping[str, str] = {"openvino": "OpenVINO", "torch": "torch", "neuronx": "Neuron (double)"}
@@ -180,6 +182,13 @@ _TAIL = """
   model's inputs is left out.
 - **MobileBERT** sees of each token its neighbours too. Padding is made to look like the zeros behind a text's last
   token, so that a text has the same outputs in every batch.
+- **Decoders** (Llama, Mistral, Qwen2, Qwen3, Gemma) see what their configuration says: the tokens before each one, in
+  some layers through a window, or with `is_causal: false` and `use_bidirectional_attention` all of them. Padding is at
+  the right and changes nothing, whatever side the tokenizer names. Rerankers that answer yes or no
+  (`Qwen3ForCausalLM`) have two rows of the head and the template of their tokenizer, or that of Qwen3-Reranker's card.
+  Decoders of other kinds are refused by name. Samples have up to 4,096 tokens, where a model takes more.
+- **SPLADE** is any masked language model with `SpladePooling`; other modules of sparse models are refused by name.
+- **ColBERT** is read as sentence-transformers, PyLate and Stanford's ColBERT save it.
 - **ModernBERT** on OpenVINO computes with transformers' eager attention: windows of padding alone would be NaN in
   OpenVINO's own.
 - **BigBird** takes (5 + 2 x num_random_blocks) x block_size tokens, 704 as it is published: up to there transformers

@@ -19,7 +19,7 @@ async def infer_all(bundle_folder: Path, inputs: Sequence[TaskInput]) -> list[Ta
     bundle = read_bundle(bundle_folder)
     settings = AllSettings(repository=bundle_folder, max_requests_in_flight=len(inputs))
     async with running_stages([bundle], settings, Telemetry(), lambda stage, is_reached: None) as stages:
-        door = door_of([bundle.spec], stages, settings)
+        door = door_of([bundle.spec], stages.functions, settings)
         requests = [InferRequest(model=bundle.spec.name, input=input) for input in inputs]
         responses = await asyncio.gather(*(door.infer(request, Call()) for request in requests))
     return [response.result for response in responses]

@@ -91,3 +91,19 @@ def test_changed_tls_files_that_stay_unusable_fire(tmp_path: Path, values: str, 
     labels = {"severity": "warning", "job": "gateway", "instance": "g:9464", "neuronpipe_tls_side": "client"}
     series = {f"neuronpipe_tls_files_rejected{{{where}}}": values}
     _check(tmp_path, "NeuronpipeCertificateRejected", series, [labels] if fires else [])
+
+
+@pytest.mark.parametrize(("seconds", "fires"), [("700x10", True), ("0+55x10", False)])
+def test_jobs_that_wait_for_long_fire_once_however_many_workers_tell_of_them(
+    tmp_path: Path, seconds: str, fires: bool
+) -> None:
+    where = 'job="worker", neuronpipe_job_priority="normal"'
+    series = {f'neuronpipe_jobs_oldest_seconds{{{where}, instance="{one}:9464"}}': seconds for one in ("v", "w")}
+    labels = {"severity": "warning", "neuronpipe_job_priority": "normal"}
+    _check(tmp_path, "NeuronpipeJobsWait", series, [labels] if fires else [])
+
+
+@pytest.mark.parametrize(("dead", "fires"), [("1x10", True), ("0x10", False)])
+def test_a_job_that_was_set_aside_fires(tmp_path: Path, dead: str, fires: bool) -> None:
+    series = {'neuronpipe_jobs_dead{job="worker", instance="w:9464"}': dead}
+    _check(tmp_path, "NeuronpipeJobsDead", series, [{"severity": "warning"}] if fires else [])

@@ -20,7 +20,7 @@ from neuronpipe.jobs.settings import WorkerSettings
 from neuronpipe.local.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.neuron_executor.settings import NeuronExecutorSettings
 from neuronpipe.postprocessor.settings import PostprocessorSettings
-from neuronpipe.process.settings import ServerSettings
+from neuronpipe.process.settings import ProcessSettings, ServerSettings
 from neuronpipe.tls.files import TlsFiles, watched_tls
 from neuronpipe.tokenizer.settings import TokenizerSettings
 
@@ -37,7 +37,17 @@ _LAYERS: dict[str, tuple[str, ...]] = {
     "tls": ("tls",),
     "jobs": ("jobs",),
     "tls, observability": ("observability", "tls", "tls-observability"),
+    "tls, observability, jobs": (
+        "observability",
+        "tls",
+        "jobs",
+        "observability-jobs",
+        "tls-jobs",
+        "tls-observability-jobs",
+        "tls-observability",
+    ),
 }
+_ALL_TLS = _LAYERS["tls, observability, jobs"]
 # They end before the services start.
 _STEPS = {"compile", "certificates"}
 # service → its settings
@@ -256,8 +266,9 @@ def test_prometheus_looks_at_every_service_where_it_listens(file: str) -> None:
     looked_at = {
         job["job_name"]: [(where["names"], where["port"]) for where in job["dns_sd_configs"]] for job in scraping
     }
-    services = _merged(("observability",))["services"]
-    for name, kind in _SERVICES.items():
+    services = _merged(("observability", "jobs", "observability-jobs"))["services"]
+    kinds: dict[str, type[ProcessSettings]] = {**_SERVICES, "worker": WorkerSettings}
+    for name, kind in kinds.items():
         listen = services[name]["environment"][variable_name(kind, "metrics_listen")]
         assert looked_at.pop(name) == [([name], int(listen.rpartition(":")[2]))]
     assert looked_at == {}
@@ -310,8 +321,24 @@ def test_with_tls_a_service_shows_its_certificate_and_asks_for_the_callers(servi
     assert f"127.0.0.1:{port}" in merged[service]["healthcheck"]["test"]
 
 
+def test_with_tls_workers_and_their_redis_use_it_too() -> None:
+    merged = _merged(_ALL_TLS)["services"]
+    worker = merged["worker"]["environment"]
+    files = {"tls_certificate": "/tls/tls.crt", "tls_key": "/tls/tls.key", "tls_client_ca": "/tls/ca.crt"}
+    files |= {"gateway_tls_certificate": "/tls/tls.crt", "gateway_tls_key": "/tls/tls.key", "tls_ca": "/tls/ca.crt"}
+    assert {name: worker[variable_name(WorkerSettings, name)] for name in files} == files
+    assert worker["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] == "https://jaeger:4317"
+    gateway = merged["gateway"]["environment"][variable_name(PipelineProcessSettings, "jobs_redis_url")]
+    assert gateway == worker[variable_name(WorkerSettings, "jobs_redis_url")]
+    assert gateway.startswith("rediss://jobs-redis:6379/")
+    [port] = re.findall(r"LISTEN=0\.0\.0\.0:(\d+)", _stages()["worker"])
+    assert f"127.0.0.1:{port}" in merged["worker"]["healthcheck"]["test"]
+    plain = _merged(("jobs",))["services"]["jobs-redis"]["command"]
+    assert merged["jobs-redis"]["command"][: len(plain)] == plain
+
+
 def test_nobody_but_its_maker_has_the_authoritys_key_and_everybody_has_their_own_only() -> None:
-    merged = _merged(("observability", "tls", "tls-observability"))["services"]
+    merged = _merged(_ALL_TLS)["services"]
     mounted: dict[str, set[str]] = {}
     for name, service in merged.items():
         for mount in service.get("volumes", []):
@@ -320,9 +347,9 @@ def test_nobody_but_its_maker_has_the_authoritys_key_and_everybody_has_their_own
                 mounted.setdefault(source, set()).add(name)
     maker = {"certificates"}
     assert mounted.pop("tls-authority") == mounted.pop("tls-caller") == maker
-    holders = {*_SERVICES, "redis", "jaeger", "prometheus"}
+    holders = [*_SERVICES, "worker", "redis", "jobs-redis", "jaeger", "prometheus"]
     assert mounted == {f"tls-{name}": {name} | maker for name in holders}
-    assert merged["certificates"]["command"][1:] == [*_SERVICES, "redis", "jaeger", "prometheus", "caller"]
+    assert merged["certificates"]["command"][1:] == [*holders, "caller"]
     made = re.findall(r"for name in (.*); do", _stages()["certificates"])
     assert made == [" ".join(["authority", *merged["certificates"]["command"][1:]])]
 

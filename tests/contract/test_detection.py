@@ -111,6 +111,14 @@ def _modules(*kinds: str) -> list[dict[str, Any]]:
             "sentence_embedding",
             "modules.json",
         ),
+        ({"architectures": ["HF_ColBERT"]}, "multi_vector_embedding", "HF_ColBERT"),
+        ({"architectures": ["BertModel"], "tags": "ColBERT, PyLate"}, "multi_vector_embedding", "BertModel"),
+        ({"architectures": ["BertForMaskedLM"], "tags": "splade"}, "sparse_embedding", "BertForMaskedLM; README.md"),
+        (
+            {"files": {"modules.json": _modules("MLMTransformer", "SpladePooling")}},
+            "sparse_embedding",
+            "modules.json",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -126,11 +134,12 @@ def test_a_models_task_is_found_with_the_reason(
     [
         (
             {"model_type": "gpt2", "architectures": ["GPT2Model"]},
-            "GPT2Model is a decoder, which writes text; the only task of decoders is text-generation",
+            "GPT2Model is a decoder, which writes text; the only task of such decoders is text-generation; vectors and "
+            "scores are made by those of the kinds gemma, ",
         ),
         (
-            {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
-            "LlamaForSequenceClassification is a decoder",
+            {"model_type": "opt", "architectures": ["OPTForSequenceClassification"]},
+            "OPTForSequenceClassification is a decoder",
         ),
         (
             {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
@@ -159,7 +168,7 @@ def test_a_model_that_no_task_can_serve_is_refused_whatever_the_task(
 @pytest.mark.parametrize(
     ("architecture", "task", "message"),
     [
-        ("GPT2LMHeadModel", "text_classification", "is a decoder, which writes text; the only task of decoders is"),
+        ("GPT2LMHeadModel", "text_classification", "is a decoder, which writes text; the only task of such decoders"),
         ("GPT2Model", "text_generation", "does not write text: text-generation is for decoders, which end in"),
     ],
 )
@@ -184,20 +193,8 @@ def test_text_generation_is_for_decoders_only_and_the_reverse(
             "config.json names no architecture, so its task is not known; choose one with --task",
         ),
         (
-            {"architectures": ["HF_ColBERT"]},
-            "compares texts token by token .ColBERT., .* --task feature-extraction serves",
-        ),
-        ({"architectures": ["BertModel"], "tags": "ColBERT, PyLate"}, "compares texts token by token"),
-        (
-            {"architectures": ["BertForMaskedLM"], "tags": "splade"},
-            "makes sparse vectors .SPLADE., for which there is no task",
-        ),
-        (
-            {
-                "architectures": ["BertForMaskedLM"],
-                "files": {"modules.json": _modules("MLMTransformer", "SpladePooling")},
-            },
-            "makes sparse vectors",
+            {"architectures": ["BertModel"], "tags": "splade"},
+            "makes sparse vectors, and BertModel has no head of a masked language model",
         ),
         (
             {

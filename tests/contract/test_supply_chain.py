@@ -20,6 +20,8 @@ from cyclonedx.validation.json import JsonStrictValidator
 from neuronpipe import __version__
 from tests.pages import ROOT
 
+pytestmark = pytest.mark.sampled
+
 _DOCKER = ROOT / "docker"
 
 

@@ -24,7 +24,8 @@ PROJECT = "neuronpipe-e2e"
 SERVICES = ("gateway", "tokenizer", "neuron-executor", "postprocessor")
 _FILES = ("docker/compose.yaml", "docker/compose.observability.yaml")
 _TLS_FILES = ("docker/compose.tls.yaml", "docker/compose.tls-observability.yaml")
-_JOB_FILES = ("docker/compose.jobs.yaml",)
+_JOB_FILES = ("docker/compose.jobs.yaml", "docker/compose.observability-jobs.yaml")
+_TLS_JOB_FILES = ("docker/compose.tls-jobs.yaml", "docker/compose.tls-observability-jobs.yaml")
 _LAST_FILES = ("tests/e2e/compose.e2e.yaml",)
 # Grafana cannot be made from Debian's packages.
 _STARTED = (*SERVICES, "redis", "jaeger", "prometheus")
@@ -107,7 +108,7 @@ class Stack:
 
     def down(self) -> None:
         """Ends it and deletes what it has made, with any layer."""
-        self._files = (*_FILES, *_TLS_FILES, *_JOB_FILES, *_LAST_FILES)
+        self._files = (*_FILES, *_TLS_FILES, *_JOB_FILES, *_TLS_JOB_FILES, *_LAST_FILES)
         self.make("down")
 
     def image(self, service: str) -> str:
@@ -155,9 +156,10 @@ class Stack:
 
     @contextmanager
     def with_jobs(self) -> Iterator[None]:
-        """The same stack with the layer jobs for the time of a block."""
+        """The same stack with the layer jobs for the time of a block, in which it may have the layer tls already."""
         before = self._files
-        self._files = (*_FILES, *_JOB_FILES, *_LAST_FILES)
+        with_tls = before[: -len(_LAST_FILES)] != _FILES
+        self._files = (*before[: -len(_LAST_FILES)], *_JOB_FILES, *(_TLS_JOB_FILES if with_tls else ()), *_LAST_FILES)
         try:
             self.up("worker", "jobs-redis")
             yield

@@ -21,6 +21,8 @@ def test_a_job_is_answered(jobs: Stack) -> None:
         request = classify("a fine day")
         (outcome,) = client.submit([request]).wait(60)
         assert outcome.response.result == client.infer(request).result
+    (worker,) = jobs.containers("worker")
+    assert jobs.metric(worker, "neuronpipe_jobs_ended_total") >= 1
 
 
 def test_jobs_outlive_a_worker_and_a_redis_that_are_killed(jobs: Stack) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from neuronpipe.client import AsyncClient, TlsFiles
+from neuronpipe.client import AsyncClient, Client, TlsFiles
 from neuronpipe.core.errors import Unavailable
 from tests.e2e.load import TEXTS, ask
 from tests.e2e.stack import ROOT, SERVICES, Container, Stack, wait_until
@@ -92,3 +92,10 @@ def test_redis_is_used(stack: Stack, caller: Path) -> None:
     [redis] = stack.containers("redis")
     options = ["--tls", "--cacert", "/tls/ca.crt", "--cert", "/tls/tls.crt", "--key", "/tls/tls.key"]
     assert int(stack.docker("exec", redis.id, "redis-cli", *options, "DBSIZE").split()[-1]) > 0
+
+
+def test_a_job_is_answered(stack: Stack, caller: Path) -> None:
+    with stack.with_jobs(), Client(stack.target, tls=_files(caller)) as client:
+        request = classify("a fine day")
+        (outcome,) = client.submit([request]).wait(60)
+        assert outcome.response.result == client.infer(request).result

@@ -89,7 +89,7 @@ async def local_system(repository: Path) -> AsyncIterator[System]:
     bundles, telemetry = read_repository(repository), Telemetry()
     async with (
         running_stages(bundles, settings, telemetry, lambda stage, is_reached: None) as stages,
-        running_gateway(bundles, stages, settings, settings, telemetry) as gateway,
+        running_gateway(bundles, stages.functions, settings, settings, telemetry) as gateway,
     ):
         yield LocalSystem(Door(NativeDoor(gateway.pipeline, gateway.catalog, settings)))
 

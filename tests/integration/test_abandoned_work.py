@@ -18,7 +18,7 @@ from neuronpipe.core.errors import DeadlineExceeded
 from tests.integration.requests import classify
 from tests.integration.systems import make_slow
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 
 @pytest_asyncio.fixture(scope="module", params=["one process", "four processes"])

@@ -25,7 +25,7 @@ from neuronpipe.rpc.health_check import check_health
 from tests.integration.guarded import Guarded, fails_with, guarded_server, make_files, until
 from tests.unit.gateway.callers.jwks import Issuer
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _REFUSAL = "no valid API key, token or client certificate came with the call"
 _TEXT = "Ann lives in a house in Paris."

@@ -17,7 +17,7 @@ from neuronpipe.api.v1.inference_pb2 import InferResponse
 from neuronpipe.client import AsyncClient
 from tests.integration.requests import classify
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _STAGES = {
     "tokenizer": "--tokenizer-target",

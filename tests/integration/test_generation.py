@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import transformers
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import GenerateResponse, InferRequest, Priority
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, TaskInput, TokenizationInput, Truncation
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.client import (
     AsyncClient,
     Client,
@@ -23,7 +23,7 @@ from neuronpipe.client import (
     WrongTask,
 )
 from neuronpipe.client.generation import generation_request
-from tests.decoders import save_decoder
+from tests.decoders import make_writer
 from tests.integration.systems import two_processes
 from tests.shared_folder import shared_folder
 
@@ -35,15 +35,9 @@ _MANY = 64
 _METRICS = ("--metrics-listen", "127.0.0.1:0")
 
 
-def _make(folder: Path) -> None:
-    source = save_decoder("llama", folder / "source")
-    request = CompileRequest(source=str(source), task="", repository=folder / "repository", name="writer", dtype="")
-    compile_bundle(request, lambda line: None)
-
-
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_folder(tmp_path_factory, "writer", _make) / "repository"
+    return shared_folder(tmp_path_factory, "writer", make_writer) / "repository"
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +83,55 @@ async def test_chunks_are_the_text_that_infer_returns(client: AsyncClient) -> No
     assert (await client.infer(_request(max_new_tokens=24))).result == last.response.result
 
 
+def _said(content: str, role: str = "user") -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+_CHAT = [_said("Be brief.", "system"), _said("What is a module?</s>")]
+
+
+async def test_messages_are_what_their_template_makes_of_them(client: AsyncClient, repository: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(repository.parent / "source")
+    ids = tokenizer.apply_chat_template(
+        _CHAT, add_generation_prompt=True, return_dict=False, sanitize_control_tokens=True
+    )
+    events = [event async for event in client.generate("writer", messages=_CHAT, max_new_tokens=12)]
+    assert events[0].start.prompt_tokens == len(ids)
+    text = await client.generate_text("writer", messages=_CHAT, max_new_tokens=12)
+    assert events[-1].response.result.text_generation.sequences[0] == text
+    assert (await client.get_model("writer")).has_chat_template
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (
+            {"messages": [_said("hi", "nobody")]},
+            "messages: the model's template refuses them: nobody speaks",
+        ),
+        ({"messages": [_said("hi", "")]}, "messages[0].role: has 0 characters, must have 1 to 64"),
+        (
+            {"messages": [_said("a\0")]},
+            "messages[0].content: has the character NUL at position 1",
+        ),
+        ({"messages": []}, "prompt: is empty"),
+        ({"messages": _CHAT * 513}, "messages: 1026 messages, the limit is 1024"),
+        ({"messages": _CHAT, "truncation": Truncation.TRUNCATION_LEFT}, "truncation: is for prompts"),
+        (
+            {"messages": [_said("module " * 500)]},
+            "the model takes 192 together; lower max_new_tokens",
+        ),
+        ({"messages": _CHAT, "prompt": "both"}, "prompt: give either a prompt or messages"),
+        ({"messages": [{"role": "user", "text": "hi"}]}, "messages: takes messages, each with a role and a content"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_bad_messages_are_refused_by_name(client: AsyncClient, given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        await client.generate_text("writer", **given)
+    assert problem in refused.value.message
+
+
 async def test_a_seed_gives_the_same_text_alone_and_among_others(client: AsyncClient) -> None:
     alone = await client.generate_text("writer", _PROMPT, max_new_tokens=16, do_sample=True, seed=5)
     requests = [_request(max_new_tokens=16, do_sample=True, seed=seed) for seed in range(8)]
@@ -96,6 +139,21 @@ async def test_a_seed_gives_the_same_text_alone_and_among_others(client: AsyncCl
     among = [one.response.result.text_generation.sequences[0] for one in outcomes]
     assert among[5] == alone
     assert len({one.text for one in among}) > 1
+
+
+async def test_several_texts_are_those_of_seeds_in_a_row(client: AsyncClient) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": True, "temperature": 1.5}
+    seeds = ((1 << 64) - 1, 0, 1)
+    alone = [await client.generate_text("writer", _PROMPT, seed=seed, **options) for seed in seeds]
+    events = await _generate(client, num_return_sequences=3, seed=seeds[0], stop_strings=["never said"], **options)
+    response = events[-1].response
+    assert list(response.result.text_generation.sequences) == alone
+    for number, text in enumerate(alone):
+        chunks = [event.chunk for event in events if event.HasField("chunk") and event.chunk.sequence == number]
+        assert "".join(chunk.text for chunk in chunks) == text.text
+        assert [token for chunk in chunks for token in chunk.token_ids] == list(text.token_ids)
+    assert response.usage.generated_tokens == sum(len(one.token_ids) for one in alone)
+    assert (response.usage.tokens, events[0].start.prompt_tokens) == (9, 9)
 
 
 async def test_a_stop_string_ends_the_text_before_it(client: AsyncClient) -> None:
@@ -150,6 +208,9 @@ async def test_other_tasks_of_texts_are_refused(client: AsyncClient) -> None:
         ({"do_sample": True, "temperature": float("nan")}, "options.temperature: nan, must be more than 0"),
         ({"do_sample": True, "top_p": 1.5}, "options.top_p: 1.5, must be more than 0, and at most 1"),
         ({"do_sample": True, "min_p": -0.1}, "options.min_p: -0.1, must be 0 to 1"),
+        ({"num_return_sequences": 2}, "options.num_return_sequences: more than 1 text need do_sample"),
+        ({"do_sample": True, "num_return_sequences": 17}, "options.num_return_sequences: 17, must be 1 to 16"),
+        ({"do_sample": True, "num_return_sequences": 0}, "options.num_return_sequences: 0, must be 1 to 16"),
         ({"repetition_penalty": 101.0}, "options.repetition_penalty: 101, must be more than 0, and at most 100"),
         ({"stop_strings": [""]}, "options.stop_strings: one has 0 characters, must have 1 to 256"),
         ({"stop_strings": ["a" * 10_000]}, "options.stop_strings: one has 10000 characters"),

@@ -132,7 +132,7 @@ def test_what_clients_expect_and_do_not_get(
             client.embed(model="minilm", texts=["a"], input_type="search_query", embedding_types=["float"])
         with pytest.raises(cohere.BadRequestError):
             client.rerank(model="reranker", query="Who sat?", documents=["a"], max_tokens_per_doc=9)
-    with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="prompt_name: is not supported"):
+    with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="prompt_name: is none of the model's prompts"):
         hub("minilm").feature_extraction(_TEXT, prompt_name="query")
     with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match=r"parameters\.max_seq_len: is not supported"):
         hub("answerer").question_answering(question="Who?", context=_TEXT, max_seq_len=9)

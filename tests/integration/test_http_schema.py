@@ -26,7 +26,7 @@ _CHECKS = (
 )
 # What is answered with 501, as its summary says; and the console's path, which is not in the document.
 _LEFT_OUT = (
-    r"^/$|^/embed_sparse|^/v2/(cuda|system)sharedmemory|^/v2/(logging|trace)|^/v2/repository/models/|/trace/setting"
+    r"^/$|^/v2/(cuda|system)sharedmemory|^/v2/(logging|trace)|^/v2/repository/models/|/trace/setting"
     r"|^/v1/jobs|/async-invocations$"  # this gateway has no Redis for jobs
 )
 # Words that lead to a model, of which made-up ones hardly ever do.

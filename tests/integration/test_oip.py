@@ -246,7 +246,7 @@ def test_what_the_server_says(answers: dict[str, Any], door: str) -> None:
         one for one in (said["index"] if door == "http" else said["index"]["models"]) if one["name"] == "minilm/raw"
     ).items()
     for refused in ("load", "unload"):
-        assert "models are fixed at start" in said[refused][1]
+        assert "models are loaded as the registry of the repository says" in said[refused][1]
     assert "there is no shared memory" in said["shared memory"][1]
     if door == "grpc":
         assert said["load"][0] == said["shared memory"][0] == "UNIMPLEMENTED"

@@ -94,10 +94,11 @@ def test_embed_all(ask: Ask, ours: Client) -> None:
     assert [len(one["token_embeddings"]) for one in streamed] == [len(vectors), 3]
 
 
-def test_sparse_vectors_are_said_to_be_missing(ask: Ask) -> None:
+def test_sparse_vectors_are_for_models_that_make_them(ask: Ask) -> None:
     for rpc in ("Embed/EmbedSparse", "Embed/EmbedSparseStream"):
-        answer = ask(rpc, {"inputs": "a"})
-        assert (answer["code"], answer["details"]) == ("FAILED_PRECONDITION", "no task makes sparse vectors")
+        answer = ask(rpc, {"inputs": "a"}, neuronpipe_model="minilm")
+        assert answer["code"] == "FAILED_PRECONDITION"
+        assert answer["details"].startswith("model 'minilm' has the task sentence_embedding")
 
 
 def _labels(scored: Any) -> dict[str, Any]:
@@ -180,7 +181,12 @@ def test_info(ask: Ask) -> None:
             "INVALID_ARGUMENT",
             "inputs: 602 tokens, the model takes 256; set truncation to cut",
         ),
-        ({"inputs": "a", "prompt_name": "query"}, {}, "INVALID_ARGUMENT", "prompt_name: is not supported"),
+        (
+            {"inputs": "a", "prompt_name": "query"},
+            {},
+            "INVALID_ARGUMENT",
+            "prompt_name: is none of the model's prompts; they are: none",
+        ),
         ({"inputs": "a"}, {"neuronpipe_model": "classifier"}, "FAILED_PRECONDITION", ""),
         ({"inputs": "a"}, {"neuronpipe_model": "none"}, "NOT_FOUND", ""),
         ({"inputs": "a"}, {"neuronpipe_version": "7"}, "NOT_FOUND", "model 'minilm' has no version 7; it has: 1"),

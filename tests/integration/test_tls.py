@@ -30,7 +30,7 @@ from tests.certificates import Authority
 from tests.integration.requests import classify
 from tests.integration.tls_files import STAGES, Deployment
 
-pytestmark = pytest.mark.local_only
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 # How long certificates are replaced under load; `make soak` takes a minute.
 _ROTATION_S = float(os.environ.get("NEURONPIPE_ROTATION_S", "4"))

@@ -12,13 +12,13 @@ import pytest_asyncio
 import transformers
 
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TextClassificationInput, Truncation
-from tests.architectures import TEXT_ARCHITECTURES, make_source
+from tests.architectures import ENCODERS, make_source
 from tests.oracle.comparison import Comparison
 from tests.oracle.serving import Served, serving
 from tests.oracle.texts import PICKED, generated
 from tests.sampling import Sample
 
-_ARCHITECTURES = [name for name in TEXT_ARCHITECTURES if name != "Longformer"]
+_ARCHITECTURES = [name for name in ENCODERS if name != "Longformer"]
 # Not those with the names of special tokens: the tokenizers' suites say what becomes of them.
 _TEXTS = [text for text in PICKED if "[CLS]" not in text] + [*generated(41, 16), *generated(42, 4, words=(60, 150))]
 # Logits of up to 50, where sums of float32 in another order differ by more than scores do.

@@ -124,8 +124,13 @@ async def test_texts_equal_those_of_the_pipeline_with_its_own_defaults(
     if family == "bart":
         own |= {"num_beams": 3, "length_penalty": 2.0, "early_stopping": True}
     source = save_encoder_decoder(family, tmp_path / "source", forced_bos_token_id=0, forced_eos_token_id=2, **own)
-    given: list[dict[str, Any]] = [{}, {"num_beams": 1}, {"num_beams": 2, "length_penalty": 0.5}, {"max_new_tokens": 20}]
-    every = [
+    given: list[dict[str, Any]] = [
+        {},
+        {"num_beams": 1},
+        {"num_beams": 2, "length_penalty": 0.5},
+        {"max_new_tokens": 20},
+    ]
+    every: list[dict[str, Any]] = [
         {"text": text, "options": given[number % 4]} for number, text in enumerate(generated(45, 60, words=(5, 90)))
     ]
     cases = sample.draw(every, lambda case: case["options"], at_least=60)

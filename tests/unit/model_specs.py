@@ -22,6 +22,8 @@ _OUTPUTS = {
     "text_generation": (),
     "summarization": (),
     "translation": (),
+    "sparse_embedding": (OutputSpec(name="sparse_embedding", axes=(6,)),),
+    "multi_vector_embedding": (OutputSpec(name="token_embeddings", axes=("tokens", 4)),),
 }
 
 # The facts without a default, and [CLS].
@@ -32,6 +34,7 @@ _FACTS: dict[str, dict[str, Any]] = {
     "question_answering": {"cls_token_id": 1},
     "fill_mask": {"mask_token": "[M]", "mask_token_id": 3},
     "zero_shot_classification": {"entailment_id": 2},
+    "multi_vector_embedding": {"embedding_dimensions": 4, "query": {"max_tokens": 8}, "document": {"max_tokens": 16}},
 }
 _LABELS = {"text_classification": ("a", "b", "c"), "token_classification": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")}
 

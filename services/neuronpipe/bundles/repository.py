@@ -97,11 +97,16 @@ def read_trusted_repository(repository: Path, trusted_keys: Path | None) -> list
 
     Raises SetupError also for keys that cannot be read.
     """
-    if trusted_keys is None:
-        return read_repository(repository)
+    return read_repository(repository, read_trusted_keys(trusted_keys))
+
+
+def read_trusted_keys(path: Path | None) -> "TrustedKeys | None":
+    """The keys of a file or folder; None takes every bundle. Raises SetupError."""
+    if path is None:
+        return None
     from neuronpipe.bundles.signing import TrustedKeys  # cryptography takes long to import
 
-    return read_repository(repository, TrustedKeys.read(trusted_keys))
+    return TrustedKeys.read(path)
 
 
 def read_repository(repository: Path, trusted: "TrustedKeys | None" = None) -> list[Bundle]:

@@ -2,25 +2,26 @@
 
 import asyncio
 import enum
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Generic, TypeVar
 
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError, Unavailable
 from neuronpipe.core.items import ModelKey
-from neuronpipe.core.model import ModelSpec, ModelTable
+from neuronpipe.core.model import ModelRoute, ModelSpec, ModelTable
 
 ResourceT = TypeVar("ResourceT")
 
 
 class ModelState(enum.Enum):
-    """The states of a served model, in order."""
+    """The states of a served model, in order; `failed` is one that could not be loaded."""
 
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
     CLOSED = "closed"
+    FAILED = "failed"
 
 
 class ServedModel(Generic[ResourceT]):
@@ -85,11 +86,49 @@ class ServedModels(Generic[ResourceT]):
         self.table: ModelTable[ServedModel[ResourceT]] = ModelTable({})
         self._watchers: list[Callable[[], None]] = []
         self._opening: set[ModelKey] = set()
+        # Why versions that shall be served are not. Replaced on every change, as the table is.
+        self.problems: Mapping[ModelKey, str] = {}
+        # Of each gateway that uses these models, those that it may send items for; None: any.
+        self._needed_by: dict[object, frozenset[ModelKey] | None] = {}
+        self.needs_changed: Callable[[], None] = lambda: None
 
     @property
     def keys(self) -> frozenset[ModelKey]:
         """The models that are ready."""
         return frozenset(model.key for model in self.table)
+
+    def holds(self, key: ModelKey) -> bool:
+        """Whether a model is ready."""
+        return key in self.keys
+
+    def problem_of(self, key: ModelKey) -> str:
+        """Why a version that shall be served is not; empty if nothing is wrong."""
+        return self.problems.get(key, "")
+
+    def tell_problems(self, problems: Mapping[ModelKey, str]) -> None:
+        """Sets the problems of all versions."""
+        if problems != self.problems:
+            self.problems = problems
+            self._tell()
+
+    def need(self, user: object, keys: frozenset[ModelKey] | None) -> None:
+        """Says what a gateway may send items for from now on; None: any."""
+        self._needed_by[user] = keys
+        self.needs_changed()
+
+    def forget(self, user: object) -> None:
+        """A gateway has gone."""
+        self._needed_by.pop(user, None)
+        self.needs_changed()
+
+    def is_needed(self, key: ModelKey) -> bool:
+        """Whether a gateway may still send items for a model."""
+        return any(keys is None or key in keys for keys in self._needed_by.values())
+
+    def route(self, routes: Mapping[str, ModelRoute]) -> None:
+        """Sets which version answers which request."""
+        if routes != self.table.declared_routes:
+            self._replace(list(self.table), routes)
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Calls `changed` after each change of the table, until the returned function is called."""
@@ -117,8 +156,12 @@ class ServedModels(Generic[ResourceT]):
             self._replace([model for model in self.table if model.key != key])
             await closing[0].close()
 
-    def _replace(self, models: list[ServedModel[ResourceT]]) -> None:
-        self.table = ModelTable({(model.spec.name, model.spec.version): model for model in models})
+    def _replace(self, models: list[ServedModel[ResourceT]], routes: Mapping[str, ModelRoute] | None = None) -> None:
+        routes = self.table.declared_routes if routes is None else routes
+        self.table = ModelTable({(model.spec.name, model.spec.version): model for model in models}, routes)
+        self._tell()
+
+    def _tell(self) -> None:
         for changed in list(self._watchers):
             changed()
 

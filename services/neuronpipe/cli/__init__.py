@@ -18,7 +18,7 @@ from neuronpipe.cli.request import use_key_of
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 
 COMMANDS = (
-    *("compile", "bundle", "accept", "serve", "infer", "generate", "job", "transform", "trace"),
+    *("compile", "bundle", "registry", "accept", "serve", "infer", "generate", "job", "transform", "trace"),
     *("models", "health", "load", "cache", "key", "completion"),
 )
 

@@ -40,6 +40,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="sign the bundle with this ed25519 private key, in PEM form without a passphrase; see `neuronpipe bundle`",
     )
+    parser.add_argument(
+        "--approve",
+        action="store_true",
+        help="approve the new version in the repository's registry; see `neuronpipe registry`",
+    )
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
     parser.add_argument(
         "--merge-adapter",
@@ -204,7 +209,14 @@ def _compile(options: argparse.Namespace) -> Path:
         base_model=options.base_model,
         signing_key=signing_key,
     )
-    return compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True)).folder
+    bundle = compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True))
+    if options.approve:
+        from neuronpipe.bundles.registry import Signed
+        from neuronpipe.bundles.registry_file import change_registry
+
+        signed = Signed(note="compiled with --approve")
+        change_registry(options.repository, lambda registry: registry.approve(bundle, signed), signed, bundle.key)
+    return bundle.folder
 
 
 def _signing_key(path: Path | None) -> "SigningKey | None":

@@ -1,4 +1,4 @@
-"""`neuronpipe generate`: continues a prompt, and prints the text as it comes."""
+"""`neuronpipe generate`: continues a prompt or a chat, and prints the text as it comes."""
 
 import argparse
 import sys
@@ -32,10 +32,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     completed_by(parser.add_argument("--model", required=True, metavar="M", help="the model's name"), complete_models)
     parser.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
-    prompt = parser.add_argument(
-        "--prompt", required=True, metavar="TEXT", help="the text to continue, or @FILE, or - for standard input"
+    given = parser.add_mutually_exclusive_group(required=True)
+    prompt = given.add_argument(
+        "--prompt", metavar="TEXT", help="the text to continue, or @FILE, or - for standard input"
     )
     completed_by(prompt, complete_at_file)
+    given.add_argument(
+        "--message",
+        action="append",
+        nargs=2,
+        metavar=("ROLE", "TEXT"),
+        help="in place of a prompt, a message of a chat (roles: system, user, assistant), or @FILE; several in their "
+        "order",
+    )
     parser.add_argument("--do-sample", action="store_true", default=None, help="draw tokens at random")
     for name, (kind, text) in _NUMBERS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N" if kind is int else "X", help=text)
@@ -63,10 +72,16 @@ def run(options: argparse.Namespace) -> None:
 
     names = ("do_sample", *_NUMBERS, "stop_strings", "stop_token_ids")
     given: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
-    prompt = read_text(options.prompt, "--prompt")
+    prompt = None if options.prompt is None else read_text(options.prompt, "--prompt")
+    messages = options.message and [
+        {"role": role, "content": read_text(text, "--message")} for role, text in options.message
+    ]
     truncation = Truncation.Value(f"TRUNCATION_{options.truncation.upper()}")
     with Client(options.target, timeout_s=options.timeout_s, tls=tls_files(options)) as client:
-        for event in client.generate(options.model, prompt, truncation=truncation, version=options.version, **given):
+        events = client.generate(
+            options.model, prompt, messages=messages, truncation=truncation, version=options.version, **given
+        )
+        for event in events:
             if options.output == "json":
                 print(json_format.MessageToJson(event, preserving_proto_field_name=True, indent=None), flush=True)
             elif event.HasField("response"):

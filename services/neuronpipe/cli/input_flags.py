@@ -25,6 +25,7 @@ _TEXT = {
     "source": "what the texts are compared with",
     "source_language": "translation: the language of the text, as the model names it",
     "target_language": "translation: the language of the translation, as the model names it",
+    "prompt_name": "sentence-embedding, sparse-embedding: the prompt to put before the text, by its name",
     "hypothesis_template": "zero-shot-classification: a sentence with {} in place of the label",
 }
 _TEXTS = {
@@ -44,6 +45,7 @@ _NUMBERS = {"token_ids": "ids of the model's own tokenizer, in place of a text"}
 _SWITCH = {
     "allow_no_answer": "question-answering: having no answer is one, too",
     "keep_all_labels": "token-classification: leave no label out",
+    "is_query": "multi-vector-embedding: the text is a query, not a document",
     "multi_label": "zero-shot-classification: any number of labels may fit",
     "skip_special_tokens": "tokenization, detokenization: leave out tokens such as [CLS]",
     "skip_normalize": "sentence-embedding: do not scale the vector to length one",
@@ -56,13 +58,14 @@ _CHOICE = {
         "token-classification: how tokens become entities (default: simple)",
     ),
     "pooling": ("none cls mean", "feature-extraction: what becomes of the token vectors (default: none)"),
+    "precision": ("float32 binary ubinary", "sentence-embedding: the vector's numbers, or a bit for each"),
     "type": ("float32 float16 int8", "feature-extraction: the numbers' type on the wire (default: float32)"),
 }
 _IMAGE = {"image": "a JPEG, PNG or WebP file, or -; repeat it for several inputs"}
 FIELDS = (*_TEXT, *_TEXTS, *_NUMBER, *_NUMBERS, *_SWITCH, *_CHOICE, *_IMAGE)
 # Several values of these are several inputs.
 _REPEATED = ("text", "image")
-_OPTIONS = ("hypothesis_template", "ignore_labels", "targets", "source_language", "target_language")
+_OPTIONS = ("hypothesis_template", "ignore_labels", "prompt_name", "targets", "source_language", "target_language")
 # Task → the fields without which it has no input.
 NEEDED: Mapping[str, Sequence[str]] = {
     "text_classification": ("text",),
@@ -78,6 +81,8 @@ NEEDED: Mapping[str, Sequence[str]] = {
     "text_generation": ("prompt",),
     "summarization": ("text",),
     "translation": ("text",),
+    "sparse_embedding": ("text",),
+    "multi_vector_embedding": ("text",),
     "tokenization": ("text",),
     "detokenization": ("token_ids",),
 }

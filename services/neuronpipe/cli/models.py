@@ -1,6 +1,7 @@
 """`neuronpipe models`: lists what a gateway serves."""
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.request import add_target, tasks_of
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
 HELP = "list the models that a gateway serves"
 EXTRA = ""
 
-# A star marks the version that requests without a version get.
-_COLUMNS = ("MODEL", "VERSION", "TASKS", "TOKENS", "BACK END", "DTYPE", "ARCHITECTURE")
+# A star marks the version that requests without a version get, or most of them.
+_COLUMNS = ("MODEL", "VERSION", "TASKS", "TOKENS", "BACK END", "DTYPE", "ARCHITECTURE", "STATE", "ALIASES", "SHARE")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,15 +24,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints a line for each version of each model. Raises the errors of the call."""
+    """Prints a line for each version of each model, and what is wrong with any. Raises the errors of the call."""
     from neuronpipe.client import Client
 
     with Client(options.target, timeout_s=options.timeout_s, tls=tls_files(options)) as client:
         models = client.list_models()
     print_table([_COLUMNS, *map(_row, models)])
+    for model in models:
+        if model.problem:
+            print(f"{model.name} version {model.version}: {model.problem}", file=sys.stderr)
 
 
 def _row(model: "Model") -> tuple[str, ...]:
+    from neuronpipe.api.v1.models_pb2 import VersionState
+
     return (
         model.name,
         model.version + ("*" if model.is_default else ""),
@@ -40,4 +46,7 @@ def _row(model: "Model") -> tuple[str, ...]:
         ",".join(model.backends),
         model.dtype,
         model.architecture,
+        VersionState.Name(model.state).removeprefix("VERSION_STATE_").lower() if model.state else "",
+        ",".join(model.aliases),
+        f"{model.share:.3g}",
     )

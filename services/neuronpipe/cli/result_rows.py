@@ -39,7 +39,14 @@ _TABLES: Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]] = {
     "text_classification": ("SCORE LABEL", _labels),
     "zero_shot_classification": ("SCORE LABEL", _labels),
     "image_classification": ("SCORE LABEL", _labels),
-    "sentence_embedding": ("SHAPE VECTOR", lambda result, _: [(len(result.embedding), _numbers(result.embedding))]),
+    "sentence_embedding": (
+        "SHAPE VECTOR",
+        lambda result, _: [
+            (f"{len(result.packed)} bytes", _numbers(result.packed))
+            if result.packed
+            else (len(result.embedding), _numbers(result.embedding))
+        ],
+    ),
     "feature_extraction": ("SHAPE VECTOR", lambda result, _: [_features(to_array(result))]),
     "sentence_similarity": ("SCORE TEXT", lambda result, given: zip(result.scores, given.texts, strict=True)),
     "rerank": (
@@ -63,6 +70,11 @@ _TABLES: Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]] = {
     "text_generation": ("TEXT", _texts),
     "summarization": ("TEXT", _texts),
     "translation": ("TEXT", _texts),
+    "multi_vector_embedding": ("SHAPE VECTOR", lambda result, _: [_features(to_array(result))]),
+    "sparse_embedding": (
+        "WEIGHT ID TOKEN",
+        lambda result, _: ((one.weight, one.token_id, one.token) for one in result.weights),
+    ),
     "tokenization": (
         "ID SPECIAL START END TEXT",
         lambda result, _: (

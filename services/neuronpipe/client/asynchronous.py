@@ -24,7 +24,7 @@ from neuronpipe.api.v1.jobs_pb2_grpc import JobServiceStub
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Model
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
 from neuronpipe.api.v1.tasks_pb2 import Truncation
-from neuronpipe.client.generation import Options, generation_request
+from neuronpipe.client.generation import Messages, Options, generation_request
 from neuronpipe.client.jobs import AsyncJob, JobCalls, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
@@ -165,20 +165,28 @@ class AsyncClient(TaskMethods):
     def generate(
         self,
         model: str,
-        prompt: str,
+        prompt: str | None = None,
         *,
+        messages: Messages | None = None,
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
         timeout_s: float | None = None,
         **options: Unpack[Options],
     ) -> AsyncGenerator[GenerateResponse, None]:
-        """Continues a prompt, and yields the text as it comes: a start, chunks, and a response with the whole of it.
+        """Continues a prompt, or messages of a chat, and yields the text as it comes: a start, chunks, and a response
+        with the whole of it.
 
         `chunk.text` is empty in all but chunks. `options` are the fields of GenerationOptions. A caller who needs no
         more closes the generator, which ends the call.
         """
         request = generation_request(
-            model, prompt, options, truncation=truncation, version=version, priority=self._priority
+            model,
+            prompt,
+            options,
+            messages=messages,
+            truncation=truncation,
+            version=version,
+            priority=self._priority,
         )
         return self.stream(request, timeout_s=timeout_s)
 

@@ -1,9 +1,9 @@
-"""Converts the bytes of a feature extraction result to an array."""
+"""Converts the bytes of a result with token vectors to an array."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionResult, FeatureType
+from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionResult, FeatureType, MultiVectorEmbeddingResult
 
 _DTYPES = {
     FeatureType.FEATURE_TYPE_FLOAT32: "<f4",
@@ -12,7 +12,7 @@ _DTYPES = {
 }
 
 
-def to_array(result: FeatureExtractionResult) -> NDArray[np.float32]:
+def to_array(result: FeatureExtractionResult | MultiVectorEmbeddingResult) -> NDArray[np.float32]:
     """float32 of the result's shape, from any type of numbers. Raises KeyError for a type of a newer server."""
     numbers = np.frombuffer(result.data, _DTYPES[result.type]).astype(np.float32)
     if result.scales:

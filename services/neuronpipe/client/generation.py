@@ -1,11 +1,21 @@
 """The requests of tasks that generate text, for both clients."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
-from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, GenerationOptions, TaskInput, TextGenerationInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import (
+    ChatMessage,
+    EarlyStopping,
+    GenerationOptions,
+    TaskInput,
+    TextGenerationInput,
+    Truncation,
+)
 from neuronpipe.core.errors import InvalidInput
+
+# Messages of a chat, or what has their fields, role and content.
+Messages: TypeAlias = Iterable[ChatMessage | Mapping[str, str]]
 
 
 class Options(TypedDict, total=False):
@@ -29,22 +39,28 @@ class Options(TypedDict, total=False):
     num_beams: int
     length_penalty: float
     early_stopping: "EarlyStopping.ValueType"
+    num_return_sequences: int
 
 
 def generation_request(
     model: str,
-    prompt: str,
+    prompt: str | None,
     options: Any,
     *,
+    messages: Messages | None = None,
     truncation: "Truncation.ValueType",
     version: str,
     priority: "Priority.ValueType",
 ) -> InferRequest:
     """The request. Raises InvalidInput for a value that is of no type of its field, or beyond its type's range."""
-    if not isinstance(prompt, str):
+    if (prompt is None) == (messages is None):
+        raise InvalidInput("prompt", "give either a prompt or messages")
+    if not isinstance(prompt, str | None):
         raise InvalidInput("prompt", f"takes one text, not a value of the type {type(prompt).__name__}")
     message = _options(options)
-    text_generation = TextGenerationInput(prompt=prompt, options=message, truncation=truncation)
+    text_generation = TextGenerationInput(
+        prompt=prompt or "", messages=_chat(messages or ()), options=message, truncation=truncation
+    )
     return InferRequest(
         model=model, version=version, input=TaskInput(text_generation=text_generation), priority=priority
     )
@@ -87,3 +103,12 @@ def _options(options: Any) -> GenerationOptions:
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"options.{name}", "takes another type of value, or a smaller number") from error
     return message
+
+
+def _chat(messages: Messages) -> list[ChatMessage]:
+    if isinstance(messages, str | Mapping):
+        raise InvalidInput("messages", "takes a list of messages, each with a role and a content")
+    try:
+        return [one if isinstance(one, ChatMessage) else ChatMessage(**one) for one in messages]
+    except (TypeError, ValueError) as error:
+        raise InvalidInput("messages", "takes messages, each with a role and a content, both texts") from error

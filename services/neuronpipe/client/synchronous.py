@@ -19,7 +19,7 @@ from neuronpipe.api.v1.jobs_pb2 import JobPriority
 from neuronpipe.api.v1.models_pb2 import Model
 from neuronpipe.api.v1.tasks_pb2 import Truncation
 from neuronpipe.client.asynchronous import AsyncClient
-from neuronpipe.client.generation import Options
+from neuronpipe.client.generation import Messages, Options
 from neuronpipe.client.jobs import Job, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
@@ -85,8 +85,9 @@ class Client(TaskMethods):
     def generate(
         self,
         model: str,
-        prompt: str,
+        prompt: str | None = None,
         *,
+        messages: Messages | None = None,
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
         timeout_s: float | None = None,
@@ -94,7 +95,15 @@ class Client(TaskMethods):
     ) -> Generator[GenerateResponse, None, None]:
         """See AsyncClient.generate."""
         yield from self._answers(
-            self._client.generate(model, prompt, truncation=truncation, version=version, timeout_s=timeout_s, **options)
+            self._client.generate(
+                model,
+                prompt,
+                messages=messages,
+                truncation=truncation,
+                version=version,
+                timeout_s=timeout_s,
+                **options,
+            )
         )
 
     def stream(

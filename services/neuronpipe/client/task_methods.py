@@ -22,10 +22,11 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskInput,
     TaskResult,
     Token,
+    TokenWeight,
     Truncation,
 )
 from neuronpipe.client.features import to_array
-from neuronpipe.client.generation import Options, generation_request, text_request
+from neuronpipe.client.generation import Messages, Options, generation_request, text_request
 from neuronpipe.client.task_call import TaskCall, TaskMethod, ValueT
 from neuronpipe.core.errors import InvalidInput
 
@@ -67,17 +68,62 @@ class TaskMethods:
         *,
         normalize: bool = True,
         dimensions: int = 0,
+        prompt_name: str = "",
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[NDArray[np.float32]]:
-        """The vector of a text: float32 [dimensions, or the model's width]."""
-        fields = {"text": text, "skip_normalize": not normalize, "dimensions": dimensions, "truncation": truncation}
+        """The vector of a text: float32 [dimensions, or the model's width].
+
+        `prompt_name`: one of the `prompt_names` that get_model returns, in place of the model's default prompt.
+        """
+        fields = {
+            "text": text,
+            "skip_normalize": not normalize,
+            "dimensions": dimensions,
+            "prompt_name": prompt_name,
+            "truncation": truncation,
+        }
         return self._prepare(
             "sentence_embedding",
             model,
             version,
             fields,
             lambda result: np.array(result.sentence_embedding.embedding, np.float32),
+        )
+
+    @TaskMethod
+    def embed_sparse(
+        self,
+        model: str,
+        text: str,
+        *,
+        top_k: int = 0,
+        prompt_name: str = "",
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> TaskCall[Sequence[TokenWeight]]:
+        """The tokens of the vocabulary whose weight for a text is above zero, heaviest first; `top_k` of them."""
+        fields = {"text": text, "top_k": top_k, "prompt_name": prompt_name, "truncation": truncation}
+        return self._prepare("sparse_embedding", model, version, fields, lambda result: result.sparse_embedding.weights)
+
+    @TaskMethod
+    def embed_tokens(
+        self,
+        model: str,
+        text: str,
+        *,
+        is_query: bool = False,
+        type: "FeatureType.ValueType" = FeatureType.FEATURE_TYPE_FLOAT32,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> TaskCall[NDArray[np.float32]]:
+        """The vectors of a query's or a document's tokens for late interaction: float32 [vectors, dimensions].
+
+        `type` is the data type in which they are sent.
+        """
+        fields = {"text": text, "is_query": is_query, "type": type, "truncation": truncation}
+        return self._prepare(
+            "multi_vector_embedding", model, version, fields, lambda result: to_array(result.multi_vector_embedding)
         )
 
     @TaskMethod
@@ -251,8 +297,9 @@ class TaskMethods:
     def generate_text(
         self,
         model: str,
-        prompt: str,
+        prompt: str | None = None,
         *,
+        messages: Messages | None = None,
         max_new_tokens: int | None = None,
         min_new_tokens: int | None = None,
         do_sample: bool | None = None,
@@ -267,7 +314,10 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[GeneratedText]:
-        """The whole text that continues a prompt; None for the model's own values. `generate` gets it as it comes."""
+        """The whole text that continues a prompt, or messages of a chat; None for the model's own values.
+
+        `generate` gets it as it comes.
+        """
         numbers = {
             "max_new_tokens": max_new_tokens,
             "min_new_tokens": min_new_tokens,
@@ -282,7 +332,13 @@ class TaskMethods:
         options: dict[str, object] = {name: value for name, value in numbers.items() if value is not None}
         options |= {"stop_strings": stop_strings, "stop_token_ids": stop_token_ids}
         request = generation_request(
-            model, prompt, options, truncation=truncation, version=version, priority=self._priority
+            model,
+            prompt,
+            options,
+            messages=messages,
+            truncation=truncation,
+            version=version,
+            priority=self._priority,
         )
         return TaskCall(request, lambda result: result.text_generation.sequences[0])
 

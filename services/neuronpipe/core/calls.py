@@ -20,7 +20,8 @@ class Call:
     `deadline_s`: on this process's time.monotonic() clock; None without a deadline. `trace`: the span to which the next
     work belongs, sampled or not; None without one. `cost_tokens`: the cost of the request in tokens, estimated until it
     is tokenized; 0 if it is not known. `is_beyond_share`: its tenant had more than its share when it began to run, so
-    that others' requests go first in the executor.
+    that others' requests go first in the executor. `route_key`: requests with the same one get the same version of a
+    model; empty: each by its id.
     """
 
     request_id: str = ""
@@ -30,6 +31,7 @@ class Call:
     caller: Caller = ANONYMOUS
     cost_tokens: int = 0
     is_beyond_share: bool = False
+    route_key: str = ""
 
     @property
     def is_bulk(self) -> bool:
@@ -43,16 +45,16 @@ class Call:
 
     def for_request(self, request_id: str, priority: "Priority.ValueType") -> "Call":
         """The call of one request in it."""
-        own = request_id, self.deadline_s, priority, self.trace, self.caller, self.cost_tokens, self.is_beyond_share
-        return Call(*own)
+        of_all = self.caller, self.cost_tokens, self.is_beyond_share, self.route_key
+        return Call(request_id, self.deadline_s, priority, self.trace, *of_all)
 
     def for_stage(self, trace: SpanContext | None, cost_tokens: int) -> "Call":
         """The call as a stage gets it."""
         if trace is self.trace and cost_tokens == self.cost_tokens:
             return self
         # dataclasses.replace would take twice as long.
-        own = self.request_id, self.deadline_s, self.priority, trace, self.caller, cost_tokens, self.is_beyond_share
-        return Call(*own)
+        own = self.request_id, self.deadline_s, self.priority, trace, self.caller
+        return Call(*own, cost_tokens, self.is_beyond_share, self.route_key)
 
     def check_deadline(self) -> None:
         """Raises DeadlineExceeded if no time is left, so that no work is done whose result nobody waits for."""

@@ -1,11 +1,14 @@
 """The description of a model that every service has, and the table of a service's models."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
 
-from neuronpipe.core.errors import InvalidInput, ModelNotFound, WrongTask
+from neuronpipe.core.errors import InvalidInput, ModelNotFound, Unavailable, WrongTask
 from neuronpipe.core.tensors import Arrays
 
 EntryT = TypeVar("EntryT")
@@ -165,25 +168,72 @@ def encoding_traits(spec: ModelSpec) -> tuple[object, ...]:
     return spec.max_tokens, "token_type_ids" in spec.inputs, spec.image, *traits
 
 
-class ModelTable(Generic[EntryT]):
-    """A service's models by name and version; a request without a version gets the newest."""
+@dataclass(frozen=True, slots=True)
+class ModelRoute:
+    """Which version of a model answers which request.
 
-    def __init__(self, entries: Mapping[tuple[str, int], EntryT]) -> None:
+    `aliases`: names of versions. `shares`: versions with the shares of requests that name none, relative to each other.
+    """
+
+    aliases: Mapping[str, int]
+    shares: tuple[tuple[int, float], ...]
+
+    @property
+    def versions(self) -> frozenset[int]:
+        """Every version that an alias or a share leads to."""
+        return frozenset(self.aliases.values()) | {version for version, _ in self.shares}
+
+    def pick(self, model: str, key: str) -> int:
+        """The version for a request without one: always the same for the same key, as long as the shares stay.
+
+        Where the share of one version grows at the cost of the one before it, keys that had it keep it.
+        """
+        digest = blake2b(f"{model}\n{key}".encode(), digest_size=8).digest()
+        left = int.from_bytes(digest) / 2**64 * sum(share for _, share in self.shares)
+        for version, share in self.shares:
+            left -= share
+            if left < 0:
+                return version
+        return self.shares[-1][0]
+
+
+class ModelTable(Generic[EntryT]):
+    """A service's models by name and version. A request without a version gets what the model's route says, or the
+    newest.
+    """
+
+    def __init__(
+        self, entries: Mapping[tuple[str, int], EntryT], routes: Mapping[str, ModelRoute] = MappingProxyType({})
+    ) -> None:
+        """`routes`: of models, by name. Targets that are no entries get no requests."""
         self._entries = dict(sorted(entries.items()))
+        self.declared_routes = routes
+        self.routes = {name: _present(name, route, self._entries) for name, route in routes.items()}
         self._newest = dict(self._entries.keys())  # sorted, so the last version of a name stays
+        self._newest |= {
+            name: max(route.shares, key=lambda one: one[1])[0] for name, route in self.routes.items() if route.shares
+        }
         # By name and version as requests write them, which finds nearly all.
         self._by_words = {(name, str(version)): entry for (name, version), entry in self._entries.items()}
         self._by_words |= {(name, ""): self._entries[name, version] for name, version in self._newest.items()}
+        for name, route in self.routes.items():
+            self._by_words |= {(name, alias): self._entries[name, one] for alias, one in route.aliases.items()}
+        self._split = {name: route for name, route in self.routes.items() if len(route.shares) > 1}
         self._parts: dict[frozenset[str], ModelTable[EntryT]] = {}
 
     def __iter__(self) -> Iterator[EntryT]:
         return iter(self._entries.values())
 
-    def find(self, name: str, version: str) -> EntryT:
-        """The entry for a name and a version.
+    def find(self, name: str, version: str, key: str = "") -> EntryT:
+        """The entry for a name and a version: a number, an alias, or empty for the route's choice.
 
-        Raises ModelNotFound, or InvalidInput for a version that is not a whole number.
+        `key`: requests with the same one get the same version; without a key, the one with the largest share.
+
+        Raises ModelNotFound, InvalidInput for a version that is neither a whole number nor an alias, and Unavailable
+        for an alias of a version that is not there.
         """
+        if key and not version and (route := self._split.get(name)):
+            return self._entries[name, route.pick(name, key)]
         found = self._by_words.get((name, version))
         if found is not None:
             return found
@@ -192,8 +242,13 @@ class ModelTable(Generic[EntryT]):
                 raise InvalidInput(field, f"{len(word)} characters, the limit is {_MAX_WORD_LENGTH}")
         if name not in self._newest:
             raise ModelNotFound(f"model {name!r} is not served; the served models are: {', '.join(self._newest)}")
+        if name in self.declared_routes and version in self.declared_routes[name].aliases:
+            wanted = self.declared_routes[name].aliases[version]
+            raise Unavailable(f"model {name!r} version {wanted}, its {version}, is not loaded")
         if not (version.isascii() and version.isdigit()):
-            raise InvalidInput("version", f"{version!r} is not a whole number")
+            aliases = ", ".join(self.routes[name].aliases) if name in self.routes else ""
+            also = f" or an alias of the model, which has: {aliases}" if aliases else ""
+            raise InvalidInput("version", f"{version!r} is not a whole number{also}")
         entry = self._entries.get((name, int(version)))
         if entry is None:
             known = ", ".join(str(known_version) for known_name, known_version in self._entries if known_name == name)
@@ -204,10 +259,19 @@ class ModelTable(Generic[EntryT]):
         """The part of the table that has these models, as far as they are there."""
         part = self._parts.get(names)
         if part is None:
-            part = ModelTable({key: entry for key, entry in self._entries.items() if key[0] in names})
+            routes = {name: route for name, route in self.declared_routes.items() if name in names}
+            part = ModelTable({key: entry for key, entry in self._entries.items() if key[0] in names}, routes)
             self._parts[names] = part
         return part
 
     def is_newest(self, name: str, version: int) -> bool:
-        """Whether requests without a version get this one."""
-        return self._newest[name] == version
+        """Whether requests without a version get this one, or most of them do."""
+        return self._newest.get(name) == version
+
+
+def _present(name: str, route: ModelRoute, entries: Mapping[tuple[str, int], object]) -> ModelRoute:
+    """The part of a route that leads to entries."""
+    return ModelRoute(
+        {alias: version for alias, version in route.aliases.items() if (name, version) in entries},
+        tuple((version, share) for version, share in route.shares if (name, version) in entries),
+    )

@@ -11,6 +11,8 @@ TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 # The tenant for which a caller calls, where it may do that, as workers of jobs.
 ON_BEHALF = "neuronpipe-tenant"
+# Requests with the same one get the same version of a model whose requests are shared out among versions.
+ROUTE_KEY = "neuronpipe-route-key"
 
 
 class Name(str):
@@ -49,6 +51,7 @@ class Spans:
         "inference.GRPCInferenceService/ModelStreamInfer", "SERVER, gateway: one request of a stream, as above"
     )
     TEI_EMBED = Name("tei.v1.Embed/Embed", "SERVER, gateway: one request, also of EmbedStream, as `Infer`")
+    TEI_EMBED_SPARSE = Name("tei.v1.Embed/EmbedSparse", "SERVER, gateway: the same, also of EmbedSparseStream")
     TEI_EMBED_ALL = Name("tei.v1.Embed/EmbedAll", "SERVER, gateway: the same, also of EmbedAllStream")
     TEI_PREDICT = Name("tei.v1.Predict/Predict", "SERVER, gateway: the same, also of PredictStream")
     TEI_PREDICT_PAIR = Name("tei.v1.Predict/PredictPair", "SERVER, gateway: the same, also of PredictPairStream")
@@ -96,7 +99,8 @@ class Attributes:
     REQUEST_ID = Name("neuronpipe.request.id", "the request's id")
     TENANT = Name("neuronpipe.tenant", "the tenant of the caller; none where callers are not authenticated")
     QUOTA = Name("neuronpipe.quota", "requests_in_flight, tokens_in_flight or tokens_per_minute")
-    FILE = Name("neuronpipe.file", "the option that names the file")
+    FILE = Name("neuronpipe.file", "the option that names the file, or registry.json")
+    VERSION_STATE = Name("neuronpipe.version.state", "loading, ready, draining, closed or failed")
     PRIORITY = Name("neuronpipe.request.priority", "interactive or bulk")
     STAGE = Name(
         "neuronpipe.stage",
@@ -254,6 +258,11 @@ class Metrics:
     REQUESTS_IN_FLIGHT = _gauge(
         "neuronpipe.request.in_flight", "{request}", "requests that the gateway has admitted and not answered yet"
     )
+    IN_FLIGHT_SHARE = _gauge(
+        "neuronpipe.request.in_flight_share",
+        "1",
+        "requests in flight, or their tokens if that is more, to what the gateway admits; for autoscaling",
+    )
     TOKENS_IN_FLIGHT = _gauge(
         "neuronpipe.request.tokens_in_flight", "{token}", "tokens of the requests in flight, estimated until counted"
     )
@@ -268,7 +277,8 @@ class Metrics:
     FILE_LOADED = _gauge(
         "neuronpipe.file.loaded",
         "1",
-        "0 while a file of keys or tenants cannot be used as it is now, and its last good content stays; else 1",
+        "0 while a file of keys or tenants, or the registry, cannot be used as it is now, and its last good content "
+        "stays; else 1",
         Attributes.FILE,
     )
     TENANT_IN_FLIGHT = _gauge(
@@ -303,6 +313,12 @@ class Metrics:
     QUEUE_TOKENS = _gauge(
         "neuronpipe.queue.tokens", "{token}", "tokens of the waiting sequences, each padded by itself", *_OF_MODEL
     )
+    QUEUE_WORK = _gauge(
+        "neuronpipe.queue.work",
+        "s",
+        "time for which the waiting sequences would keep all cores busy, as forecast; for autoscaling",
+        *_OF_MODEL,
+    )
     QUEUE_DROPPED = _counter(
         "neuronpipe.queue.dropped",
         "{item}",
@@ -325,6 +341,20 @@ class Metrics:
         Attributes.CORE,
     )
     CORES = _gauge("neuronpipe.cores", "{core}", "cores that a model can use; lost cores do not count", *_OF_MODEL)
+    VERSION_STATE = _gauge(
+        "neuronpipe.version.state",
+        "1",
+        "1 for the state that a version of a model has in this process, 0 for the others",
+        *_OF_MODEL,
+        Attributes.VERSION_STATE,
+    )
+    VERSION_LOADS = _counter(
+        "neuronpipe.version.loads",
+        "{load}",
+        "attempts to load a version of a model, by outcome: ready or failed",
+        *_OF_MODEL,
+        Attributes.OUTCOME,
+    )
     READY_DURATION = _gauge(
         "neuronpipe.model.ready_duration", "s", "time to load a model and warm it up", *_OF_MODEL, Attributes.BACKEND
     )

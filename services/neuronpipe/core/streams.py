@@ -1,8 +1,8 @@
 """The values that travel over the stream between a gateway and a process of a stage."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from neuronpipe.core.items import ModelKey, StageItem
@@ -16,12 +16,13 @@ class StageResponse:
     """One message of a stage's process.
 
     `kept_item_ids`: the items that a draining process still works on. `models`: the models of the process, if they have
-    changed.
+    changed, and with them `problems`: why it could not load others.
     """
 
     outcomes: Sequence[Outcome] = ()
     kept_item_ids: Sequence[int] | None = None
     models: frozenset[ModelKey] | None = None
+    problems: Mapping[ModelKey, str] = field(default_factory=dict)
 
 
 class Stream(Protocol):
@@ -32,6 +33,10 @@ class Stream(Protocol):
         """The models that the process announced; None from a process of an older release, which gets every item."""
 
     @property
+    def problems(self) -> Mapping[ModelKey, str]:
+        """Why the process could not load others that it should have."""
+
+    @property
     def retired(self) -> asyncio.Event:
         """Set when the process gets no new items."""
 
@@ -39,6 +44,9 @@ class Stream(Protocol):
         self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int], size_bytes: int
     ) -> Sequence[Outcome]:
         """Sends items by their numbers. Returns the errors of those that cannot be sent. `size_bytes`: of all items."""
+
+    async def tell_needed(self, models: frozenset[ModelKey]) -> None:
+        """Says which models items may be sent for from now on. Not while something is being sent."""
 
     async def receive(self) -> StageResponse:
         """The next message."""
@@ -50,6 +58,16 @@ class AnnouncedModels(Protocol):
     @property
     def keys(self) -> frozenset[ModelKey]:
         """The models that are ready."""
+
+    @property
+    def problems(self) -> Mapping[ModelKey, str]:
+        """Why others that should be are not."""
+
+    def need(self, user: object, keys: frozenset[ModelKey] | None) -> None:
+        """Says which models a gateway may send items for from now on; None: any."""
+
+    def forget(self, user: object) -> None:
+        """A gateway has gone."""
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Calls `changed` after each change, until the returned function is called."""

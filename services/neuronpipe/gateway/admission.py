@@ -79,6 +79,11 @@ class Gate:
         """Requests and tokens inside."""
         return self._requests, self._tokens
 
+    @property
+    def share(self) -> float:
+        """What is inside to the limits, of requests or of tokens, whichever is more."""
+        return max(self._requests / self._limits[0], self._tokens / self._limits[1])
+
     def check_room(self, remaining_s: float | None, tenant: str = "") -> None:
         """Load shedding before a request is read. Raises Overloaded where there is no place, or none that is free by
         its deadline, and DeadlineExceeded where even then no answer would be ready.

@@ -1,6 +1,6 @@
 """Assembles the parts of a gateway that all of its doors use, over local or remote stages."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -32,12 +32,15 @@ async def running_gateway(
     results: ResultCacheSettings,
     telemetry: Telemetry,
     tenants: Tenants | None = None,
+    known: Sequence[Bundle] = (),
 ) -> AsyncIterator[Gateway]:
-    """The gateway of these models. `tenants`: None where callers have no names. Raises SetupError."""
-    keeps_results = kept_results(bundles, results)
+    """The gateway of these models. `tenants`: None where callers have no names. `known`: bundles that will be opened
+    later. Raises SetupError.
+    """
+    keeps_results = kept_results([*bundles, *known], results)
     async with AsyncExitStack() as stack:
         cache = None
-        if any(map(keeps_results, bundles)):
+        if any(map(keeps_results, (*bundles, *known))):
             cache = await stack.enter_async_context(running_result_cache(results, telemetry))
         models = open_gateway_models(telemetry.meters, keeps_results)
         await stack.enter_async_context(running_models(models, bundles))

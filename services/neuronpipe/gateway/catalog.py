@@ -1,12 +1,14 @@
 """The models being served, as ModelService describes them."""
 
-from neuronpipe.api.v1.models_pb2 import GetModelRequest, GetModelResponse, ListModelsResponse, Model
+from neuronpipe.api.v1.models_pb2 import GetModelRequest, GetModelResponse, ListModelsResponse, Model, VersionState
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ServedModel
 from neuronpipe.core.callers import current_caller
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.items import ModelKey
 from neuronpipe.core.model import ModelSpec, ModelTable
 from neuronpipe.gateway.models import GatewayModel, GatewayModels
+from neuronpipe.gateway.routing import Router
 from neuronpipe.gateway.tenants.tenants import Tenants
 
 
@@ -14,18 +16,26 @@ class Catalog:
     """Answers ModelService's questions, by what the caller whom the running task answers may use."""
 
     def __init__(self, models: GatewayModels, tenants: Tenants | None = None) -> None:
-        self._models = models
+        self.models = models
+        # What says how versions do; None where they do not change.
+        self.router: Router | None = None
         self._tenants = tenants
 
     @property
     def served(self) -> ModelTable[ServedModel[GatewayModel]]:
         """The models that the caller may use; the same table for the same models."""
-        table = self._models.table
+        table = self.models.table
         return self._tenants.table_of(current_caller(), table) if self._tenants else table
 
     def list_models(self) -> ListModelsResponse:
-        """Every version of every model."""
-        return ListModelsResponse(models=[self._describe(model.bundle) for model in self.served])
+        """Every version of every model, and those that are not served and should be."""
+        described = {model.key: self._describe(model.bundle) for model in self.served}
+        if self.router:
+            names = self._tenants.models_of(current_caller()) if self._tenants else None
+            described |= {
+                key: self.router.describe(key) for key in self.router.missing if names is None or key.name in names
+            }
+        return ListModelsResponse(models=[described[key] for key in sorted(described)])
 
     def get_model(self, request: GetModelRequest) -> GetModelResponse:
         """One model. Raises ModelNotFound and InvalidInput."""
@@ -44,7 +54,7 @@ class Catalog:
 
     def _describe(self, bundle: Bundle) -> Model:
         spec, artifacts = bundle.spec, bundle.manifest.artifacts
-        return Model(
+        model = Model(
             name=spec.name,
             version=str(spec.version),
             is_default=self.served.is_newest(*bundle.key),
@@ -58,3 +68,9 @@ class Catalog:
             digest=bundle.digest,
             **spec.told_facts,
         )
+        if self.router:
+            model.MergeFrom(self.router.describe(ModelKey(*bundle.key)))
+        else:
+            model.state, model.is_desired = VersionState.VERSION_STATE_READY, True
+            model.share = float(model.is_default)
+        return model

@@ -56,6 +56,9 @@ class Coalescer:
         self._holders_of_any = 0
         self._item_ids = itertools.count(1)
         self._is_reported = False
+        # The models that items may be sent for; None until somebody says so.
+        self.needed: frozenset[ModelKey] | None = None
+        self._watchers: list[Callable[[], None]] = []
 
     async def __call__(self, item: StageItem) -> Any:
         """The item's value. If the caller cancels, the item is cancelled, too.
@@ -79,6 +82,26 @@ class Coalescer:
         if isinstance(outcome, NeuronpipeError):
             raise outcome
         return outcome
+
+    def holds(self, key: ModelKey) -> bool:
+        """Whether an endpoint has a model."""
+        return bool(self._holders_of(key))
+
+    def problem_of(self, key: ModelKey) -> str:
+        """Why an endpoint could not load a model that it should have; empty if nothing is wrong."""
+        problems = (endpoint.problems.get(key, "") for endpoint in self._endpoints)
+        return next((f"{self.service}: {problem}" for problem in problems if problem), "")
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Calls `changed` after each change of what endpoints have, until the returned function is called."""
+        self._watchers.append(changed)
+        return lambda: self._watchers.remove(changed)
+
+    def need(self, keys: frozenset[ModelKey]) -> None:
+        """Says which models items may be sent for from now on. Endpoints unload none of them."""
+        self.needed = keys
+        for endpoint in self._endpoints:
+            endpoint.wake()
 
     async def serve(self, stream: Stream) -> None:
         """Sends items over the stream until it is lost. Then another endpoint gets the items without an outcome."""
@@ -117,6 +140,8 @@ class Coalescer:
             if not self._holders_of(queued.item.model):
                 self._queue.remove(queued)
                 queued.end(self._unavailable(queued.item.model))
+        for changed in list(self._watchers):
+            changed()
         self._wake_one()
 
     def take(self, endpoint: "_Endpoint") -> list[QueuedItem]:
@@ -173,6 +198,9 @@ class _Endpoint:
 
     def __init__(self, coalescer: Coalescer, stream: Stream) -> None:
         self.models = stream.models
+        self.problems = stream.problems
+        # The models that it was told items may be sent for.
+        self._told: frozenset[ModelKey] | None = None
         # The cost of its items in flight.
         self.cost_tokens = 0
         self._coalescer = coalescer
@@ -241,6 +269,9 @@ class _Endpoint:
 
     async def _send(self) -> None:
         while not self._is_retired:
+            if (needed := self._coalescer.needed) is not None and needed != self._told:
+                self._told = needed
+                await self._stream.tell_needed(needed)
             taken = self._coalescer.take(self)
             abandoned, self._abandoned = self._abandoned[:_MAX_ABANDONED], self._abandoned[_MAX_ABANDONED:]
             if not taken and not abandoned:
@@ -280,7 +311,7 @@ class _Endpoint:
                 else:
                     self._end(item_id, outcome)
             if response.models is not None:
-                self.models = response.models
+                self.models, self.problems = response.models, response.problems
                 self._coalescer.recount()
             if response.kept_item_ids is not None:
                 self._is_retired = True

@@ -6,8 +6,11 @@ decoded by another process.
 
 import asyncio
 import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, TaskResult
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskResult
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.core.items import (
@@ -24,23 +27,83 @@ from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, Inferen
 from neuronpipe.gateway.models import GatewayModel
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.generated_text import WINDOW_TOKENS
-from neuronpipe.tasks.text_generation import part_arrays, window_arrays
+from neuronpipe.tasks.text_generation import options_of_each, part_arrays, window_arrays
 
+T = TypeVar("T")
 _MORE, _STOP_STRING = FinishReason.FINISH_REASON_UNSPECIFIED, FinishReason.FINISH_REASON_STOP_STRING
 
 
-class TextRun:
-    """The text of one request, from its encoded prompt to its result."""
+class TextRuns:
+    """The texts of one request side by side, from its encoded prompt to its result."""
 
     def __init__(self, stages: Stages, request: InferenceRequest, model: GatewayModel, encoded: EncodedInput) -> None:
+        self._request = request
+        self._start = GenerationStart(model.key, encoded.tokens)
+        task = TASKS[model.spec.task]
+        assert task.complete  # noqa: S101 (the model generates)
+        self._task = task.name
+        options = task.complete(getattr(request.input.message, task.name), model.spec, encoded.tokens)
+        several = enumerate(options_of_each(options))
+        self._runs = [_TextRun(stages, request, model, encoded, one, number) for number, one in several]
+        self.most_tokens = options.max_new_tokens * len(self._runs)
+
+    @property
+    def first_token_ns(self) -> int:
+        """When the first token was there, on time.monotonic_ns(); 0 until then."""
+        return min((one.first_token_ns for one in self._runs if one.first_token_ns), default=0)
+
+    @property
+    def generated_tokens(self) -> int:
+        """The tokens of the texts."""
+        return sum(one.generated_tokens for one in self._runs)
+
+    @property
+    def discarded_tokens(self) -> int:
+        """The tokens that came after their ends."""
+        return sum(one.discarded_tokens for one in self._runs)
+
+    async def predict(self, call: Call) -> Prediction:
+        """Generates the tokens, and passes their text to the request's listener. What it took is that of the longest.
+
+        The first text that fails ends the others.
+        """
+        if self._request.listener:
+            self._request.listener(self._start)
+        predictions = await _together([one.predict(call) for one in self._runs])
+        longest = max(predictions, key=lambda one: one.queue_ns + one.compute_ns)
+        # The prompt counts once, so what of it was cached does, too.
+        figures = [one.generation for one in predictions if one.generation]
+        cached_tokens = min((one.cached_tokens for one in figures), default=0)
+        generation = replace(longest.generation, cached_tokens=cached_tokens) if longest.generation else None
+        return replace(longest, generation=generation)
+
+    async def postprocess(self, call: Call) -> Packed[TaskResult]:
+        """The result, with the text of the last tokens."""
+        texts = await _together([one.postprocess(call) for one in self._runs])
+        result = TaskResult()
+        getattr(result, self._task).sequences.extend(texts)
+        return pack_result(result)
+
+
+class _TextRun:
+    """One text of a request."""
+
+    def __init__(
+        self,
+        stages: Stages,
+        request: InferenceRequest,
+        model: GatewayModel,
+        encoded: EncodedInput,
+        options: GenerationOptions,
+        number: int,
+    ) -> None:
         self._stages = stages
         self._request = request
         self._model = model
         self._encoded = encoded
-        task = TASKS[model.spec.task]
-        assert task.complete  # noqa: S101 (the model generates)
-        self._task = task.name
-        self.options = task.complete(getattr(request.input.message, task.name), model.spec, encoded.tokens)
+        self._number = number
+        self._ended_by = 0
+        self.options = options
         # On time.monotonic_ns(); 0 until it is there.
         self.first_token_ns = 0
         self._token_ids: list[int] = []
@@ -64,8 +127,6 @@ class TextRun:
     async def predict(self, call: Call) -> Prediction:
         """Generates the tokens, up to a stop string, and passes their text to the request's listener."""
         request = self._request
-        if request.listener:
-            request.listener(GenerationStart(self._model.key, self._encoded.tokens))
         item = ExecuteItem(call, self._model.key, self._encoded.sequences, self.options, self._note)
         executing = asyncio.ensure_future(self._stages.execute(item))
         executing.add_done_callback(lambda _: self._has_news.set())
@@ -83,19 +144,16 @@ class TextRun:
         self.first_token_ns = self.first_token_ns or time.monotonic_ns()  # of a search the text comes as a whole
         if prediction.outputs:
             self._token_ids = prediction.outputs.arrays[0]["token_ids"].tolist()
+            self._ended_by = int(prediction.outputs.arrays[0]["finish_reason"])
         return prediction
 
-    async def postprocess(self, call: Call, prediction: Prediction) -> Packed[TaskResult]:
-        """The result, with the text of the last tokens."""
+    async def postprocess(self, call: Call) -> GeneratedText:
+        """The whole text, with that of the last tokens."""
         reason = _STOP_STRING
         if not self._is_stopped:
-            ended_by = int(prediction.outputs.arrays[0]["finish_reason"])
-            reason = (await self._decode(call, ended_by)).finish_reason
+            reason = (await self._decode(call, self._ended_by)).finish_reason
         ids = self._token_ids[: self._released]
-        text = GeneratedText(text=self._text, token_ids=ids, finish_reason=reason)
-        result = TaskResult()
-        getattr(result, self._task).sequences.append(text)
-        return pack_result(result)
+        return GeneratedText(text=self._text, token_ids=ids, finish_reason=reason)
 
     def _note(self, tokens: NewTokens) -> None:
         self.first_token_ns = self.first_token_ns or time.monotonic_ns()
@@ -127,12 +185,12 @@ class TextRun:
             TensorSets(arrays=part_arrays(self._token_ids[self._released :], finish_reason)),
         )
         result = await self._stages.postprocess(item)
-        part: GeneratedText = getattr(result.message, self._task).sequences[0]
+        part: GeneratedText = getattr(result.message, self._model.spec.task).sequences[0]
         self._text += part.text
         self._released += len(part.token_ids)
         self._is_stopped = part.finish_reason == _STOP_STRING
         if self._request.listener and part.token_ids:
-            self._request.listener(GeneratedPart(part.text, list(part.token_ids)))
+            self._request.listener(GeneratedPart(part.text, list(part.token_ids), self._number))
         return part
 
     def _stopped(self) -> Prediction:
@@ -140,6 +198,16 @@ class TextRun:
         figures = self._figures
         compute_ns = figures.prefill_ns + figures.decode_ns
         return Prediction(NO_TENSORS, queue_ns=figures.queue_ns, compute_ns=compute_ns, generation=figures)
+
+
+async def _together(running: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all. The first error ends the others, and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in running]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def _is_complete(executing: "asyncio.Future[Prediction]") -> bool:

@@ -39,10 +39,11 @@ class GenerationStart:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedPart:
-    """The next part of a text, and its tokens."""
+    """The next part of a text, and its tokens. `sequence`: which of the request's texts, from 0 on."""
 
     text: str
     token_ids: list[int]
+    sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)

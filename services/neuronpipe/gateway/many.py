@@ -48,26 +48,35 @@ async def infer_stream(
     Raises what `requests` raises.
     """
 
-    async def answer(request: InferenceRequest) -> tuple[str, InferenceOutcome]:
-        if not request.call.request_id:
-            return "", InvalidInput("request_id", "is required on a stream")
-        return request.call.request_id, await _outcome(pipeline, request, Spans.INFER_STREAM)
+    async def answer(request: InferenceRequest) -> AsyncIterator[tuple[str, InferenceOutcome]]:
+        if request.call.request_id:
+            yield request.call.request_id, await _outcome(pipeline, request, Spans.INFER_STREAM)
+        else:
+            yield "", InvalidInput("request_id", "is required on a stream")
 
     async for ready in answer_stream(requests, answer, max_in_flight):
         yield ready
 
 
 async def answer_stream(
-    requests: AsyncIterable[RequestT], answer: Callable[[RequestT], Awaitable[AnswerT]], max_in_flight: int
+    requests: AsyncIterable[RequestT], answer: Callable[[RequestT], AsyncIterator[AnswerT]], max_in_flight: int
 ) -> AsyncIterator[AnswerT]:
-    """Answers requests as they arrive, `max_in_flight` at once, and yields answers as they are ready. `answer` raises
-    nothing. Raises what `requests` raises.
+    """Answers requests as they arrive, `max_in_flight` at once, and yields answers as they are ready. `answer` yields
+    one or several, and raises nothing. Raises what `requests` raises.
     """
-    answers: asyncio.Queue[tuple[AnswerT] | None] = asyncio.Queue()
+    answers: asyncio.Queue[tuple[AnswerT, asyncio.Event] | None] = asyncio.Queue()
     free_places = asyncio.Semaphore(max_in_flight)
 
     async def put(request: RequestT) -> None:
-        answers.put_nowait((await answer(request),))
+        # An answer waits, and its request has its place, until the caller took it, so that one who does not read cannot
+        # pile answers up here.
+        try:
+            async for one in answer(request):
+                is_taken = asyncio.Event()
+                answers.put_nowait((one, is_taken))
+                await is_taken.wait()
+        finally:
+            free_places.release()
 
     async def read() -> None:
         ended_by: NeuronpipeError | None = None
@@ -85,10 +94,8 @@ async def answer_stream(
     reading.add_done_callback(lambda task: answers.put_nowait(None))
     try:
         while (ready := await answers.get()) is not None:
-            # A place is free again once the caller took the answer, so that one who does not read cannot pile answers
-            # up here.
             yield ready[0]
-            free_places.release()
+            ready[1].set()
         await reading
     finally:
         reading.cancel()

@@ -19,7 +19,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics, Name, Spans
 from neuronpipe.core.packed import Packed
 from neuronpipe.gateway.admission import Admission, Gate
-from neuronpipe.gateway.generation import TextRun
+from neuronpipe.gateway.generation import TextRuns
 from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, RawResult, Usage
 from neuronpipe.gateway.models import GatewayModel, GatewayModels
 from neuronpipe.gateway.request_checks import check_fields, check_input, check_tokens
@@ -55,6 +55,7 @@ class Pipeline:
         self._observer = RequestObserver(telemetry)
         telemetry.meters.gauge(Metrics.REQUESTS_IN_FLIGHT, lambda: self._gate.in_flight[0])
         telemetry.meters.gauge(Metrics.TOKENS_IN_FLIGHT, lambda: self._gate.in_flight[1])
+        telemetry.meters.gauge(Metrics.IN_FLIGHT_SHARE, lambda: self._gate.share)
 
     async def infer(self, request: InferenceRequest, span: Name = Spans.INFER) -> InferenceResult:
         """Runs one input through the three stages, unless its result is cached. `span`: the name of its span."""
@@ -143,12 +144,12 @@ class Pipeline:
         check_tokens(encoded, self._settings)
         admission.count(encoded.tokens)
 
-        text: TextRun | None = None
+        text: TextRuns | None = None
         if encoded.sequences and TASKS[model.spec.task].generates:
             if request.encoded:
                 raise WrongTask(f"model {model.spec.name!r} generates text; it takes no tensors")
-            text = TextRun(self._stages, request, model, encoded)
-            admission.grow(text.options.max_new_tokens)
+            text = TextRuns(self._stages, request, model, encoded)
+            admission.grow(text.most_tokens)
 
         stage_call = stage_call.for_stage(observed.enter(Spans.PREDICT), admission.tokens if text else encoded.tokens)
         stage_call.check_deadline()
@@ -162,7 +163,7 @@ class Pipeline:
         stage_call = stage_call.for_stage(observed.enter(Spans.POSTPROCESS), encoded.tokens)
         stage_call.check_deadline()
         if text:
-            result = await text.postprocess(stage_call, prediction)
+            result = await text.postprocess(stage_call)
         elif request.encoded:
             result = RawResult(prediction.outputs)
         else:
@@ -193,7 +194,7 @@ class Pipeline:
         check_fields(request)
         table, tenants = self._models.table, self._gate.tenants
         table = tenants.table_of(request.call.caller, table) if tenants else table
-        return table.find(request.model, request.version)
+        return table.find(request.model, request.version, request.call.route_key or request.call.request_id)
 
     def _within_limit(self, call: Call) -> Call:
         """The call with a deadline: a request that nobody ends would hold its place for ever."""

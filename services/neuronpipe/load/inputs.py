@@ -46,5 +46,7 @@ _INPUTS: dict[str, Callable[[str], Any]] = {
     "text_generation": lambda text: {"prompt": text, "truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}},
     "summarization": lambda text: {"text": text, "truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}},
     "translation": lambda text: {"text": text, "truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}},
+    "sparse_embedding": lambda text: {"text": text, "truncation": _CUT},
+    "multi_vector_embedding": lambda text: {"text": text, "truncation": _CUT},
     "image_classification": lambda text: {"image": make_image(text)},
 }

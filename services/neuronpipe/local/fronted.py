@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from neuronpipe.bundles.repository import read_trusted_repository
+from neuronpipe.bundles.live import LiveRepository, running_live_models
 from neuronpipe.core.logs import log
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.access import Access
@@ -28,7 +28,7 @@ async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Acces
 
     @asynccontextmanager
     async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
-        bundles = read_trusted_repository(settings.repository, settings.trusted_keys)
+        repository = LiveRepository.of(settings)
         with (
             shared_port(settings.listen) as port,
             shared_port(settings.http_listen) as http_port,
@@ -41,7 +41,8 @@ async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Acces
             life.on_draining(fronts.drain)
             async with (
                 access.kept_up_to_date(shares_budgets=False),
-                running_executor(bundles, settings, telemetry) as stage,
+                running_executor([], settings, telemetry, repository.bundles()) as stage,
+                running_live_models(repository, [stage.models], telemetry.meters),
                 _executor_door(stage, settings, telemetry, executor, life),
                 fronts.running(),
             ):

@@ -4,11 +4,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-from neuronpipe.bundles.repository import read_trusted_repository
+from neuronpipe.bundles.live import LiveRepository, running_live_models
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.access import Access, access_by
 from neuronpipe.gateway.assembly import running_gateway
 from neuronpipe.gateway.doors.assembly import INFERENCE_SERVICES, gateway_doors, gateway_handlers
+from neuronpipe.gateway.routing import Router
 from neuronpipe.jobs.door import JOBS, running_jobs
 from neuronpipe.local.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.local.stages import running_stages
@@ -37,7 +38,8 @@ async def running_pipeline(
     settings: PipelineProcessSettings, telemetry: Telemetry, access: Access, doors: Sequence[Door], life: Life
 ) -> AsyncIterator[Mapping[str, Handler]]:
     """The handlers of the doors. What runs models is healthy while all far stages are reached. Raises SetupError."""
-    bundles = read_trusted_repository(settings.repository, settings.trusted_keys)
+    repository = LiveRepository.of(settings)
+    known = repository.bundles()
     stage_tls = watched_tls(files, "client") if (files := settings.stage_tls_files) else None
     if stage_tls:
         show_tls(telemetry.meters, "client", stage_tls)
@@ -50,11 +52,13 @@ async def running_pipeline(
             life.health.set(service, all(reached.values()))
 
     async with (
-        running_stages(bundles, settings, telemetry, report, stage_tls) as stages,
+        running_stages([], settings, telemetry, report, stage_tls, known) as stages,
         access.kept_up_to_date(),
-        running_gateway(bundles, stages, settings, settings, telemetry, access.tenants) as gateway,
+        running_gateway([], stages.functions, settings, settings, telemetry, access.tenants, known) as gateway,
+        running_live_models(repository, [*stages.near, gateway.catalog.models], telemetry.meters) as live,
         running_jobs(settings, settings, settings, gateway, access.tenants) as jobs,
     ):
+        gateway.catalog.router = Router(live, gateway.catalog.models, stages.near, stages.far)
         life.in_flight.check_room = gateway.pipeline.check_room
         targets = list(settings.far_targets.values())
         yield gateway_handlers(gateway, settings, settings, telemetry, doors, life.health, targets, stage_tls) | jobs

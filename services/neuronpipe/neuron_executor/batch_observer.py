@@ -68,19 +68,22 @@ class BatchObserver:
         ):  # a counter that first appears as 1 has no rate
             meters.counter(Metrics.QUEUE_DROPPED, *labels, outcome)
 
-    def watch(self, queued: Callable[[], tuple[int, int]], cores_left: Callable[[], int]) -> None:
+    def watch(
+        self, queued: Callable[[], tuple[int, int]], work_s: Callable[[], float], cores_left: Callable[[], int]
+    ) -> None:
         """Adds gauges of the model's queue and cores.
 
-        `queued` returns the number of waiting sequences and their padded tokens, `cores_left` the number of cores that
-        are not lost.
+        `queued` returns the number of waiting sequences and their padded tokens, `work_s` for how long they keep the
+        cores busy, `cores_left` the number of cores that are not lost.
         """
         self._meters.gauge(Metrics.CORES, cores_left, *self.labels)
         self._meters.gauge(Metrics.QUEUE_SEQUENCES, lambda: queued()[0], *self.labels)
         self._meters.gauge(Metrics.QUEUE_TOKENS, lambda: queued()[1], *self.labels)
+        self._meters.gauge(Metrics.QUEUE_WORK, lambda: work_s() * 1e9, *self.labels)
 
     def unwatch(self) -> None:
         """Removes the gauges, when the model has left."""
-        for instrument in (Metrics.CORES, Metrics.QUEUE_SEQUENCES, Metrics.QUEUE_TOKENS):
+        for instrument in (Metrics.CORES, Metrics.QUEUE_SEQUENCES, Metrics.QUEUE_TOKENS, Metrics.QUEUE_WORK):
             self._meters.remove_gauge(instrument, *self.labels)
 
     def ready(self, duration_ns: int) -> None:

@@ -88,7 +88,7 @@ class ExecutorModel:
         self._unwanted = 0
         self._next_sweep_s = 0.0
         self._is_closed = False
-        observer.watch(lambda: self.queued, lambda: self.cores_left)
+        observer.watch(lambda: self.queued, self.forecast.work_s, lambda: self.cores_left)
 
     def keep_items_whole(self) -> None:
         """From now on the sequences of an item are a batch, which runs with the threads of one core, alone or not: so

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from neuronpipe.bundles.repository import read_trusted_repository
+from neuronpipe.bundles.live import LiveRepository, running_live_models
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.neuron_executor.settings import NeuronExecutorSettings
 from neuronpipe.neuron_executor.stage import running_executor
@@ -18,8 +18,12 @@ async def run(settings: NeuronExecutorSettings, telemetry: Telemetry, tls: Serve
 
     @asynccontextmanager
     async def open_stage() -> AsyncIterator[OpenedStage]:
-        bundles = await asyncio.to_thread(read_trusted_repository, settings.repository, settings.trusted_keys)
-        async with running_executor(bundles, settings, telemetry) as stage:
+        repository = await asyncio.to_thread(LiveRepository.of, settings)
+        known = await asyncio.to_thread(repository.bundles)
+        async with (
+            running_executor([], settings, telemetry, known) as stage,
+            running_live_models(repository, [stage.models], telemetry.meters),
+        ):
             yield stage.execute, stage.models
 
     await serve_stage(EXECUTE, settings, telemetry, open_stage, tls, leaves_unavailable=True)

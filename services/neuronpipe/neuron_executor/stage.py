@@ -1,7 +1,7 @@
 """The prediction stage: loads each bundle's model onto its back end, warms it up, and runs sequences."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -73,15 +73,18 @@ def _gaps(intervals: list[tuple[int, int]], arrived_ns: int) -> list[tuple[int, 
 
 @asynccontextmanager
 async def running_executor(
-    bundles: list[Bundle], settings: EngineSettings, telemetry: Telemetry | None = None
+    bundles: list[Bundle],
+    settings: EngineSettings,
+    telemetry: Telemetry | None = None,
+    known: Sequence[Bundle] = (),
 ) -> AsyncIterator[NeuronExecutorStage]:
-    """The stage with every model loaded and warmed up.
+    """The stage with every model loaded and warmed up. `known`: others that will be opened.
 
     Raises SetupError for a bundle that cannot run here, and CoresLost if a device has no core left.
     """
     telemetry = telemetry or Telemetry()
     async with running_devices(settings, telemetry) as devices, AsyncExitStack() as stack:
         models = await stack.enter_async_context(running_models(ServedModels(devices.open_model), bundles))
-        if any(bundle.artifact(settings.backend).backend == _NEURON for bundle in bundles):
+        if any(bundle.artifact(settings.backend).backend == _NEURON for bundle in (*bundles, *known)):
             await stack.enter_async_context(running_monitor(record=partial(record_snapshot, telemetry.meters)))
         yield NeuronExecutorStage(models, telemetry)

@@ -17,12 +17,14 @@ async def warm_up(backend: Backend, bundle: Bundle, device: DeviceScheduler) -> 
     """
     warming = _WarmUp(backend, bundle, device)
     batch_time = BatchTime()
-    lone_batch_time = BatchTime() if backend.cores > 1 and backend.buckets is None else batch_time
+    estimates = [(False, batch_time)]
+    if backend.cores > 1 and backend.buckets is None:
+        estimates.append((True, BatchTime()))
     try:
         for rows, tokens in warming.shapes():
             for core in range(backend.cores):
                 await warming.run_on(core, rows, tokens)
-            for is_alone, estimate in ((False, batch_time), (True, lone_batch_time)):
+            for is_alone, estimate in estimates:
                 if is_alone:
                     await warming.time(rows, tokens, is_alone=True)
                 # The faster one, because all services of a machine may start at once.
@@ -31,7 +33,7 @@ async def warm_up(backend: Backend, bundle: Bundle, device: DeviceScheduler) -> 
                 )
     except BackendError as error:
         raise SetupError(f"{bundle.folder}: the back end cannot run a warm-up batch: {error}") from error
-    return BatchTimes(batch_time, lone_batch_time)
+    return BatchTimes(batch_time, estimates[-1][1])
 
 
 class _WarmUp:

@@ -174,6 +174,9 @@ class ServerSettings(ProcessSettings):
         description="file or folder of ed25519 public keys in PEM form; bundles that none of them signed (`neuronpipe "
         "bundle sign`) are refused; read at the start; without it every bundle is loaded",
     )
+    registry_poll_s: float = Field(
+        1.0, ge=0.1, le=3600, description="seconds between two looks at the repository's registry.json"
+    )
 
 
 class StageSettings(ServerSettings):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
 
-from neuronpipe.api.v1.stages_pb2 import Announcement, ItemContext
+from neuronpipe.api.v1.stages_pb2 import Announcement, ItemContext, NeededModels
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.core.callers import ANONYMOUS, Caller
 from neuronpipe.core.calls import Call
@@ -24,6 +24,7 @@ from neuronpipe.core.items import (
     TokenizeItem,
 )
 from neuronpipe.core.packed import Packed, TensorSets
+from neuronpipe.core.streams import AnnouncedModels
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.forward.v1 import stages_pb2 as wire
 from neuronpipe.tasks import ANSWERED_TASKS
@@ -176,18 +177,32 @@ def _read_figures(message: Any) -> GenerationFigures:
     return GenerationFigures(**{name: getattr(message, name) for name in GenerationFigures.__slots__})
 
 
-def write_announcement(models: Iterable[ModelKey], max_message_bytes: int, announcement: Announcement) -> None:
+def write_announcement(models: AnnouncedModels, max_message_bytes: int, announcement: Announcement) -> None:
     """Fills an empty announcement."""
     announcement.max_message_bytes = max_message_bytes
+    write_models(models.keys, announcement)
+    for model, problem in sorted(models.problems.items()):
+        announcement.failed.add(name=model.name, version=str(model.version), problem=problem)
+
+
+def write_models(models: Iterable[ModelKey], message: Announcement | NeededModels) -> None:
+    """Adds models to a message."""
     for model in sorted(models):
-        announcement.models.add(name=model.name, version=str(model.version))
+        message.models.add(name=model.name, version=str(model.version))
 
 
-def read_models(announcement: Announcement) -> frozenset[ModelKey]:
-    """The models of an announcement."""
-    return frozenset(
-        ModelKey(model.name, int(model.version)) for model in announcement.models if model.version.isdecimal()
-    )
+def read_models(message: Announcement | NeededModels) -> frozenset[ModelKey]:
+    """The models of a message."""
+    return frozenset(ModelKey(model.name, int(model.version)) for model in message.models if model.version.isdecimal())
+
+
+def read_problems(announcement: Announcement) -> dict[ModelKey, str]:
+    """The models that a process could not load, and why."""
+    return {
+        ModelKey(model.name, int(model.version)): model.problem
+        for model in announcement.failed
+        if model.version.isdecimal()
+    }
 
 
 def _decoding_part(input: Packed[TaskInput]) -> bytes:

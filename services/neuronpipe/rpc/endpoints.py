@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -14,7 +14,7 @@ from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.status import from_status
 from neuronpipe.core.streams import Outcome, StageResponse
 from neuronpipe.rpc.client import open_channel
-from neuronpipe.rpc.codecs import read_models
+from neuronpipe.rpc.codecs import read_models, read_problems, write_models
 from neuronpipe.rpc.items import LARGE_BYTES, StageRpc
 from neuronpipe.tls.files import LoadedTls, WatchedTls
 
@@ -44,6 +44,7 @@ class StageStream:
         self._call = call
         self._max_message_bytes = 0
         self.models = self._announced(first)
+        self.problems: Mapping[ModelKey, str] = read_problems(first.announcement)
         self.retired = retired
 
     async def send(
@@ -57,12 +58,22 @@ class StageStream:
             messages, refused = await asyncio.to_thread(self._serialize, items, abandoned_item_ids)
         else:
             messages, refused = self._serialize(items, abandoned_item_ids)
+        await self._write(messages)
+        return refused
+
+    async def tell_needed(self, models: frozenset[ModelKey]) -> None:
+        """Says which models items may be sent for. Raises Unavailable."""
+        message = self._rpc.request_class()
+        message.needed.SetInParent()
+        write_models(models, message.needed)
+        await self._write([message.SerializeToString()])
+
+    async def _write(self, messages: Sequence[bytes]) -> None:
         try:
             for message in messages:
                 await self._call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as failure:
             raise Unavailable("the stream has ended") from failure
-        return refused
 
     async def receive(self) -> StageResponse:
         """The next message. Raises Unavailable."""
@@ -76,6 +87,7 @@ class StageStream:
             [(outcome.item_id, self._outcome(outcome)) for outcome in response.outcomes],
             response.draining.item_ids if response.HasField("draining") else None,
             self._announced(response),
+            read_problems(response.announcement),
         )
 
     def _serialize(

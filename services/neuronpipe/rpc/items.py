@@ -17,7 +17,14 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.status import to_status
 from neuronpipe.core.streams import AnnouncedModels
 from neuronpipe.forward.v1 import stages_pb2 as wire
-from neuronpipe.rpc.codecs import Codec, ExecuteCodec, PostprocessCodec, TokenizeCodec, write_announcement
+from neuronpipe.rpc.codecs import (
+    Codec,
+    ExecuteCodec,
+    PostprocessCodec,
+    TokenizeCodec,
+    read_models,
+    write_announcement,
+)
 from neuronpipe.rpc.item_observer import ItemObserver
 from neuronpipe.rpc.rpcs import Rpc, message_classes
 
@@ -126,7 +133,10 @@ class _ItemStream:
 
         Items that were read before an error are still answered.
         """
-        unwatch = self._served.models.watch(self._announce) if self._served.models else None
+        models = self._served.models
+        unwatch = models.watch(self._announce) if models else None
+        if models:
+            models.need(self, None)  # until the gateway says more
         reading: asyncio.Task[None] | None = None
         is_draining = False
         try:
@@ -155,8 +165,9 @@ class _ItemStream:
                     self._is_due.set()
             await reading
         finally:
-            if unwatch:
+            if models and unwatch:
                 unwatch()
+                models.forget(self)
             tasks = [*([reading] if reading else ()), *self._running.values()]
             for task in tasks:
                 task.cancel()
@@ -165,6 +176,8 @@ class _ItemStream:
     async def _read(self, requests: AsyncIterator[_Message]) -> None:
         loop = asyncio.get_running_loop()
         async for request in requests:
+            if self._served.models and request.HasField("needed"):
+                self._served.models.need(self, read_models(request.needed))
             for item_id in request.abandoned_item_ids:
                 if task := self._running.pop(item_id, None):
                     task.cancel()
@@ -219,7 +232,7 @@ class _ItemStream:
         """An empty message, or one with an announcement if it is due."""
         response = self._served.rpc.response_class()
         if self._announces and self._served.models:
-            write_announcement(self._served.models.keys, self._served.max_message_bytes, response.announcement)
+            write_announcement(self._served.models, self._served.max_message_bytes, response.announcement)
         self._announces = False
         return response
 

@@ -11,7 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from neuronpipe.core.callers import current_caller
 from neuronpipe.core.calls import Call
-from neuronpipe.core.names import TRACEPARENT, TRACESTATE
+from neuronpipe.core.names import ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.process.door import Handler
 
@@ -81,11 +81,12 @@ def by_path(service: ServiceDescriptor, **handlers: Handler) -> dict[str, Handle
 def call_of(context: Context) -> Call:
     """The caller, the deadline and the trace context of a call."""
     remaining_s = context.time_remaining()
-    metadata = metadata_of(context, (TRACEPARENT, TRACESTATE))
+    metadata = metadata_of(context, (TRACEPARENT, TRACESTATE, ROUTE_KEY))
     return Call(
         deadline_s=None if remaining_s is None else time.monotonic() + remaining_s,
         trace=SpanContext.parse(metadata.get(TRACEPARENT, ""), metadata.get(TRACESTATE, "")) if metadata else None,
         caller=current_caller(),
+        route_key=metadata.get(ROUTE_KEY, ""),
     )
 
 

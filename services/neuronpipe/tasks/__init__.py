@@ -4,10 +4,12 @@ from neuronpipe.tasks import (
     feature_extraction,
     fill_mask,
     image_classification,
+    multi_vector_embedding,
     question_answering,
     rerank,
     sentence_embedding,
     sentence_similarity,
+    sparse_embedding,
     text_classification,
     text_generation,
     text_to_text,
@@ -34,6 +36,8 @@ TASKS: dict[str, Task] = {
         text_generation.TASK,
         text_to_text.SUMMARIZATION,
         text_to_text.TRANSLATION,
+        sparse_embedding.TASK,
+        multi_vector_embedding.TASK,
     )
 }
 # And what every model of texts answers besides, without its graph.

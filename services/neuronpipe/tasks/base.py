@@ -112,6 +112,12 @@ class TextTokenizer(Protocol):
     def encode(self, text: str, text_pair: str | None = None) -> EncodedText:
         """The whole text or pair as one sequence, however long."""
 
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> EncodedText:
+        """The prompt that the model's chat template makes of messages, each a role and a content without NUL.
+
+        Only special tokens that the template writes are special. Raises InvalidInput where it takes no such messages.
+        """
+
     def encode_truncated(
         self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False
     ) -> EncodedText:

@@ -3,6 +3,8 @@
 The token vectors equal those of transformers' FeatureExtractionPipeline, including those of special tokens.
 """
 
+from typing import Any
+
 import numpy as np
 from pydantic import Field
 
@@ -35,8 +37,7 @@ def check(input: FeatureExtractionInput, model: ModelSpec) -> None:
         check_text("text_pair", input.text_pair)
     if input.pooling not in _POOLINGS:
         raise InvalidInput("pooling", f"{input.pooling} is not known")
-    if input.type not in _TYPES:
-        raise InvalidInput("type", f"{input.type} is not known")
+    check_type(input.type)
     check_truncation(input.truncation)
 
 
@@ -48,12 +49,7 @@ def traits(input: FeatureExtractionInput) -> tuple[str | int, ...]:
 def encode(input: FeatureExtractionInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence of the text, or of the pair."""
     encoded = encode_text(tokenizer, model, input.text, input.text_pair or None, input.truncation)
-    tokens = len(encoded.sequences[0]["input_ids"])
-    size_bytes = tokens * FeatureFacts.of(model).embedding_dimensions * np.dtype(np.float32).itemsize
-    if size_bytes > _MAX_BYTES:
-        raise InvalidInput(
-            "text", f"{tokens} tokens have vectors of {size_bytes} bytes together, the limit is {_MAX_BYTES}"
-        )
+    check_vectors_size(len(encoded.sequences[0]["input_ids"]), FeatureFacts.of(model).embedding_dimensions)
     return encoded
 
 
@@ -66,16 +62,33 @@ def decode(
         vectors = vectors[0]
     elif input.pooling == FeaturePooling.FEATURE_POOLING_MEAN:
         vectors = vectors.mean(axis=0)
-    if input.type == FeatureType.FEATURE_TYPE_INT8:
-        numbers, scales = _quantized(vectors)
-        return FeatureExtractionResult(
-            data=numbers.tobytes(), shape=vectors.shape, type=input.type, scales=scales.tolist()
+    return FeatureExtractionResult(**numbers_of(vectors, input.type))
+
+
+def check_type(type: "FeatureType.ValueType") -> None:
+    """Refuses an unknown data type, which a newer client may send."""
+    if type not in _TYPES:
+        raise InvalidInput("type", f"{type} is not known")
+
+
+def check_vectors_size(tokens: int, dimensions: int) -> None:
+    """Refuses a text whose token vectors are larger together than what the stages send."""
+    size_bytes = tokens * dimensions * np.dtype(np.float32).itemsize
+    if size_bytes > _MAX_BYTES:
+        raise InvalidInput(
+            "text", f"{tokens} tokens have vectors of {size_bytes} bytes together, the limit is {_MAX_BYTES}"
         )
-    if input.type == FeatureType.FEATURE_TYPE_FLOAT16:
-        return FeatureExtractionResult(data=_halved(vectors).tobytes(), shape=vectors.shape, type=input.type)
-    return FeatureExtractionResult(
-        data=vectors.astype("<f4", copy=False).tobytes(), shape=vectors.shape, type=FeatureType.FEATURE_TYPE_FLOAT32
-    )
+
+
+def numbers_of(vectors: Array, type: "FeatureType.ValueType") -> dict[str, Any]:
+    """The fields of a result for vectors, float32 [vectors, width] or [width]. Raises InvalidInput."""
+    if type == FeatureType.FEATURE_TYPE_INT8:
+        numbers, scales = _quantized(vectors)
+        return {"data": numbers.tobytes(), "shape": vectors.shape, "type": type, "scales": scales.tolist()}
+    if type == FeatureType.FEATURE_TYPE_FLOAT16:
+        return {"data": _halved(vectors).tobytes(), "shape": vectors.shape, "type": type}
+    data = vectors.astype("<f4", copy=False).tobytes()
+    return {"data": data, "shape": vectors.shape, "type": FeatureType.FEATURE_TYPE_FLOAT32}
 
 
 def _quantized(vectors: Array) -> tuple[Array, Array]:
@@ -89,7 +102,7 @@ def _quantized(vectors: Array) -> tuple[Array, Array]:
 
 
 def _halved(vectors: Array) -> Array:
-    largest = float(np.abs(vectors).max())
+    largest = float(np.abs(vectors).max(initial=0))
     if largest > _LARGEST_FLOAT16:
         raise InvalidInput(
             "type",

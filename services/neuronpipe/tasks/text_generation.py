@@ -1,4 +1,4 @@
-"""Text generation: continues a prompt token by token.
+"""Text generation: continues a prompt, or a chat, token by token.
 
 Equal to transformers' `generate` with the same options, whose names they have. The executor chooses the tokens
 (neuron_executor/generation/); here prompts are encoded, options completed, and tokens turned into text.
@@ -6,7 +6,9 @@ Equal to transformers' `generate` with the same options, whose names they have. 
 
 import math
 import random
-from typing import Literal
+from collections.abc import Mapping
+from datetime import date
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -42,8 +44,11 @@ _MAX_NEW_TOKENS = 256
 _MAX_STOP_STRINGS, _MAX_STOP_LENGTH = 16, 256
 _MAX_STOP_TOKENS = 64
 _MAX_BAD_WORDS, _MAX_BAD_WORD_TOKENS = 64, 32
-_MOST = 100.0
 MOST_BEAMS, _MOST_LENGTH_PENALTY = 16, 10
+_MAX_SEQUENCES = 16
+_SEEDS = 1 << 64
+_MOST = 100.0
+_MAX_MESSAGES, _MAX_ROLE_LENGTH = 1024, 64
 # Fields that have an effect with do_sample only.
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 _FORCED = ("forced_bos_token_id", "forced_eos_token_id")
@@ -68,8 +73,15 @@ _EARLY_STOPPING = {
 
 
 class GenerationFacts(TaskFacts):
-    """Facts about a model that generates: what its generation_config says, each field by its name there."""
+    """Facts about a model that generates: what its generation_config says, each field by its name there, and its
+    template for chats.
+    """
 
+    encoded: ClassVar[tuple[str, ...]] = ("chat_template", "template_variables")
+    told: ClassVar[tuple[str, ...]] = ("has_chat_template",)
+
+    chat_template: str = Field("", description="in jinja, makes a prompt of messages; empty: it takes none")
+    template_variables: Mapping[str, str] = Field({}, description="special tokens by their names in the template")
     end_token_ids: tuple[int, ...] = Field((), description="tokens that end a text (eos_token_id)")
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
@@ -89,11 +101,19 @@ class GenerationFacts(TaskFacts):
     decoder_start_token_ids: tuple[int, ...] = Field((), description="what texts follow, in a model with an encoder")
     max_text_tokens: int = Field(0, description="most tokens of a text, in a model with an encoder")
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model takes messages."""
+        return bool(self.chat_template)
+
 
 def check(input: TextGenerationInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
-    check_text("prompt", input.prompt)
     check_truncation(input.truncation)
+    if input.messages:
+        _check_messages(input, model)
+    else:
+        check_text("prompt", input.prompt)
     check_all_options(input.options, model)
 
 
@@ -104,6 +124,27 @@ def check_all_options(options: GenerationOptions, model: ModelSpec) -> None:
     for name in _OF_SAMPLING if not samples else ():
         if name in _given(options):
             raise InvalidInput(f"options.{name}", "has an effect only with do_sample; set do_sample to true")
+    if options.num_return_sequences > 1 and not samples:
+        raise InvalidInput("options.num_return_sequences", "more than 1 text need do_sample; set do_sample to true")
+
+
+def _check_messages(input: TextGenerationInput, model: ModelSpec) -> None:
+    if not GenerationFacts.of(model).has_chat_template:
+        raise InvalidInput("messages", f"model {model.name!r} has no chat template; send a prompt")
+    if input.prompt:
+        raise InvalidInput("messages", "cannot be combined with a prompt")
+    if or_default(input.truncation) != Truncation.TRUNCATION_ERROR:
+        raise InvalidInput("truncation", "is for prompts; messages are never cut")
+    if len(input.messages) > _MAX_MESSAGES:
+        raise InvalidInput("messages", f"{len(input.messages)} messages, the limit is {_MAX_MESSAGES}")
+    for index, message in enumerate(input.messages):
+        place = f"messages[{index}]"
+        if not 1 <= len(message.role) <= _MAX_ROLE_LENGTH:
+            problem = f"has {len(message.role)} characters, must have 1 to {_MAX_ROLE_LENGTH}"
+            raise InvalidInput(f"{place}.role", problem)
+        for name, text in ("role", message.role), ("content", message.content):
+            if text:
+                check_text(f"{place}.{name}", text)
 
 
 def check_options(options: GenerationOptions, model: ModelSpec) -> None:
@@ -131,6 +172,9 @@ def _check_numbers(options: GenerationOptions, model: ModelSpec) -> None:
     if options.min_new_tokens > room:
         raise InvalidInput("options.min_new_tokens", f"{options.min_new_tokens}, must be at most {room}")
     given = _given(options)
+    if "num_return_sequences" in given and not 1 <= options.num_return_sequences <= _MAX_SEQUENCES:
+        problem = f"{options.num_return_sequences}, must be 1 to {_MAX_SEQUENCES}"
+        raise InvalidInput("options.num_return_sequences", problem)
     for name, most, is_included in (
         ("temperature", _MOST, False),
         ("repetition_penalty", _MOST, False),
@@ -195,29 +239,32 @@ def _check_tokens(options: GenerationOptions, model: ModelSpec) -> None:
 
 def traits(input: TextGenerationInput) -> tuple[str | int, ...]:
     """What of an input its encoding depends on."""
-    return input.prompt, or_default(input.truncation), _reserved(input.options)
+    # Templates may write the date.
+    said = [part for message in input.messages for part in (message.role, message.content)]
+    chat = (date.today().isoformat(), *said) if said else ()
+    return input.prompt, or_default(input.truncation), _reserved(input.options), *chat
 
 
 def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """The prompt as one sequence, with room for the new tokens behind it. Raises InvalidInput.
+    """The prompt, or that of the messages, as one sequence, with room for the new tokens behind it.
 
-    The annotation is the end of the prompt, which the first text may depend on.
+    Raises InvalidInput. The annotation is the end of the prompt, which the first text may depend on.
     """
     reserved = _reserved(input.options)
     room = model.max_tokens - reserved
-    if or_default(input.truncation) == Truncation.TRUNCATION_ERROR:
+    if input.messages:
+        encoded = tokenizer.encode_chat([(message.role, message.content) for message in input.messages])
+    elif or_default(input.truncation) == Truncation.TRUNCATION_ERROR:
         encoded = tokenizer.encode(input.prompt)
     else:
         encoded = tokenizer.encode_truncated(input.prompt, None, max_tokens=room, side=side_of(input.truncation))
-    tokens = len(encoded.token_ids)
+    tokens, name = len(encoded.token_ids), "messages" if input.messages else "prompt"
     if tokens > room:
-        raise InvalidInput(
-            "prompt",
-            f"{tokens} tokens and {reserved} new ones, the model takes {model.max_tokens} together; lower "
-            "max_new_tokens, or set truncation to cut",
-        )
+        advice = "lower max_new_tokens" + ("" if input.messages else ", or set truncation to cut")
+        problem = f"{tokens} tokens and {reserved} new ones, the model takes {model.max_tokens} together; {advice}"
+        raise InvalidInput(name, problem)
     if not tokens:
-        raise InvalidInput("prompt", "has no tokens")
+        raise InvalidInput(name, "has no tokens" if name == "prompt" else "have no tokens")
     window = window_arrays(encoded.token_ids[-WINDOW_TOKENS:].tolist())
     return Encoded([{"input_ids": encoded.token_ids}], window, encoded.truncated_tokens)
 
@@ -256,6 +303,17 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
     if not options.HasField("seed"):
         complete.seed = random.getrandbits(64)
     return complete
+
+
+def options_of_each(options: GenerationOptions) -> list[GenerationOptions]:
+    """The options of each text of a request, whose options are complete."""
+    several = []
+    for number in range(options.num_return_sequences or 1):
+        several.append(GenerationOptions())
+        several[-1].CopyFrom(options)
+        several[-1].num_return_sequences = 1
+        several[-1].seed = (options.seed + number) % _SEEDS
+    return several
 
 
 def decode(

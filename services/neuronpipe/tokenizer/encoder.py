@@ -13,6 +13,7 @@ from neuronpipe.core.packed import TensorSets
 from neuronpipe.inputs import images
 from neuronpipe.tasks import ANSWERED_TASKS
 from neuronpipe.tasks.base import ImageReader, Task, TextTokenizer
+from neuronpipe.tasks.text_generation import GenerationFacts
 from neuronpipe.tokenizer.text import LIBRARY_VERSION, JsonTokenizer
 
 _KEY_BYTES = 16
@@ -84,4 +85,6 @@ def _reader(bundle: Bundle) -> tuple[TextTokenizer | ImageReader, tuple[str, ...
     if bundle.spec.image:
         return partial(images.read_pixels, spec=bundle.spec.image), (images.LIBRARY_VERSION,)
     digest = bundle.manifest.files[bundle.manifest.tokenizer_file]
-    return JsonTokenizer(bundle.tokenizer_json()), (LIBRARY_VERSION, digest)
+    facts = bundle.spec.facts.get("text_generation")
+    chat = (facts.chat_template, facts.template_variables) if isinstance(facts, GenerationFacts) else ()
+    return JsonTokenizer(bundle.tokenizer_json(), *chat), (LIBRARY_VERSION, digest)

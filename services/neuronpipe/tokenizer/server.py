@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from neuronpipe.bundles.repository import read_trusted_repository
+from neuronpipe.bundles.live import LiveRepository, running_live_models
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.rpc.items import TOKENIZE
 from neuronpipe.rpc.stage_server import OpenedStage, serve_stage
@@ -18,8 +18,11 @@ async def run(settings: TokenizerSettings, telemetry: Telemetry, tls: ServerTls 
 
     @asynccontextmanager
     async def open_stage() -> AsyncIterator[OpenedStage]:
-        bundles = await asyncio.to_thread(read_trusted_repository, settings.repository, settings.trusted_keys)
-        async with running_tokenizer(bundles, settings, telemetry) as stage:
+        repository = await asyncio.to_thread(LiveRepository.of, settings)
+        async with (
+            running_tokenizer([], settings, telemetry) as stage,
+            running_live_models(repository, [stage.models], telemetry.meters),
+        ):
             yield stage.tokenize, stage.models
 
     await serve_stage(TOKENIZE, settings, telemetry, open_stage, tls)

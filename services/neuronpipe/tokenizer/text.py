@@ -3,7 +3,8 @@
 import json
 import threading
 import unicodedata
-from collections.abc import Iterable
+from collections import abc
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import tokenizers
@@ -13,6 +14,7 @@ from tokenizers.normalizers import Normalizer, Replace, Sequence
 from tokenizers.processors import TemplateProcessing
 
 from neuronpipe.tasks.base import EncodedText, LocatedText, Side, TextTokens, TokenIds, Window
+from neuronpipe.tokenizer.chat import ChatTemplate
 from neuronpipe.tokenizer.words import WordRule
 
 # The version of the library: encodings may change with it.
@@ -26,8 +28,10 @@ class JsonTokenizer:
     processes: several threads in one process gain nothing.
     """
 
-    def __init__(self, written: bytes) -> None:
-        """`written`: the file's content."""
+    def __init__(
+        self, written: bytes, chat_template: str = "", template_variables: Mapping[str, str] | None = None
+    ) -> None:
+        """`written`: the file's content. `template_variables`: special tokens by their names in the template."""
         self._tokenizer = Tokenizer.from_buffer(written)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -40,6 +44,8 @@ class JsonTokenizer:
         if "precompiled_charsmap" in json.dumps(content["normalizer"]):
             self._tokenizer.normalizer = _counting_what_it_deletes(self._tokenizer.normalizer)
         self._words = WordRule.of_model(content["model"])
+        special = [token["content"] for token in content["added_tokens"] if token["special"]]
+        self._chat = ChatTemplate(chat_template, template_variables or {}, special)
         self._lock = threading.Lock()
 
     def token_id(self, token: str) -> int | None:
@@ -68,6 +74,17 @@ class JsonTokenizer:
         with self._lock:
             encoding = self._encode(text, text_pair)
         return EncodedText(_array(encoding.ids), _array(encoding.type_ids))
+
+    def encode_chat(self, messages: abc.Sequence[tuple[str, str]]) -> EncodedText:
+        parts, ids = self._chat.render(messages), list[int]()
+        with self._lock:
+            try:
+                for index, part in enumerate(parts):
+                    self._tokenizer.encode_special_tokens = index % 2 == 1
+                    ids += self._encode_part(part, is_first=index == 0) if part else []
+            finally:
+                self._tokenizer.encode_special_tokens = True
+        return EncodedText(_array(ids), np.zeros(len(ids), np.int32))
 
     def encode_truncated(
         self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False
@@ -117,6 +134,15 @@ class JsonTokenizer:
         encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
         (encoding,) = encode(inputs, add_special_tokens=add_special_tokens)
         return encoding
+
+    def _encode_part(self, text: str, *, is_first: bool) -> list[int]:
+        """The tokens of a part of a text: behind a line break, so that it gets no space as the first one does."""
+        line_break: list[int] = [] if is_first else self._encode("\n", add_special_tokens=False).ids
+        ids: list[int] = self._encode(text if is_first else f"\n{text}", add_special_tokens=False).ids
+        if ids[: len(line_break)] == line_break:
+            return ids[len(line_break) :]
+        found: list[int] = self._encode(text, add_special_tokens=False).ids
+        return found
 
     def _encode_in_limit(
         self, first: str, second: str | None, max_tokens: int, *, strategy: str, stride: int

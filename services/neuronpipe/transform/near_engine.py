@@ -7,10 +7,19 @@ from pathlib import Path
 
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
+from neuronpipe.bundles.registry_file import read_registry
 from neuronpipe.bundles.repository import Bundle, read_trusted_repository
 from neuronpipe.bundles.served import running_models
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, NeuronpipeError, SetupError, WrongTask
+from neuronpipe.core.errors import (
+    InternalError,
+    InvalidInput,
+    ModelNotFound,
+    NeuronpipeError,
+    SetupError,
+    Unavailable,
+    WrongTask,
+)
 from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelTable
@@ -72,11 +81,15 @@ class NearEngine:
 
 
 def find_bundle(repository: Path, model: str, version: str = "", trusted_keys: Path | None = None) -> Bundle:
-    """A version of a model, or the newest. `trusted_keys`: see read_trusted_repository. Raises SetupError."""
-    table = ModelTable({bundle.key: bundle for bundle in read_trusted_repository(repository, trusted_keys)})
+    """A version of a model by its number or alias; without one as the registry says, or the newest.
+
+    `trusted_keys`: see read_trusted_repository. Raises SetupError.
+    """
+    bundles = {bundle.key: bundle for bundle in read_trusted_repository(repository, trusted_keys)}
+    table = ModelTable(bundles, read_registry(repository).routes)
     try:
         return table.find(model, version)
-    except (ModelNotFound, InvalidInput) as error:
+    except (ModelNotFound, InvalidInput, Unavailable) as error:
         raise SetupError(f"--repository {repository}: {error.message}") from error
 
 

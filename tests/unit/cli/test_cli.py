@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from neuronpipe import __version__, cli
-from neuronpipe.api.v1.models_pb2 import Model
+from neuronpipe.api.v1.models_pb2 import Model, VersionState
 from neuronpipe.api.v1.tasks_pb2 import (
     Entity,
     RankedText,
@@ -225,19 +225,24 @@ def test_models_are_listed_in_columns_that_align_with_one_for_tasks(capsys: pyte
         backends=["openvino", "torch"],
         dtype="float32",
         architecture="BertModel",
+        state=VersionState.VERSION_STATE_READY,
+        aliases=["canary", "stable"],
+        share=0.95,
+        problem="tokenizer: no room",
     )
     with fake_gateway() as gateway:
         gateway.models = [short, long]
-        code, output, _ = _run(capsys, "models", "--target", gateway.target)
+        code, output, errors = _run(capsys, "models", "--target", gateway.target)
     assert code == 0
     assert output.splitlines() == [
         "MODEL                               VERSION  TASKS                                  TOKENS  BACK END        "
-        "DTYPE    ARCHITECTURE",
+        "DTYPE    ARCHITECTURE  STATE  ALIASES        SHARE",
         "m                                   1        rerank                                 4       fake          "
-        "  int8     A",
+        "  int8     A                                   0",
         "a-model-with-a-name-longer-than-24  12*      sentence-embedding,feature-extraction  512     openvino,torch  "
-        "float32  BertModel",
+        "float32  BertModel     ready  canary,stable  0.95",
     ]
+    assert errors == "a-model-with-a-name-longer-than-24 version 12: tokenizer: no room\n"
 
 
 def test_an_unknown_variable_exits_with_two_and_is_named(

@@ -10,7 +10,7 @@ from google.rpc.status_pb2 import Status
 from neuronpipe import cli
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferResponse
 from neuronpipe.api.v1.models_pb2 import Model
-from neuronpipe.api.v1.tasks_pb2 import LabelScore, TaskInput, TaskResult, TextClassificationResult
+from neuronpipe.api.v1.tasks_pb2 import FeatureType, LabelScore, TaskInput, TaskResult, TextClassificationResult
 from neuronpipe.cli.input_flags import NEEDED
 from neuronpipe.cli.result_rows import result_rows
 from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
@@ -153,6 +153,16 @@ _TABLES: dict[str, tuple[object, object, list[list[str]]]] = {
         {},
         {"labels": [{"label": "x" * 61, "score": 1}]},
         [["SCORE", "LABEL"], ["1.0000", "x" * 59 + "…"]],
+    ),
+    "sparse_embedding": (
+        {},
+        {"weights": [{"token_id": 7, "weight": 1.5, "token": "cat"}]},
+        [["WEIGHT", "ID", "TOKEN"], ["1.5000", "7", "cat"]],
+    ),
+    "multi_vector_embedding": (
+        {},
+        {"data": bytes.fromhex("0000803f00000040"), "shape": [1, 2], "type": FeatureType.FEATURE_TYPE_FLOAT32},
+        [["SHAPE", "VECTOR"], ["1x2", "1.0000 2.0000"]],
     ),
     "sentence_embedding": ({}, {"embedding": [1, -0.5]}, [["SHAPE", "VECTOR"], ["2", "1.0000 -0.5000"]]),
     "feature_extraction": (

@@ -2,8 +2,8 @@
 
 import pytest
 
-from neuronpipe.core.errors import InvalidInput, ModelNotFound
-from neuronpipe.core.model import ModelTable, TaskFacts, encoding_traits
+from neuronpipe.core.errors import InvalidInput, ModelNotFound, Unavailable
+from neuronpipe.core.model import ModelRoute, ModelTable, TaskFacts, encoding_traits
 from tests.unit.model_specs import model_spec
 
 _TABLE = ModelTable({("b", 2): "b2", ("a", 10): "a10", ("b", 1): "b1", ("a", 9): "a9"})
@@ -54,6 +54,64 @@ def test_a_name_of_thousands_of_characters_is_refused_without_repeating_it() -> 
     with pytest.raises((InvalidInput, ModelNotFound)) as caught:
         _TABLE.find("x" * 5000, "")
     assert len(caught.value.message) < 500
+
+
+_ROUTED = ModelTable(
+    {("a", 1): "a1", ("a", 2): "a2", ("a", 3): "a3", ("b", 1): "b1"},
+    {"a": ModelRoute({"stable": 1, "canary": 2, "next": 4}, ((1, 90.0), (2, 7.0), (3, 3.0)))},
+)
+# Of the chi-square distribution with two degrees of freedom: what one fair split in a thousand exceeds.
+_CHI_SQUARE = 13.816
+
+
+def test_an_alias_finds_its_version() -> None:
+    assert [_ROUTED.find("a", alias) for alias in ("stable", "canary")] == ["a1", "a2"]
+    with pytest.raises(Unavailable, match="model 'a' version 4, its next, is not loaded"):
+        _ROUTED.find("a", "next")
+    with pytest.raises(InvalidInput, match=r"or an alias of the model, which has: stable, canary$"):
+        _ROUTED.find("a", "newest")
+    with pytest.raises(InvalidInput, match=r"is not a whole number$"):
+        _ROUTED.find("b", "stable")
+
+
+def test_requests_without_a_version_are_shared_out_as_the_route_says() -> None:
+    count = 20_000
+    found = [_ROUTED.find("a", "", f"key {number}") for number in range(count)]
+    expected = {"a1": 0.90 * count, "a2": 0.07 * count, "a3": 0.03 * count}
+    statistic = sum((found.count(name) - wanted) ** 2 / wanted for name, wanted in expected.items())
+    assert statistic < _CHI_SQUARE
+
+
+def test_the_same_key_gets_the_same_version_also_when_its_version_gets_a_larger_share() -> None:
+    before = ModelRoute({}, ((1, 95.0), (2, 5.0)))
+    after = ModelRoute({}, ((1, 75.0), (2, 25.0)))
+    keys = [f"user-{number}" for number in range(5_000)]
+    had = {key for key in keys if before.pick("m", key) == 2}
+    assert had == {key for key in keys if before.pick("m", key) == 2}
+    assert had < {key for key in keys if after.pick("m", key) == 2}
+
+
+def test_models_share_out_the_same_keys_each_in_its_own_way() -> None:
+    route = ModelRoute({}, ((1, 50.0), (2, 50.0)))
+    keys = [f"user-{number}" for number in range(1_000)]
+    same = sum(route.pick("m", key) == route.pick("n", key) for key in keys)
+    assert 400 < same < 600
+
+
+def test_without_a_key_the_version_with_the_largest_share_is_found() -> None:
+    assert _ROUTED.find("a", "") == "a1"
+    assert [_ROUTED.is_newest("a", version) for version in (1, 2, 3)] == [True, False, False]
+
+
+def test_a_version_that_is_not_there_gets_no_share() -> None:
+    table = ModelTable({("a", 1): "a1"}, {"a": ModelRoute({}, ((1, 1.0), (2, 99.0)))})
+    assert {table.find("a", "", f"key {number}") for number in range(100)} == {"a1"}
+
+
+def test_a_part_of_a_table_keeps_its_routes() -> None:
+    part = _ROUTED.only(frozenset({"a"}))
+    assert part.find("a", "canary") == "a2"
+    assert {part.find("a", "", f"key {number}") for number in range(500)} == {"a1", "a2", "a3"}
 
 
 class _Facts(TaskFacts):

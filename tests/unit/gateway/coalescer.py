@@ -41,6 +41,8 @@ class Wire:
 
     def __init__(self, models: frozenset[ModelKey] | None = None) -> None:
         self.models = models
+        self.problems: dict[ModelKey, str] = {}
+        self.needed: list[frozenset[ModelKey]] = []
         self.retired = asyncio.Event()
         self.messages: list[Message] = []
         self.send_fault: Exception | None = None
@@ -65,6 +67,9 @@ class Wire:
             for item_id, item in items
             if item.call.request_id in self.refuses
         ]
+
+    async def tell_needed(self, models: frozenset[ModelKey]) -> None:
+        self.needed.append(models)
 
     async def receive(self) -> StageResponse:
         said = await self._said.get()
@@ -96,6 +101,11 @@ class Wire:
     async def announce(self, *models: ModelKey) -> None:
         """Has these models from now on."""
         self._said.put_nowait(StageResponse(models=frozenset(models)))
+        await settled()
+
+    async def fail_to_load(self, model: ModelKey, problem: str, *models: ModelKey) -> None:
+        """Has these models from now on, and could not load another."""
+        self._said.put_nowait(StageResponse(models=frozenset(models), problems={model: problem}))
         await settled()
 
     async def retire(self) -> None:

@@ -86,6 +86,17 @@ def test_as_many_tokens_as_the_limit_are_let_in(crowd_of: CrowdOf) -> None:
         crowd.enter("c", tokens=1)
 
 
+def test_the_share_in_flight_is_that_of_the_limit_which_is_nearer(crowd_of: CrowdOf) -> None:
+    gate = Gate(max_requests=4, max_tokens=10)
+    crowd = crowd_of(gate)
+    crowd.enter("a", tokens=1)
+    assert gate.share == 0.25
+    crowd.enter("b", tokens=7)
+    assert gate.share == 0.8
+    crowd.leave("b")
+    assert gate.share == 0.25
+
+
 def test_whoever_leaves_makes_room(crowd_of: CrowdOf) -> None:
     crowd = crowd_of(Gate(max_requests=1, max_tokens=100))
     crowd.enter("a")

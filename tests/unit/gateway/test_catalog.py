@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model
+from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model, VersionState
 from neuronpipe.bundles.manifest import file_sha256
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.errors import InvalidInput, ModelNotFound
@@ -49,6 +49,8 @@ def test_a_model_is_described_by_its_manifest(catalog: Catalog, tmp_path: Path) 
         backends=["openvino", "fake"],
         dtype="float32",
         digest=file_sha256(tmp_path / "a/2/manifest.json"),
+        state=VersionState.VERSION_STATE_READY,
+        is_desired=True,
     )
 
 

@@ -30,6 +30,7 @@ TIMED_MODULES = [
     f"neuronpipe.neuron_executor.{module}.time"
     for module in (
         "executor_model",
+        "scheduler",
         "cores",
         "batching.queue",
         "batching.policy",

@@ -92,7 +92,7 @@ async def test_a_model_is_closed_by_itself_and_the_others_are_served(
             labels[0]
             for family in telemetry.meters.families()
             for labels in family.series
-            if family.instrument in (Metrics.CORES, Metrics.QUEUE_SEQUENCES, Metrics.QUEUE_TOKENS)
+            if family.instrument in (Metrics.CORES, Metrics.QUEUE_SEQUENCES, Metrics.QUEUE_TOKENS, Metrics.QUEUE_WORK)
         }
 
     async with running_devices(EngineSettings(), telemetry) as devices, devices.open_batches(bundles["m"]) as staying:

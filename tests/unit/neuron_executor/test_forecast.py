@@ -46,7 +46,7 @@ def test_the_queue_takes_as_long_as_callers_are_told(
 ) -> None:
     loop = JumpingLoop.installed(monkeypatch)
 
-    async def simulate() -> tuple[float, float]:
+    async def simulate() -> tuple[float, float, float]:
         batch_time = BatchTime()
         for tokens in (16, 64):
             batch_time.anchor(tokens, _OVERHEAD_S + _TOKEN_S * tokens)
@@ -61,14 +61,15 @@ def test_the_queue_takes_as_long_as_callers_are_told(
             await asyncio.sleep(0)
             with pytest.raises(Overloaded) as refused:
                 await call()
-            began_s = loop.time()
+            began_s, work_s = loop.time(), scheduler.forecast.work_s()
             await asyncio.gather(*callers)
-            return refused.value.retry_after_s, loop.time() - began_s
+            return refused.value.retry_after_s, work_s, loop.time() - began_s
 
     try:
-        told_s, took_s = loop.run_until_complete(simulate())
+        told_s, work_s, took_s = loop.run_until_complete(simulate())
     finally:
         loop.close()
     # Besides the queue it took what had begun, up to three batches of 52 ms on each core, of at least 1280 ms; and the
     # overhead of 2 %.
     assert told_s == pytest.approx(took_s, rel=0.2)
+    assert work_s == pytest.approx(took_s, rel=0.2)  # what autoscaling is told

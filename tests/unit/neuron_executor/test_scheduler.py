@@ -699,6 +699,60 @@ async def test_bulk_delays_interactive_work_by_one_batch_at_most() -> None:
         assert system.backend.batches[1] == [[21]]
 
 
+async def test_bulk_leaves_a_core_idle_while_interactive_work_comes(clock: FixedClock) -> None:
+    one_by_one = Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=8)
+    async with held_scheduler(cores=2, limits=one_by_one) as system:
+        first = system.submit([21])
+        assert await system.backend.begun() == [[21]]
+        bulk = system.submit([1], [2], [3], is_bulk=True)
+        await queued()
+        second = system.submit([22])
+        assert await system.backend.begun() == [[22]]
+        system.backend.let_run(2)
+        await asyncio.gather(first, second)
+        assert await system.backend.begun() == [[1]]
+        await queued()
+        third = system.submit([23])
+        assert await system.backend.begun() == [[23]]
+        system.backend.let_run(2)
+        await third
+        assert await system.backend.begun() == [[2]]
+        clock.now_s += 1
+        system.backend.let_run()
+        await bulk
+
+
+async def test_all_cores_do_bulk_once_no_interactive_work_comes(clock: FixedClock) -> None:
+    one_by_one = Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=8)
+    async with held_scheduler(cores=2, limits=one_by_one) as system:
+        await system.occupy()
+        bulk = system.submit([1], [2], [3], is_bulk=True)
+        await queued()
+        clock.now_s += 1
+        system.backend.let_run(1)
+        assert [await system.backend.begun(), await system.backend.begun()] == [[[1]], [[2]]]
+        system.backend.let_run()
+        await bulk
+
+
+@pytest.mark.parametrize(("buckets", "token_s"), [((), 0.0006), (("1x1", "2x1", "4x1"), 0.001)])
+async def test_bulk_batches_are_short_while_interactive_work_comes(
+    clock: FixedClock, buckets: tuple[str, ...], token_s: float
+) -> None:
+    async with held_scheduler(batch_time=KnownTime(0.003, token_s), buckets=buckets) as system:
+        interactive = system.submit([21])
+        assert await system.backend.begun() == [[21]]
+        bulk = system.submit([1], [2], [3], [4], [5], [6], is_bulk=True)
+        await queued()
+        system.backend.let_run(1)
+        await interactive
+        assert await system.backend.begun() == [[1], [2]]
+        clock.now_s += 1
+        system.backend.let_run()
+        await bulk
+        assert system.backend.batches[2:] == [[[3], [4], [5], [6]]]
+
+
 async def test_a_batch_is_of_one_priority() -> None:
     async with held_scheduler() as system:
         await system.occupy()

@@ -194,6 +194,7 @@ async def test_a_deadline_takes_the_batch_that_runs_for_another_model_into_accou
 async def test_interactive_work_is_not_refused_for_the_sake_of_another_models_bulk(clock: FixedClock) -> None:
     async with _two_models(cores=2, times=(KnownTime(0, 1), KnownTime(0, 10))) as (one, two):
         await one.occupy()
+        clock.now_s += 1  # no interactive work is expected
         two.submit([1, 1, 1], is_bulk=True)
         await two.backend.begun()
         two.submit([2, 2, 2], is_bulk=True)

@@ -698,7 +698,13 @@ async def test_an_item_beyond_a_real_servers_limit_does_not_end_the_stream() -> 
         outcomes.put_nowait([*refused, *(await stream.receive()).outcomes])
         await asyncio.Event().wait()
 
-    models = SimpleNamespace(keys=frozenset(), watch=lambda changed: lambda: None)
+    models = SimpleNamespace(
+        keys=frozenset(),
+        problems={},
+        watch=lambda changed: lambda: None,
+        need=lambda user, keys: None,
+        forget=lambda user: None,
+    )
     method = stage_method(TOKENIZE, stage, models=models, max_message_bytes=10_000)
 
     async def answer(requests: Any, context: Any) -> AsyncIterator[bytes]:

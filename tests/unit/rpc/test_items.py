@@ -69,7 +69,15 @@ class _Models:
 
     def __init__(self, *keys: ModelKey) -> None:
         self.keys = frozenset(keys)
+        self.problems: dict[ModelKey, str] = {}
+        self.needed: list[frozenset[ModelKey] | None] = []
         self.watchers: list[Callable[[], None]] = []
+
+    def need(self, user: object, keys: frozenset[ModelKey] | None) -> None:
+        self.needed.append(keys)
+
+    def forget(self, user: object) -> None:
+        self.needed.append(frozenset())
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         self.watchers.append(changed)
@@ -606,6 +614,34 @@ async def test_models_are_announced_again_when_they_change_and_no_longer_when_th
     gateway.end()
     await gateway.reading
     assert models.watchers == []
+
+
+@pytest.mark.usefixtures("patient")
+async def test_versions_that_could_not_be_loaded_are_announced_with_the_reason(stage: _Stage) -> None:
+    models = _Models(_A)
+    models.problems = {_B: "no room"}
+    gateway = _Gateway(stage, models=models)
+    first = await asyncio.wait_for(gateway.received.get(), _LIMIT_S)
+    failed = stages_pb2.FailedModel(name="b", version="12", problem="no room")
+    assert list(first.announcement.failed) == [failed]
+    gateway.end()
+    await gateway.reading
+
+
+@pytest.mark.usefixtures("patient")
+async def test_what_a_gateway_needs_is_anything_until_it_says_so_and_nothing_when_its_stream_has_ended(
+    stage: _Stage,
+) -> None:
+    models = _Models(_A, _B)
+    gateway = _Gateway(stage, models=models)
+    await gateway.receive()
+    assert models.needed == [None]
+    needed = stages_pb2.NeededModels(models=[stages_pb2.ServedModel(name="a", version="1")])
+    gateway._messages.put_nowait(TokenizeRequest(needed=needed))
+    gateway._messages.put_nowait(TokenizeRequest(needed=stages_pb2.NeededModels()))
+    gateway.end()
+    await gateway.reading
+    assert models.needed == [None, frozenset({_A}), frozenset(), frozenset()]
 
 
 @pytest.mark.usefixtures("patient")

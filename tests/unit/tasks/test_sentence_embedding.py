@@ -1,11 +1,12 @@
 """tasks/sentence_embedding.py: vectors are cut and scaled, and what is refused."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+from sentence_transformers.util.quantization import quantize_embeddings
 
-from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import EmbeddingPrecision, SentenceEmbeddingInput, Truncation
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.tasks.sentence_embedding import TASK, decode
 from tests.unit.model_specs import model_spec
@@ -38,6 +39,41 @@ def test_a_vector_is_cut_without_scaling_where_asked() -> None:
 
 def test_the_zero_vector_stays_zero() -> None:
     assert _embedding([0, 0, 0, 0], SentenceEmbeddingInput()) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["binary", "ubinary"])
+def test_bits_equal_those_of_sentence_transformers(name: Literal["binary", "ubinary"]) -> None:
+    vectors = np.random.default_rng(1).standard_normal((20, 24)).astype(np.float32)
+    vectors[0, :3] = 0
+    precision = EmbeddingPrecision.Value(f"EMBEDDING_PRECISION_{name.upper()}")
+    ours = [
+        decode(SentenceEmbeddingInput(precision=precision), _MODEL, [], [{"sentence_embedding": one}])
+        for one in vectors
+    ]
+    expected = quantize_embeddings(vectors, precision=name)
+    assert [one.packed for one in ours] == [one.tobytes() for one in expected]
+    assert {(one.precision, len(one.embedding)) for one in ours} == {(precision, 0)}
+
+
+def test_bits_that_fill_no_bytes_and_unknown_precisions_are_refused() -> None:
+    for precision, error in ((2, "binary vectors have a multiple of 8 dimensions, not 4"), (9, "9 is not known")):
+        input = SentenceEmbeddingInput(text="a", precision=precision)  # type: ignore[arg-type] # a newer client's
+        with pytest.raises(InvalidInput, match=f"^precision: {error}$"):
+            TASK.check(input, _MODEL)
+
+
+def test_a_prompt_is_chosen_by_its_name() -> None:
+    tokenizer = WordTokenizer()
+    prompts = {"query": "find: ", "document": ""}
+    model = model_spec("sentence_embedding", prompt="query: ", prompts=prompts)
+    for name, text in (("query", "find: so it is"), ("document", "so it is")):
+        input = SentenceEmbeddingInput(text="so it is", prompt_name=name)
+        (sequence,) = encode_checked(TASK, input, tokenizer, model).sequences
+        assert sequence["input_ids"].tolist() == [CLS, *tokenizer.ids(text), SEP]
+    with pytest.raises(InvalidInput, match=r"^prompt_name: is none of the model's prompts; they are: document, query$"):
+        TASK.check(SentenceEmbeddingInput(text="a", prompt_name="other"), model)
+    with pytest.raises(InvalidInput, match=r"^prompt_name: is for a text; token_ids have no prompt$"):
+        TASK.check(SentenceEmbeddingInput(token_ids=[4], prompt_name="query"), model)
 
 
 def test_the_models_prompt_comes_before_the_text() -> None:

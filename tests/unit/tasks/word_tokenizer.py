@@ -1,7 +1,7 @@
 """A TextTokenizer small enough to follow by hand: a word is a token."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,10 @@ class WordTokenizer:
     def encode(self, text: str, text_pair: str | None = None) -> EncodedText:
         """See TextTokenizer."""
         return self._encoded(text.split(), None if text_pair is None else text_pair.split())
+
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> EncodedText:
+        """See TextTokenizer. The template has "role: content" for each message."""
+        return self.encode(" ".join(f"{role}: {content}" for role, content in messages))
 
     def encode_truncated(
         self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False

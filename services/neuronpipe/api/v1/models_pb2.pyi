@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +18,38 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _VersionState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _VersionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VersionState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VERSION_STATE_UNSPECIFIED: _VersionState.ValueType  # 0
+    """Not known."""
+    VERSION_STATE_LOADING: _VersionState.ValueType  # 1
+    """It is being loaded, or a stage does not have it yet."""
+    VERSION_STATE_READY: _VersionState.ValueType  # 2
+    """Every stage has it in at least one process."""
+    VERSION_STATE_DRAINING: _VersionState.ValueType  # 3
+    """It gets no new requests, and is unloaded when those that it has are answered."""
+    VERSION_STATE_FAILED: _VersionState.ValueType  # 4
+    """A process could not load it, and a stage does not have it. Other versions are served as before."""
+
+class VersionState(_VersionState, metaclass=_VersionStateEnumTypeWrapper):
+    """What a version of a model is doing."""
+
+VERSION_STATE_UNSPECIFIED: VersionState.ValueType  # 0
+"""Not known."""
+VERSION_STATE_LOADING: VersionState.ValueType  # 1
+"""It is being loaded, or a stage does not have it yet."""
+VERSION_STATE_READY: VersionState.ValueType  # 2
+"""Every stage has it in at least one process."""
+VERSION_STATE_DRAINING: VersionState.ValueType  # 3
+"""It gets no new requests, and is unloaded when those that it has are answered."""
+VERSION_STATE_FAILED: VersionState.ValueType  # 4
+"""A process could not load it, and a stage does not have it. Other versions are served as before."""
+Global___VersionState: _TypeAlias = VersionState  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):
@@ -70,7 +103,9 @@ class GetModelRequest(_message.Message):
     name: _builtins.str
     """The name of the model. Required."""
     version: _builtins.str
-    """The version of the model, a whole number. Default: the newest version."""
+    """The version of the model: a whole number, or an alias. Default: the one with the largest share of requests without
+    a version.
+    """
     def __init__(
         self,
         *,
@@ -128,12 +163,21 @@ class Model(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     MASK_TOKEN_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    IS_DESIRED_FIELD_NUMBER: _builtins.int
+    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    PROMPT_NAMES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name of the model, as requests give it."""
     version: _builtins.str
     """The version, a whole number."""
     is_default: _builtins.bool
-    """True for the version that requests without a version get, which is the newest."""
+    """True for the version that requests without a version get, or most of them: the newest, or as the repository's
+    registry says.
+    """
     task: _builtins.str
     """The task for which the model was compiled: the name of its field in TaskInput."""
     max_tokens: _builtins.int
@@ -152,6 +196,16 @@ class Model(_message.Message):
     """
     mask_token: _builtins.str
     """The mask token that marks a word to fill in, for fill-mask; empty for other tasks."""
+    state: Global___VersionState.ValueType
+    """What the version is doing. Fields above are empty, but for the first two, while it has not been read."""
+    problem: _builtins.str
+    """Why a process could not load it; empty if none has said so."""
+    share: _builtins.float
+    """The share of the requests without a version that get it now, from 0 to 1."""
+    is_desired: _builtins.bool
+    """Whether the repository's registry wants it served. Without a registry: true."""
+    has_chat_template: _builtins.bool
+    """Whether text-generation takes messages: the model has a template for chats."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The labels of a classifier, in the order of its logits. Empty for other models."""
@@ -163,6 +217,14 @@ class Model(_message.Message):
     @_builtins.property
     def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """All tasks of the model: `task`, and the other tasks that the same compiled graph can answer."""
+
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names under which requests get it now."""
+
+    @_builtins.property
+    def prompt_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of the prompts that inputs of sentence-embedding may choose from; empty for other models."""
 
     def __init__(
         self,
@@ -180,10 +242,17 @@ class Model(_message.Message):
         digest: _builtins.str = ...,
         mask_token: _builtins.str = ...,
         tasks: _abc.Iterable[_builtins.str] | None = ...,
+        state: Global___VersionState.ValueType = ...,
+        problem: _builtins.str = ...,
+        aliases: _abc.Iterable[_builtins.str] | None = ...,
+        share: _builtins.float = ...,
+        is_desired: _builtins.bool = ...,
+        has_chat_template: _builtins.bool = ...,
+        prompt_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "is_default", b"is_default", "labels", b"labels", "mask_token", b"mask_token", "max_tokens", b"max_tokens", "name", b"name", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "has_chat_template", b"has_chat_template", "is_default", b"is_default", "is_desired", b"is_desired", "labels", b"labels", "mask_token", b"mask_token", "max_tokens", b"max_tokens", "name", b"name", "problem", b"problem", "prompt_names", b"prompt_names", "share", b"share", "state", b"state", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

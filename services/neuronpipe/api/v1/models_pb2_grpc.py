@@ -52,7 +52,8 @@ class ModelServiceServicer(object):
     """
 
     def ListModels(self, request, context):
-        """Lists every version of every model, sorted by name and then by version.
+        """Lists every version of every model, sorted by name and then by version: those that are served, and those that shall
+        be.
 
         Errors:
 

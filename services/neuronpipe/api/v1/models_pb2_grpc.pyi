@@ -34,7 +34,8 @@ class ModelServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelServiceAsyncStub: ...
     ListModels: _grpc.UnaryUnaryMultiCallable[_models_pb2.ListModelsRequest, _models_pb2.ListModelsResponse]
-    """Lists every version of every model, sorted by name and then by version.
+    """Lists every version of every model, sorted by name and then by version: those that are served, and those that shall
+    be.
 
     Errors:
 
@@ -56,7 +57,8 @@ class ModelServiceAsyncStub(ModelServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListModels: _aio.UnaryUnaryMultiCallable[_models_pb2.ListModelsRequest, _models_pb2.ListModelsResponse]  # type: ignore[assignment]
-    """Lists every version of every model, sorted by name and then by version.
+    """Lists every version of every model, sorted by name and then by version: those that are served, and those that shall
+    be.
 
     Errors:
 
@@ -81,7 +83,8 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _models_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_models_pb2.ListModelsResponse, _abc.Awaitable[_models_pb2.ListModelsResponse]]:
-        """Lists every version of every model, sorted by name and then by version.
+        """Lists every version of every model, sorted by name and then by version: those that are served, and those that shall
+        be.
 
         Errors:
 

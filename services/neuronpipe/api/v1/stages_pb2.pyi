@@ -100,25 +100,87 @@ class Announcement(_message.Message):
 
     MODELS_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
     max_message_bytes: _builtins.int
     """The largest message that the process accepts, in bytes. Default: 0, not known."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedModel]:
         """The models that the process has loaded. The gateway sends items for other models to other processes."""
 
+    @_builtins.property
+    def failed(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedModel]:
+        """The versions that the process should have, by the repository's registry, and could not load."""
+
     def __init__(
         self,
         *,
         models: _abc.Iterable[Global___ServedModel] | None = ...,
         max_message_bytes: _builtins.int = ...,
+        failed: _abc.Iterable[Global___FailedModel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_message_bytes", b"max_message_bytes", "models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "max_message_bytes", b"max_message_bytes", "models", b"models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Announcement: _TypeAlias = Announcement  # noqa: Y015
+
+@_typing.final
+class FailedModel(_message.Message):
+    """A version of a model that a process could not load."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of the model."""
+    version: _builtins.str
+    """The version of the model."""
+    problem: _builtins.str
+    """What is wrong."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.str = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "problem", b"problem", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailedModel: _TypeAlias = FailedModel  # noqa: Y015
+
+@_typing.final
+class NeededModels(_message.Message):
+    """The models for which a gateway may send items. It says so in its first message, and again when they change; the
+    process unloads none of them meanwhile. A gateway of an older release never says it, and may send items for any model.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedModel]:
+        """The models."""
+
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[Global___ServedModel] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NeededModels: _TypeAlias = NeededModels  # noqa: Y015
 
 @_typing.final
 class ServedModel(_message.Message):
@@ -180,6 +242,7 @@ class TokenizeRequest(_message.Message):
 
     ITEMS_FIELD_NUMBER: _builtins.int
     ABANDONED_ITEM_IDS_FIELD_NUMBER: _builtins.int
+    NEEDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenizeItem]:
         """The inputs."""
@@ -188,15 +251,20 @@ class TokenizeRequest(_message.Message):
     def abandoned_item_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The numbers of items that were sent before and whose callers no longer wait. The service cancels them."""
 
+    @_builtins.property
+    def needed(self) -> Global___NeededModels:
+        """Set in the gateway's first message, and again when it has changed. A message without items gets no answer."""
+
     def __init__(
         self,
         *,
         items: _abc.Iterable[Global___TokenizeItem] | None = ...,
         abandoned_item_ids: _abc.Iterable[_builtins.int] | None = ...,
+        needed: Global___NeededModels | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["needed", b"needed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned_item_ids", b"abandoned_item_ids", "items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned_item_ids", b"abandoned_item_ids", "items", b"items", "needed", b"needed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -367,6 +435,7 @@ class ExecuteRequest(_message.Message):
 
     ITEMS_FIELD_NUMBER: _builtins.int
     ABANDONED_ITEM_IDS_FIELD_NUMBER: _builtins.int
+    NEEDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecuteItem]:
         """The items."""
@@ -375,15 +444,20 @@ class ExecuteRequest(_message.Message):
     def abandoned_item_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The numbers of items that were sent before and whose callers no longer wait. The service cancels them."""
 
+    @_builtins.property
+    def needed(self) -> Global___NeededModels:
+        """Set in the gateway's first message, and again when it has changed. A message without items gets no answer."""
+
     def __init__(
         self,
         *,
         items: _abc.Iterable[Global___ExecuteItem] | None = ...,
         abandoned_item_ids: _abc.Iterable[_builtins.int] | None = ...,
+        needed: Global___NeededModels | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["needed", b"needed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned_item_ids", b"abandoned_item_ids", "items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned_item_ids", b"abandoned_item_ids", "items", b"items", "needed", b"needed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -643,6 +717,7 @@ class PostprocessRequest(_message.Message):
 
     ITEMS_FIELD_NUMBER: _builtins.int
     ABANDONED_ITEM_IDS_FIELD_NUMBER: _builtins.int
+    NEEDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___PostprocessItem]:
         """The items."""
@@ -651,15 +726,20 @@ class PostprocessRequest(_message.Message):
     def abandoned_item_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The numbers of items that were sent before and whose callers no longer wait. The service cancels them."""
 
+    @_builtins.property
+    def needed(self) -> Global___NeededModels:
+        """Set in the gateway's first message, and again when it has changed. A message without items gets no answer."""
+
     def __init__(
         self,
         *,
         items: _abc.Iterable[Global___PostprocessItem] | None = ...,
         abandoned_item_ids: _abc.Iterable[_builtins.int] | None = ...,
+        needed: Global___NeededModels | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["needed", b"needed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned_item_ids", b"abandoned_item_ids", "items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned_item_ids", b"abandoned_item_ids", "items", b"items", "needed", b"needed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

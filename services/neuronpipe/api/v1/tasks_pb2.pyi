@@ -77,6 +77,38 @@ SCORE_FUNCTION_NONE: ScoreFunction.ValueType  # 3
 """None: the scores are the logits."""
 Global___ScoreFunction: _TypeAlias = ScoreFunction  # noqa: Y015
 
+class _EmbeddingPrecision:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EmbeddingPrecisionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EmbeddingPrecision.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EMBEDDING_PRECISION_UNSPECIFIED: _EmbeddingPrecision.ValueType  # 0
+    """The default: the same as EMBEDDING_PRECISION_FLOAT32."""
+    EMBEDDING_PRECISION_FLOAT32: _EmbeddingPrecision.ValueType  # 1
+    """32-bit IEEE 754 floating point."""
+    EMBEDDING_PRECISION_BINARY: _EmbeddingPrecision.ValueType  # 2
+    """A bit for each dimension, 1 for a number above zero, eight in a byte, the first one highest. Each byte is an int8:
+    the eight bits as a number from 0 to 255, less 128.
+    """
+    EMBEDDING_PRECISION_UBINARY: _EmbeddingPrecision.ValueType  # 3
+    """The same bits, each byte a uint8."""
+
+class EmbeddingPrecision(_EmbeddingPrecision, metaclass=_EmbeddingPrecisionEnumTypeWrapper):
+    """The numbers of a sentence embedding, as sentence-transformers' quantize_embeddings makes them."""
+
+EMBEDDING_PRECISION_UNSPECIFIED: EmbeddingPrecision.ValueType  # 0
+"""The default: the same as EMBEDDING_PRECISION_FLOAT32."""
+EMBEDDING_PRECISION_FLOAT32: EmbeddingPrecision.ValueType  # 1
+"""32-bit IEEE 754 floating point."""
+EMBEDDING_PRECISION_BINARY: EmbeddingPrecision.ValueType  # 2
+"""A bit for each dimension, 1 for a number above zero, eight in a byte, the first one highest. Each byte is an int8:
+the eight bits as a number from 0 to 255, less 128.
+"""
+EMBEDDING_PRECISION_UBINARY: EmbeddingPrecision.ValueType  # 3
+"""The same bits, each byte a uint8."""
+Global___EmbeddingPrecision: _TypeAlias = EmbeddingPrecision  # noqa: Y015
+
 class _Aggregation:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -254,6 +286,8 @@ class TaskInput(_message.Message):
     TRANSLATION_FIELD_NUMBER: _builtins.int
     TOKENIZATION_FIELD_NUMBER: _builtins.int
     DETOKENIZATION_FIELD_NUMBER: _builtins.int
+    SPARSE_EMBEDDING_FIELD_NUMBER: _builtins.int
+    MULTI_VECTOR_EMBEDDING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def text_classification(self) -> Global___TextClassificationInput:
         """Classifies a text, or a pair of texts, by the model's labels."""
@@ -314,6 +348,14 @@ class TaskInput(_message.Message):
     def detokenization(self) -> Global___DetokenizationInput:
         """The text of tokens. Every model of texts answers this, by its tokenizer alone."""
 
+    @_builtins.property
+    def sparse_embedding(self) -> Global___SparseEmbeddingInput:
+        """Weighs tokens of the vocabulary by what a text is about."""
+
+    @_builtins.property
+    def multi_vector_embedding(self) -> Global___MultiVectorEmbeddingInput:
+        """Makes a vector of each token of a text, for late interaction."""
+
     def __init__(
         self,
         *,
@@ -332,12 +374,14 @@ class TaskInput(_message.Message):
         translation: Global___TranslationInput | None = ...,
         tokenization: Global___TokenizationInput | None = ...,
         detokenization: Global___DetokenizationInput | None = ...,
+        sparse_embedding: Global___SparseEmbeddingInput | None = ...,
+        multi_vector_embedding: Global___MultiVectorEmbeddingInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "summarization", "translation", "tokenization", "detokenization"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "summarization", "translation", "tokenization", "detokenization", "sparse_embedding", "multi_vector_embedding"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -364,6 +408,8 @@ class TaskResult(_message.Message):
     TRANSLATION_FIELD_NUMBER: _builtins.int
     TOKENIZATION_FIELD_NUMBER: _builtins.int
     DETOKENIZATION_FIELD_NUMBER: _builtins.int
+    SPARSE_EMBEDDING_FIELD_NUMBER: _builtins.int
+    MULTI_VECTOR_EMBEDDING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def text_classification(self) -> Global___TextClassificationResult:
         """The best labels."""
@@ -424,6 +470,14 @@ class TaskResult(_message.Message):
     def detokenization(self) -> Global___DetokenizationResult:
         """Result of detokenization."""
 
+    @_builtins.property
+    def sparse_embedding(self) -> Global___SparseEmbeddingResult:
+        """The tokens and their weights."""
+
+    @_builtins.property
+    def multi_vector_embedding(self) -> Global___MultiVectorEmbeddingResult:
+        """The vectors."""
+
     def __init__(
         self,
         *,
@@ -442,12 +496,14 @@ class TaskResult(_message.Message):
         translation: Global___TranslationResult | None = ...,
         tokenization: Global___TokenizationResult | None = ...,
         detokenization: Global___DetokenizationResult | None = ...,
+        sparse_embedding: Global___SparseEmbeddingResult | None = ...,
+        multi_vector_embedding: Global___MultiVectorEmbeddingResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "summarization", "translation", "tokenization", "detokenization"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "summarization", "translation", "tokenization", "detokenization", "sparse_embedding", "multi_vector_embedding"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -553,6 +609,8 @@ class SentenceEmbeddingInput(_message.Message):
     SKIP_NORMALIZE_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_NAME_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text. Required, unless there are token_ids."""
@@ -561,6 +619,14 @@ class SentenceEmbeddingInput(_message.Message):
     dimensions: _builtins.int
     """The number of dimensions to keep, counted from the first; the vector is cut before it is scaled. Default and limit:
     all dimensions of the model (Model.embedding_dimensions).
+    """
+    prompt_name: _builtins.str
+    """The name of the prompt that is put before the text, one of the model's (Model.prompt_names), as sentence-transformers
+    lists them; not with token_ids. Default: the model's default prompt, if it has one.
+    """
+    precision: Global___EmbeddingPrecision.ValueType
+    """The numbers of the vector. Binary ones need a number of dimensions that is a multiple of 8. Default:
+    EMBEDDING_PRECISION_FLOAT32.
     """
     truncation: Global___Truncation.ValueType
     """What happens to a text that is too long, or to too many token_ids. Default: TRUNCATION_ERROR."""
@@ -577,11 +643,13 @@ class SentenceEmbeddingInput(_message.Message):
         skip_normalize: _builtins.bool = ...,
         dimensions: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_name: _builtins.str = ...,
+        precision: Global___EmbeddingPrecision.ValueType = ...,
         truncation: Global___Truncation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "skip_normalize", b"skip_normalize", "text", b"text", "token_ids", b"token_ids", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "precision", b"precision", "prompt_name", b"prompt_name", "skip_normalize", b"skip_normalize", "text", b"text", "token_ids", b"token_ids", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -594,18 +662,26 @@ class SentenceEmbeddingResult(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EMBEDDING_FIELD_NUMBER: _builtins.int
+    PACKED_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    packed: _builtins.bytes
+    """The vector of a binary precision: a byte for eight dimensions."""
+    precision: Global___EmbeddingPrecision.ValueType
+    """The precision of `packed`; not set for float32."""
     @_builtins.property
     def embedding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The vector: float32 [dimensions]."""
+        """The vector: float32 [dimensions]; empty for binary precisions."""
 
     def __init__(
         self,
         *,
         embedding: _abc.Iterable[_builtins.float] | None = ...,
+        packed: _builtins.bytes = ...,
+        precision: Global___EmbeddingPrecision.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "packed", b"packed", "precision", b"precision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1331,12 +1407,21 @@ class TextGenerationInput(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPT_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
-    """The text to continue. Required."""
+    """The text to continue. Required, unless there are messages."""
     truncation: Global___Truncation.ValueType
-    """What happens to a prompt that leaves no room for max_new_tokens. Default: TRUNCATION_ERROR."""
+    """What happens to a prompt that leaves no room for max_new_tokens. Messages are never cut. Default:
+    TRUNCATION_ERROR.
+    """
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
+        """In place of the prompt: a chat, which the model's own template makes a prompt of (Model.has_chat_template). The
+        text that follows is the next message. Limit: 1,024.
+        """
+
     @_builtins.property
     def options(self) -> Global___GenerationOptions:
         """How tokens are chosen, and when to stop. Default: as the model's own generation_config says."""
@@ -1345,16 +1430,43 @@ class TextGenerationInput(_message.Message):
         self,
         *,
         prompt: _builtins.str = ...,
+        messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         options: Global___GenerationOptions | None = ...,
         truncation: Global___Truncation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "prompt", b"prompt", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "options", b"options", "prompt", b"prompt", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TextGenerationInput: _TypeAlias = TextGenerationInput  # noqa: Y015
+
+@_typing.final
+class ChatMessage(_message.Message):
+    """One message of a chat. What it spells is text, special tokens, too."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """Who says it, in the words of the model's template: most know "system", "user" and "assistant". 1 to 64 characters."""
+    content: _builtins.str
+    """What is said."""
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        content: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
 
 @_typing.final
 class GenerationOptions(_message.Message):
@@ -1375,6 +1487,7 @@ class GenerationOptions(_message.Message):
     REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
     STOP_STRINGS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    NUM_RETURN_SEQUENCES_FIELD_NUMBER: _builtins.int
     NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _builtins.int
     BAD_WORDS_IDS_FIELD_NUMBER: _builtins.int
     FORCED_BOS_TOKEN_ID_FIELD_NUMBER: _builtins.int
@@ -1407,6 +1520,10 @@ class GenerationOptions(_message.Message):
     repetition_penalty: _builtins.float
     """Divides the positive logits, and multiplies the negative ones, of tokens that the prompt or the text has already:
     more than 0, at most 100. Default: 1.
+    """
+    num_return_sequences: _builtins.int
+    """So many texts for one prompt: 1 to 16. More than 1 need do_sample. The text n, from 0 on, is that of a request with
+    `seed` + n. Default: 1.
     """
     no_repeat_ngram_size: _builtins.int
     """No so many tokens in a row come twice, the prompt of a decoder included; 0: they may. Default: 0."""
@@ -1451,6 +1568,7 @@ class GenerationOptions(_message.Message):
         repetition_penalty: _builtins.float | None = ...,
         stop_strings: _abc.Iterable[_builtins.str] | None = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        num_return_sequences: _builtins.int | None = ...,
         no_repeat_ngram_size: _builtins.int | None = ...,
         bad_words_ids: _abc.Iterable[Global___TokenSequence] | None = ...,
         forced_bos_token_id: _builtins.int | None = ...,
@@ -1459,9 +1577,9 @@ class GenerationOptions(_message.Message):
         length_penalty: _builtins.float | None = ...,
         early_stopping: Global___EarlyStopping.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_forced_bos_token_id", b"_forced_bos_token_id", "_forced_eos_token_id", b"_forced_eos_token_id", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "_num_beams", b"_num_beams", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "forced_bos_token_id", b"forced_bos_token_id", "forced_eos_token_id", b"forced_eos_token_id", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "no_repeat_ngram_size", b"no_repeat_ngram_size", "num_beams", b"num_beams", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_forced_bos_token_id", b"_forced_bos_token_id", "_forced_eos_token_id", b"_forced_eos_token_id", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "_num_beams", b"_num_beams", "_num_return_sequences", b"_num_return_sequences", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "forced_bos_token_id", b"forced_bos_token_id", "forced_eos_token_id", b"forced_eos_token_id", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "no_repeat_ngram_size", b"no_repeat_ngram_size", "num_beams", b"num_beams", "num_return_sequences", b"num_return_sequences", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_forced_bos_token_id", b"_forced_bos_token_id", "_forced_eos_token_id", b"_forced_eos_token_id", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "_num_beams", b"_num_beams", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "bad_words_ids", b"bad_words_ids", "do_sample", b"do_sample", "early_stopping", b"early_stopping", "forced_bos_token_id", b"forced_bos_token_id", "forced_eos_token_id", b"forced_eos_token_id", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "no_repeat_ngram_size", b"no_repeat_ngram_size", "num_beams", b"num_beams", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_forced_bos_token_id", b"_forced_bos_token_id", "_forced_eos_token_id", b"_forced_eos_token_id", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "_num_beams", b"_num_beams", "_num_return_sequences", b"_num_return_sequences", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "bad_words_ids", b"bad_words_ids", "do_sample", b"do_sample", "early_stopping", b"early_stopping", "forced_bos_token_id", b"forced_bos_token_id", "forced_eos_token_id", b"forced_eos_token_id", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "no_repeat_ngram_size", b"no_repeat_ngram_size", "num_beams", b"num_beams", "num_return_sequences", b"num_return_sequences", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__do_sample: _TypeAlias = _typing.Literal["do_sample"]  # noqa: Y015
     _WhichOneofArgType__do_sample: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample"]  # noqa: Y015
@@ -1481,6 +1599,8 @@ class GenerationOptions(_message.Message):
     _WhichOneofArgType__no_repeat_ngram_size: _TypeAlias = _typing.Literal["_no_repeat_ngram_size", b"_no_repeat_ngram_size"]  # noqa: Y015
     _WhichOneofReturnType__num_beams: _TypeAlias = _typing.Literal["num_beams"]  # noqa: Y015
     _WhichOneofArgType__num_beams: _TypeAlias = _typing.Literal["_num_beams", b"_num_beams"]  # noqa: Y015
+    _WhichOneofReturnType__num_return_sequences: _TypeAlias = _typing.Literal["num_return_sequences"]  # noqa: Y015
+    _WhichOneofArgType__num_return_sequences: _TypeAlias = _typing.Literal["_num_return_sequences", b"_num_return_sequences"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
@@ -1509,6 +1629,8 @@ class GenerationOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__no_repeat_ngram_size) -> _WhichOneofReturnType__no_repeat_ngram_size | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_beams) -> _WhichOneofReturnType__num_beams | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_return_sequences) -> _WhichOneofReturnType__num_return_sequences | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
@@ -1555,7 +1677,7 @@ class TextGenerationResult(_message.Message):
     SEQUENCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___GeneratedText]:
-        """The generated text, a single one."""
+        """The generated texts: num_return_sequences of them."""
 
     def __init__(
         self,
@@ -1863,3 +1985,169 @@ class DetokenizationResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DetokenizationResult: _TypeAlias = DetokenizationResult  # noqa: Y015
+
+@_typing.final
+class SparseEmbeddingInput(_message.Message):
+    """The input of sparse-embedding."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    PROMPT_NAME_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text. Required."""
+    top_k: _builtins.int
+    """The number of tokens to keep, those with the largest weights. Default: as the model was saved, mostly all."""
+    prompt_name: _builtins.str
+    """The name of the prompt that is put before the text, one of the model's (Model.prompt_names). Default: the model's
+    default prompt, if it has one.
+    """
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long. Default: TRUNCATION_ERROR."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        top_k: _builtins.int = ...,
+        prompt_name: _builtins.str = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_name", b"prompt_name", "text", b"text", "top_k", b"top_k", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SparseEmbeddingInput: _TypeAlias = SparseEmbeddingInput  # noqa: Y015
+
+@_typing.final
+class SparseEmbeddingResult(_message.Message):
+    """The result of sparse-embedding."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenWeight]:
+        """The tokens whose weight is above zero, heaviest first."""
+
+    def __init__(
+        self,
+        *,
+        weights: _abc.Iterable[Global___TokenWeight] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SparseEmbeddingResult: _TypeAlias = SparseEmbeddingResult  # noqa: Y015
+
+@_typing.final
+class TokenWeight(_message.Message):
+    """A token of the vocabulary and its weight."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """The id of the token in the vocabulary: its place in the vector."""
+    weight: _builtins.float
+    """The weight, above zero."""
+    token: _builtins.str
+    """The text of the token."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        weight: _builtins.float = ...,
+        token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token", "token_id", b"token_id", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenWeight: _TypeAlias = TokenWeight  # noqa: Y015
+
+@_typing.final
+class MultiVectorEmbeddingInput(_message.Message):
+    """The input of multi-vector-embedding."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    IS_QUERY_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text. Required."""
+    is_query: _builtins.bool
+    """True: the text is a query. Default: false, it is a document. Models read the two in different ways."""
+    type: Global___FeatureType.ValueType
+    """The data type of the numbers in the result. Default: FEATURE_TYPE_FLOAT32."""
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long. Default: TRUNCATION_ERROR."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        is_query: _builtins.bool = ...,
+        type: Global___FeatureType.ValueType = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_query", b"is_query", "text", b"text", "truncation", b"truncation", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MultiVectorEmbeddingInput: _TypeAlias = MultiVectorEmbeddingInput  # noqa: Y015
+
+@_typing.final
+class MultiVectorEmbeddingResult(_message.Message):
+    """The result of multi-vector-embedding. The score of a document for a query is the sum, over the query's vectors, of the
+    largest product with one of the document's vectors; rerank of the same model computes it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    SCALES_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The numbers, vector after vector, little-endian."""
+    type: Global___FeatureType.ValueType
+    """The data type of the numbers."""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The shape: [vectors, dimensions]. The model leaves out the vectors of some tokens, as of punctuation."""
+
+    @_builtins.property
+    def scales(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """For FEATURE_TYPE_INT8, the scale of each vector: its largest absolute number, divided by 127. Empty for other
+        types.
+        """
+
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        type: Global___FeatureType.ValueType = ...,
+        scales: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "scales", b"scales", "shape", b"shape", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MultiVectorEmbeddingResult: _TypeAlias = MultiVectorEmbeddingResult  # noqa: Y015

@@ -47,6 +47,8 @@ Report: TypeAlias = Callable[[str], None]
 COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "fake": fake, "neuronx": neuronx, "torch": torch_}
 TOKENIZER_FILE = "tokenizer.json"
 TOKENS_FILE = "tokens.json"
+# Their results have tokens of the vocabulary.
+_TASKS_WITH_TOKENS = ("fill_mask", "sparse_embedding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +152,7 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
 
     with new_bundle(request.repository, request.name, version) as folder:
         step(f"convert for {request.backend}, {request.dtype}")
-        mask_token = module.fact("mask_token") or ""
-        _write_tokenizer(folder, tokenizer, mask_token, spec.vocabulary_size)
+        _write_tokenizer(folder, tokenizer, module.fact("mask_token") or "", spec)
         compiler = COMPILERS[request.backend]
         conversion = accuracy.Conversion(
             module, source, batches[0], folder, request.dtype, buckets, request.neuronx, request.device_times
@@ -196,7 +197,7 @@ def _compile_decoder(
     with new_bundle(request.repository, request.name, version) as folder:
         step("convert for openvino, float32")
         spec = dataclasses.replace(module, inputs=("input_ids",)).spec(request.name, version, {})
-        _write_tokenizer(folder, module.tokenizer, "", spec.vocabulary_size)
+        _write_tokenizer(folder, module.tokenizer, "", spec)
         artifact = decoders.convert(module, folder)
         step("compare with generate on samples")
         measured = decoders.compare(module, artifact, folder)
@@ -235,11 +236,11 @@ def _check_generating(request: CompileRequest) -> None:
         raise SetupError("--cache-results: generated texts are not cached")
 
 
-def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, mask_token: str, vocabulary_size: int) -> None:
+def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, mask_token: str, spec: ModelSpec) -> None:
     if tokenizer.json:
         (folder / TOKENIZER_FILE).write_text(serving_json(tokenizer, mask_token), encoding="utf-8")
-    if mask_token:
-        tokens = token_texts(tokenizer, vocabulary_size)
+    if spec.task in _TASKS_WITH_TOKENS:
+        tokens = token_texts(tokenizer, spec.vocabulary_size)
         (folder / TOKENS_FILE).write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
 
 

@@ -7,14 +7,13 @@ pipelines/zero_shot_classification.py.
 from pathlib import Path
 from typing import Any
 
-from neuronpipe.bundles.compiler.sentence_transformers import default_prompt, read_json
+from neuronpipe.bundles.compiler.sentence_transformers import default_prompt, read_settings
 from neuronpipe.bundles.compiler.source_checks import check_labels
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.scores import ScoreFunctionName
 from neuronpipe.tasks.zero_shot_classification import ZeroShotFacts
 
-_SETTINGS = "config_sentence_transformers.json"
 _ACTIVATIONS: dict[str, ScoreFunctionName] = {
     "torch.nn.modules.linear.Identity": "none",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
@@ -27,10 +26,15 @@ def ranking(folder: Path, config: Any) -> RerankFacts:
         raise SetupError(
             f"{folder}: has {config.num_labels} labels; a cross-encoder that ranks texts has one, the score"
         )
+    return RerankFacts(score_function=score_function(folder, config), prompt=default_prompt(folder))
+
+
+def score_function(folder: Path, config: Any) -> ScoreFunctionName:
+    """How a cross-encoder makes scores of its logits. Raises SetupError."""
     activation = _activation(folder, config)
     if activation not in _ACTIVATIONS:
         raise SetupError(f"{folder}: makes scores of logits by {activation}; supported are {', '.join(_ACTIVATIONS)}")
-    return RerankFacts(score_function=_ACTIVATIONS[activation], prompt=default_prompt(folder))
+    return _ACTIVATIONS[activation]
 
 
 def entailing(folder: Path, config: Any) -> ZeroShotFacts:
@@ -49,21 +53,15 @@ def entailing(folder: Path, config: Any) -> ZeroShotFacts:
 
 def is_cross_encoder(folder: Path, config: Any) -> bool:
     """Whether sentence-transformers saved it as a cross-encoder."""
-    return _settings(folder).get("model_type") == "CrossEncoder" or any(
+    return read_settings(folder).get("model_type") == "CrossEncoder" or any(
         hasattr(config, name) for name in ("sentence_transformers", "sbert_ce_default_activation_function")
     )
 
 
 def _activation(folder: Path, config: Any) -> str:
     candidates = (
-        _settings(folder).get("activation_fn"),
+        read_settings(folder).get("activation_fn"),
         (getattr(config, "sentence_transformers", None) or {}).get("activation_fn"),
         getattr(config, "sbert_ce_default_activation_function", None),
     )
     return next((str(candidate) for candidate in candidates if candidate), "torch.nn.modules.activation.Sigmoid")
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / _SETTINGS
-    settings: dict[str, Any] = read_json(path) if path.is_file() else {}
-    return settings

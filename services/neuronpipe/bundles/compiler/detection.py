@@ -15,6 +15,7 @@ from huggingface_hub.repocard import metadata_load
 from transformers.models.auto import modeling_auto
 
 from neuronpipe.bundles.compiler.cross_encoders import entailing, is_cross_encoder, ranking
+from neuronpipe.bundles.compiler.decoder_masks import MASKED_DECODERS
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.sentence_transformers import read_json, transformer_folder
 from neuronpipe.bundles.compiler.source_checks import check_configuration
@@ -26,10 +27,10 @@ _HEADS: Mapping[str, tuple[str, ...]] = {
     "ForSequenceClassification": ("text_classification", "rerank", "zero_shot_classification"),
     "ForTokenClassification": ("token_classification",),
     "ForQuestionAnswering": ("question_answering",),
-    "ForMaskedLM": ("fill_mask", "feature_extraction", "sentence_embedding"),
-    "ForPreTraining": ("fill_mask", "feature_extraction", "sentence_embedding"),
+    "ForMaskedLM": ("fill_mask", "feature_extraction", "sentence_embedding", "sparse_embedding"),
+    "ForPreTraining": ("fill_mask", "feature_extraction", "sentence_embedding", "sparse_embedding"),
     "ForImageClassification": ("image_classification",),
-    "ForCausalLM": ("text_generation",),
+    "ForCausalLM": ("text_generation", "feature_extraction", "sentence_embedding", "rerank"),
     "LMHeadModel": ("text_generation",),
     "ForConditionalGeneration": ("summarization", "translation"),
     "MTModel": ("translation",),
@@ -73,6 +74,10 @@ class Configuration:
 
     def find_task(self) -> Found:
         """The task for which the model was made. Raises SetupError, which names the kind of model, if there is none."""
+        if self._is_sparse():
+            return Found("sparse_embedding", "modules.json" if self.modules else f"{self.architecture}; README.md")
+        if self._kinds() & _MULTI_VECTOR:
+            return Found("multi_vector_embedding", "modules.json" if self.modules else self.architecture)
         self._refuse_other_kinds()
         if self.modules and self.settings.get("model_type") != "CrossEncoder":
             return Found("sentence_embedding", "modules.json")
@@ -114,9 +119,10 @@ class Configuration:
         if task in _FROM_TEXT_TO_TEXT:
             return
         is_decoder = (kind in causal and kind not in masked) or getattr(self.config, "is_decoder", False) or writes
-        if is_decoder and task != "text_generation":
+        if is_decoder and task != "text_generation" and kind not in MASKED_DECODERS:
             raise SetupError(
-                f"{self.folder}: {name} is a decoder, which writes text; the only task of decoders is text-generation"
+                f"{self.folder}: {name} is a decoder, which writes text; the only task of such decoders is "
+                f"text-generation; vectors and scores are made by those of the kinds {', '.join(MASKED_DECODERS)}"
             )
         if task == "text_generation" and not (is_decoder and writes):
             raise SetupError(
@@ -128,23 +134,31 @@ class Configuration:
         """The data type to compile in: that of the weights, if it is one of these."""
         return self.weights_dtype if self.weights_dtype in dtypes else "float32"
 
-    def _refuse_other_kinds(self) -> None:
-        kinds = {*self.modules, str(self.settings.get("model_type")), self.architecture, *_words(self.card.get("tags"))}
-        if kinds & _SPARSE:
-            raise SetupError(f"{self.folder}: makes sparse vectors (SPLADE), for which there is no task")
-        if kinds & _MULTI_VECTOR:
+    def _is_sparse(self) -> bool:
+        """Whether it weighs tokens. Raises SetupError for a model that does it in another way than SPLADE."""
+        if not self._kinds() & _SPARSE:
+            return False
+        if not self.modules and not self.architecture.endswith(("ForMaskedLM", "ForPreTraining")):
             raise SetupError(
-                f"{self.folder}: compares texts token by token (ColBERT), for which there is no task; --task "
-                "feature-extraction serves the "
-                "token vectors of its encoder, without the layers behind it"
+                f"{self.folder}: makes sparse vectors, and {self.architecture} has no head of a masked language model, "
+                "which sparse-embedding needs"
             )
-        if self.settings.get("model_type") == "CrossEncoder" and set(self.modules) > {"Transformer"}:
-            others = ", ".join(sorted(set(self.modules) - {"Transformer"}))
+        return True
+
+    def _kinds(self) -> set[str]:
+        return {*self.modules, str(self.settings.get("model_type")), self.architecture, *_words(self.card.get("tags"))}
+
+    def _refuse_other_kinds(self) -> None:
+        if self.settings.get("model_type") == "CrossEncoder" and (
+            others := ", ".join(sorted(set(self.modules) - {"Transformer", "LogitScore"}))
+        ):
             raise SetupError(
                 f"{self.folder}: is a cross-encoder with modules behind its model ({others}), which is not supported"
             )
 
     def _can(self, task: str) -> bool:
+        if self.architecture.endswith(_WRITING_HEADS) and task != "text_generation":
+            return self.config.model_type in MASKED_DECODERS
         facts = {"rerank": ranking, "zero_shot_classification": entailing}
         try:
             return task not in facts or bool(facts[task](self.folder, self.config))
@@ -153,7 +167,8 @@ class Configuration:
 
     def _by_labels(self, tasks: tuple[str, ...]) -> Found:
         if "rerank" in tasks and is_cross_encoder(self.folder, self.config):
-            return Found("rerank", f"{self.architecture} with one label, saved as a cross-encoder")
+            kind = "" if self.architecture.endswith(_WRITING_HEADS) else " with one label"
+            return Found("rerank", f"{self.architecture}{kind}, saved as a cross-encoder")
         if "translation" in tasks and self.config.model_type in ("mbart", "m2m_100"):
             return Found("translation", f"{self.architecture}, which is made for several languages")
         if "zero_shot_classification" in tasks:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.bundles.buckets import BucketPlan
 from neuronpipe.bundles.compiler.architectures import positions
+from neuronpipe.bundles.compiler.decoder_masks import MASKED_DECODERS, decoder_inputs
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec, TaskFacts
 
@@ -105,7 +106,7 @@ class SourceModule:
 class Named(torch.nn.Module):
     """Calls a model with keyword arguments only, and returns the outputs that a task needs by name."""
 
-    def __init__(self, model: torch.nn.Module, *outputs: str) -> None:
+    def __init__(self, model: Any, *outputs: str) -> None:
         super().__init__()
         self.model = model
         self.outputs = outputs
@@ -114,6 +115,8 @@ class Named(torch.nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if self.model.config.model_type in MASKED_DECODERS:
+            inputs |= decoder_inputs(self.model, attention_mask)
         if token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
         result = self.model(**inputs, return_dict=True)

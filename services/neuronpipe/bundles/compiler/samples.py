@@ -4,6 +4,7 @@ Each of the two has English text of the Python manual, and other languages. They
 manual's first half and every second sentence of languages.py, calibration takes the others.
 """
 
+import dataclasses
 import itertools
 import pydoc_data.topics
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,8 @@ BUILT_IN_IMAGES = "built-in sample images"
 _SHORT = ((3, 18, 6, 9, 14, 25, 5, 11, 4, 20, 8, 16, 2, 12, 7, 30),) * 4
 _BATCHES = ((9, 14), (2,), (25, 3, 60, 11, 30, 7, 18), (120, 90, 15), *_SHORT, (100_000,))
 _ROWS = 16
+# Attention to all tokens of a text grows with their square: of 32,768 tokens it has 4 GB in a layer.
+_MOST_TOKENS = 4096
 
 # For image models, which take longer. Each image is made from its words. 32 images take ViT-base 30 s (2 CPUs).
 _IMAGE_BATCHES = ((4,) * 5, (4,), *((4,) * 8,) * 3, (4, 4))
@@ -34,7 +37,7 @@ _CALIBRATION = (8, 20, 4, 12, 30, 6, 16, 50, 2, 25, 10, 40, 14, 5, 120) * 4
 def comparison_batches(module: SourceModule, texts: Sequence[str] = ()) -> Sequence[Batch]:
     """Batches of one to sixteen texts: `texts`, or else sample text, or images made from it.
 
-    The last sample text is as long as the model allows.
+    The last sample text is as long as the model allows, or has 4,096 tokens where that is less.
     """
     encode = SOURCE_TASKS[module.task].encode
     if texts:
@@ -42,9 +45,9 @@ def comparison_batches(module: SourceModule, texts: Sequence[str] = ()) -> Seque
     words = iter(_manual()[0])
     batches = _IMAGE_BATCHES if module.takes_images else _BATCHES
     # Not more words than the model has token positions, because each word is at least one token.
-    english = [
-        encode(module, _cut(words, (min(length, module.max_tokens) for length in lengths))) for lengths in batches
-    ]
+    longest = min(module.max_tokens, _MOST_TOKENS)
+    limited = dataclasses.replace(module, max_tokens=longest)
+    english = [encode(limited, _cut(words, (min(length, longest) for length in lengths))) for lengths in batches]
     if module.takes_images:
         return english
     others = [sentence for sentences in SENTENCES.values() for sentence in sentences[1::2]]

@@ -4,8 +4,8 @@ Source of the formats: sentence-transformers 2 to 6, modules.json and the config
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 
 from neuronpipe.core.errors import SetupError
 
-_POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens")
+_SETTINGS = "config_sentence_transformers.json"
+_POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 # Before version 6 each pooling mode had a flag, and the vectors were concatenated in this order.
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -45,8 +46,26 @@ class Pooling(torch.nn.Module):
             "max": lambda: token_vectors.masked_fill(mask == 0, -1e9).max(1).values,
             "mean": lambda: (token_vectors * mask).sum(1) / tokens,
             "mean_sqrt_len_tokens": lambda: (token_vectors * mask).sum(1) / tokens.sqrt(),
+            "weightedmean": lambda: _weighted_mean(token_vectors, mask),
+            "lasttoken": lambda: last_token(token_vectors, attention_mask),
         }
         return torch.cat([pooled[mode]() for mode in self.modes], dim=1)
+
+
+def last_token(vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The vector of the last token at which a mask is 1, or else of the first token.
+
+    `vectors` [batch, tokens, width] and `mask` [batch, tokens] to [batch, width]. It is chosen as in fill_mask.py.
+    """
+    numbers = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    is_last = numbers == (numbers * mask).max(dim=1, keepdim=True).values.clamp(min=1)
+    return torch.where(is_last.unsqueeze(-1), vectors, torch.zeros_like(vectors)).sum(dim=1)
+
+
+def _weighted_mean(token_vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The mean in which the nth token counts n times."""
+    weights = mask * torch.arange(1, mask.shape[1] + 1, device=mask.device, dtype=mask.dtype).view(1, -1, 1)
+    return (token_vectors * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
 
 
 class Head(torch.nn.Module):
@@ -69,12 +88,16 @@ class Head(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class SentenceTransformer:
-    """The content of modules.json. `max_tokens` is None if it sets no limit; `prompt` is put before every text."""
+    """The content of modules.json. `max_tokens` is None if it sets no limit; `prompt` is put before every text.
+
+    `prompts`: those that a request may name in its place.
+    """
 
     model_folder: Path
     head: Head
     max_tokens: int | None = None
     prompt: str = ""
+    prompts: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_sentence_transformer(folder: Path) -> SentenceTransformer:
@@ -92,7 +115,7 @@ def read_sentence_transformer(folder: Path) -> SentenceTransformer:
         elif kind == "Pooling":
             pooling = Pooling(_pooling_modes(read_json(path / "config.json"), folder))
         elif kind == "Dense" and not is_normalized:
-            layers.append(_read_dense(path))
+            layers.append(read_dense(path))
         elif kind == "Normalize":  # done in post-processing, unless the caller says otherwise
             is_normalized = True
         elif kind == "Dense":
@@ -101,12 +124,17 @@ def read_sentence_transformer(folder: Path) -> SentenceTransformer:
             raise SetupError(
                 f"{folder}: modules.json has a module {kind}, supported are Transformer, Pooling, Dense and Normalize"
             )
+    if "message" in limits.get("modality_config", ()):
+        raise SetupError(
+            f"{folder}: writes texts into a chat template (modality_config has message), which is not supported for "
+            "embeddings"
+        )
     if pooling is None:
         raise SetupError(f"{folder}: modules.json has no Pooling module, so there is no one vector for a text")
     if limits.get("do_lower_case"):
         raise SetupError(f"{folder}: lower-cases text outside of its tokenizer (do_lower_case), which is not supported")
     return SentenceTransformer(
-        model_folder, Head(pooling, layers), limits.get("max_seq_length"), default_prompt(folder)
+        model_folder, Head(pooling, layers), limits.get("max_seq_length"), default_prompt(folder), read_prompts(folder)
     )
 
 
@@ -154,14 +182,15 @@ def _pooling_modes(config: dict[str, Any], folder: Path) -> list[str]:
     return modes
 
 
-def _read_dense(folder: Path) -> torch.nn.Module:
+def read_dense(folder: Path, of: str = "sentence_embedding") -> torch.nn.Module:
+    """A Dense module of sentence embeddings, or of token_embeddings. Raises SetupError."""
     config = read_json(folder / "config.json")
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if activation not in _ACTIVATIONS:
         raise SetupError(f"{folder}: activation {activation}; supported are {', '.join(_ACTIVATIONS)}")
-    names = {config.get(key) or "sentence_embedding" for key in ("module_input_name", "module_output_name")}
-    if config.get("use_residual") or names != {"sentence_embedding"}:
-        raise SetupError(f"{folder}: a Dense module with a residual connection, or of token vectors, is not supported")
+    names = {config.get(key) or of for key in ("module_input_name", "module_output_name")}
+    if config.get("use_residual") or names != {of}:
+        raise SetupError(f"{folder}: a Dense module with a residual connection, or of other vectors than {of}")
     linear = torch.nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
     try:
         if (folder / "model.safetensors").is_file():
@@ -176,9 +205,21 @@ def _read_dense(folder: Path) -> torch.nn.Module:
 
 def default_prompt(folder: Path) -> str:
     """The text that is put before every text, or before the first of a pair, by default. Raises SetupError."""
-    path = folder / "config_sentence_transformers.json"
-    config = read_json(path) if path.is_file() else {}
-    name = config.get("default_prompt_name")
-    if name and name not in config.get("prompts", {}):
+    path = folder / _SETTINGS
+    name = read_settings(folder).get("default_prompt_name")
+    prompts = read_prompts(folder)
+    if name and name not in prompts:
         raise SetupError(f"{path}: default_prompt_name is {name!r}, which is none of its prompts")
-    return str(config["prompts"][name] or "") if name else ""
+    return prompts[name] if name else ""
+
+
+def read_prompts(folder: Path) -> dict[str, str]:
+    """The prompts by their names. Raises SetupError."""
+    return {name: str(prompt or "") for name, prompt in (read_settings(folder).get("prompts") or {}).items()}
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What sentence-transformers saved of a whole model; empty if it did not. Raises SetupError."""
+    path = folder / _SETTINGS
+    settings: dict[str, Any] = read_json(path) if path.is_file() else {}
+    return settings

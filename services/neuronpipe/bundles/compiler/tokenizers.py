@@ -53,6 +53,8 @@ def load_tokenizer(folder: Path) -> SourceTokenizer:
     # The file may contain a maximum length. Only the tokenizer stage sets limits.
     content["truncation"] = content["padding"] = None
     limit = tokenizer.model_max_length
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:  # many decoders have no padding
+        tokenizer.pad_token = tokenizer.eos_token
     return SourceTokenizer(
         transformers_tokenizer=tokenizer,
         json=json.dumps(content, ensure_ascii=False),

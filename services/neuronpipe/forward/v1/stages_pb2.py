@@ -28,39 +28,39 @@ from neuronpipe.api.v1 import stages_pb2 as neuronpipe_dot_api_dot_v1_dot_stages
 from neuronpipe.api.v1 import tasks_pb2 as neuronpipe_dot_api_dot_v1_dot_tasks__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"neuronpipe/forward/v1/stages.proto\x12\x15neuronpipe.forward.v1\x1a\x17google/rpc/status.proto\x1a!neuronpipe/api/v1/inference.proto\x1a\x1eneuronpipe/api/v1/stages.proto\x1a\x1dneuronpipe/api/v1/tasks.proto\"a\n\x0fTokenizeRequest\x12\x32\n\x05items\x18\x01 \x03(\x0b\x32#.neuronpipe.forward.v1.TokenizeItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\"n\n\x0cTokenizeItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05input\x18\x04 \x01(\x0c\"\xb2\x01\n\x10TokenizeResponse\x12\x38\n\x08outcomes\x18\x01 \x03(\x0b\x32&.neuronpipe.forward.v1.TokenizeOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"\x8a\x01\n\x0fTokenizeOutcome\x12\x36\n\x07\x65ncoded\x18\x01 \x01(\x0b\x32#.neuronpipe.forward.v1.EncodedInputH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcome\"\x96\x01\n\x0c\x45ncodedInput\x12\x11\n\tsequences\x18\x01 \x03(\x0c\x12\x13\n\x0b\x61nnotations\x18\x02 \x03(\x0c\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x18\n\x10truncated_tokens\x18\x04 \x01(\r\x12\x34\n\x0btoken_cache\x18\x05 \x01(\x0e\x32\x1f.neuronpipe.api.v1.CacheOutcome\"_\n\x0e\x45xecuteRequest\x12\x31\n\x05items\x18\x01 \x03(\x0b\x32\".neuronpipe.forward.v1.ExecuteItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\"\xa8\x01\n\x0b\x45xecuteItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x11\n\tsequences\x18\x04 \x03(\x0c\x12\x35\n\x07options\x18\x05 \x01(\x0b\x32$.neuronpipe.api.v1.GenerationOptions\"\xb0\x01\n\x0f\x45xecuteResponse\x12\x37\n\x08outcomes\x18\x01 \x03(\x0b\x32%.neuronpipe.forward.v1.ExecuteOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"\xbe\x01\n\x0e\x45xecuteOutcome\x12\x37\n\nprediction\x18\x01 \x01(\x0b\x32!.neuronpipe.forward.v1.PredictionH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x32\n\nnew_tokens\x18\x04 \x01(\x0b\x32\x1c.neuronpipe.api.v1.NewTokensH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcome\"\xbf\x01\n\nPrediction\x12\x0f\n\x07outputs\x18\x01 \x03(\x0c\x12\x10\n\x08queue_ns\x18\x02 \x01(\x04\x12\x12\n\ncompute_ns\x18\x03 \x01(\x04\x12\x12\n\nbatch_size\x18\x04 \x01(\r\x12\x15\n\rbucket_tokens\x18\x05 \x01(\r\x12\x15\n\rpadded_tokens\x18\x06 \x01(\r\x12\x38\n\ngeneration\x18\x07 \x01(\x0b\x32$.neuronpipe.api.v1.GenerationFigures\"g\n\x12PostprocessRequest\x12\x35\n\x05items\x18\x01 \x03(\x0b\x32&.neuronpipe.forward.v1.PostprocessItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\"\x97\x01\n\x0fPostprocessItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05input\x18\x04 \x01(\x0c\x12\x13\n\x0b\x61nnotations\x18\x05 \x03(\x0c\x12\x0f\n\x07outputs\x18\x06 \x03(\x0c\"\xb8\x01\n\x13PostprocessResponse\x12;\n\x08outcomes\x18\x01 \x03(\x0b\x32).neuronpipe.forward.v1.PostprocessOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"g\n\x12PostprocessOutcome\x12\x10\n\x06result\x18\x01 \x01(\x0cH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcomeb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"neuronpipe/forward/v1/stages.proto\x12\x15neuronpipe.forward.v1\x1a\x17google/rpc/status.proto\x1a!neuronpipe/api/v1/inference.proto\x1a\x1eneuronpipe/api/v1/stages.proto\x1a\x1dneuronpipe/api/v1/tasks.proto\"\x92\x01\n\x0fTokenizeRequest\x12\x32\n\x05items\x18\x01 \x03(\x0b\x32#.neuronpipe.forward.v1.TokenizeItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\x12/\n\x06needed\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.NeededModels\"n\n\x0cTokenizeItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05input\x18\x04 \x01(\x0c\"\xb2\x01\n\x10TokenizeResponse\x12\x38\n\x08outcomes\x18\x01 \x03(\x0b\x32&.neuronpipe.forward.v1.TokenizeOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"\x8a\x01\n\x0fTokenizeOutcome\x12\x36\n\x07\x65ncoded\x18\x01 \x01(\x0b\x32#.neuronpipe.forward.v1.EncodedInputH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcome\"\x96\x01\n\x0c\x45ncodedInput\x12\x11\n\tsequences\x18\x01 \x03(\x0c\x12\x13\n\x0b\x61nnotations\x18\x02 \x03(\x0c\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x18\n\x10truncated_tokens\x18\x04 \x01(\r\x12\x34\n\x0btoken_cache\x18\x05 \x01(\x0e\x32\x1f.neuronpipe.api.v1.CacheOutcome\"\x90\x01\n\x0e\x45xecuteRequest\x12\x31\n\x05items\x18\x01 \x03(\x0b\x32\".neuronpipe.forward.v1.ExecuteItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\x12/\n\x06needed\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.NeededModels\"\xa8\x01\n\x0b\x45xecuteItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x11\n\tsequences\x18\x04 \x03(\x0c\x12\x35\n\x07options\x18\x05 \x01(\x0b\x32$.neuronpipe.api.v1.GenerationOptions\"\xb0\x01\n\x0f\x45xecuteResponse\x12\x37\n\x08outcomes\x18\x01 \x03(\x0b\x32%.neuronpipe.forward.v1.ExecuteOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"\xbe\x01\n\x0e\x45xecuteOutcome\x12\x37\n\nprediction\x18\x01 \x01(\x0b\x32!.neuronpipe.forward.v1.PredictionH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x32\n\nnew_tokens\x18\x04 \x01(\x0b\x32\x1c.neuronpipe.api.v1.NewTokensH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcome\"\xbf\x01\n\nPrediction\x12\x0f\n\x07outputs\x18\x01 \x03(\x0c\x12\x10\n\x08queue_ns\x18\x02 \x01(\x04\x12\x12\n\ncompute_ns\x18\x03 \x01(\x04\x12\x12\n\nbatch_size\x18\x04 \x01(\r\x12\x15\n\rbucket_tokens\x18\x05 \x01(\r\x12\x15\n\rpadded_tokens\x18\x06 \x01(\r\x12\x38\n\ngeneration\x18\x07 \x01(\x0b\x32$.neuronpipe.api.v1.GenerationFigures\"\x98\x01\n\x12PostprocessRequest\x12\x35\n\x05items\x18\x01 \x03(\x0b\x32&.neuronpipe.forward.v1.PostprocessItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\x12/\n\x06needed\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.NeededModels\"\x97\x01\n\x0fPostprocessItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05input\x18\x04 \x01(\x0c\x12\x13\n\x0b\x61nnotations\x18\x05 \x03(\x0c\x12\x0f\n\x07outputs\x18\x06 \x03(\x0c\"\xb8\x01\n\x13PostprocessResponse\x12;\n\x08outcomes\x18\x01 \x03(\x0b\x32).neuronpipe.forward.v1.PostprocessOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"g\n\x12PostprocessOutcome\x12\x10\n\x06result\x18\x01 \x01(\x0cH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcomeb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'neuronpipe.forward.v1.stages_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENIZEREQUEST']._serialized_start=184
-  _globals['_TOKENIZEREQUEST']._serialized_end=281
-  _globals['_TOKENIZEITEM']._serialized_start=283
-  _globals['_TOKENIZEITEM']._serialized_end=393
-  _globals['_TOKENIZERESPONSE']._serialized_start=396
-  _globals['_TOKENIZERESPONSE']._serialized_end=574
-  _globals['_TOKENIZEOUTCOME']._serialized_start=577
-  _globals['_TOKENIZEOUTCOME']._serialized_end=715
-  _globals['_ENCODEDINPUT']._serialized_start=718
-  _globals['_ENCODEDINPUT']._serialized_end=868
-  _globals['_EXECUTEREQUEST']._serialized_start=870
-  _globals['_EXECUTEREQUEST']._serialized_end=965
-  _globals['_EXECUTEITEM']._serialized_start=968
-  _globals['_EXECUTEITEM']._serialized_end=1136
-  _globals['_EXECUTERESPONSE']._serialized_start=1139
-  _globals['_EXECUTERESPONSE']._serialized_end=1315
-  _globals['_EXECUTEOUTCOME']._serialized_start=1318
-  _globals['_EXECUTEOUTCOME']._serialized_end=1508
-  _globals['_PREDICTION']._serialized_start=1511
-  _globals['_PREDICTION']._serialized_end=1702
-  _globals['_POSTPROCESSREQUEST']._serialized_start=1704
-  _globals['_POSTPROCESSREQUEST']._serialized_end=1807
-  _globals['_POSTPROCESSITEM']._serialized_start=1810
-  _globals['_POSTPROCESSITEM']._serialized_end=1961
-  _globals['_POSTPROCESSRESPONSE']._serialized_start=1964
-  _globals['_POSTPROCESSRESPONSE']._serialized_end=2148
-  _globals['_POSTPROCESSOUTCOME']._serialized_start=2150
-  _globals['_POSTPROCESSOUTCOME']._serialized_end=2253
+  _globals['_TOKENIZEREQUEST']._serialized_start=185
+  _globals['_TOKENIZEREQUEST']._serialized_end=331
+  _globals['_TOKENIZEITEM']._serialized_start=333
+  _globals['_TOKENIZEITEM']._serialized_end=443
+  _globals['_TOKENIZERESPONSE']._serialized_start=446
+  _globals['_TOKENIZERESPONSE']._serialized_end=624
+  _globals['_TOKENIZEOUTCOME']._serialized_start=627
+  _globals['_TOKENIZEOUTCOME']._serialized_end=765
+  _globals['_ENCODEDINPUT']._serialized_start=768
+  _globals['_ENCODEDINPUT']._serialized_end=918
+  _globals['_EXECUTEREQUEST']._serialized_start=921
+  _globals['_EXECUTEREQUEST']._serialized_end=1065
+  _globals['_EXECUTEITEM']._serialized_start=1068
+  _globals['_EXECUTEITEM']._serialized_end=1236
+  _globals['_EXECUTERESPONSE']._serialized_start=1239
+  _globals['_EXECUTERESPONSE']._serialized_end=1415
+  _globals['_EXECUTEOUTCOME']._serialized_start=1418
+  _globals['_EXECUTEOUTCOME']._serialized_end=1608
+  _globals['_PREDICTION']._serialized_start=1611
+  _globals['_PREDICTION']._serialized_end=1802
+  _globals['_POSTPROCESSREQUEST']._serialized_start=1805
+  _globals['_POSTPROCESSREQUEST']._serialized_end=1957
+  _globals['_POSTPROCESSITEM']._serialized_start=1960
+  _globals['_POSTPROCESSITEM']._serialized_end=2111
+  _globals['_POSTPROCESSRESPONSE']._serialized_start=2114
+  _globals['_POSTPROCESSRESPONSE']._serialized_end=2298
+  _globals['_POSTPROCESSOUTCOME']._serialized_start=2300
+  _globals['_POSTPROCESSOUTCOME']._serialized_end=2403
 # @@protoc_insertion_point(module_scope)

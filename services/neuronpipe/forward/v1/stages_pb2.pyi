@@ -34,6 +34,7 @@ class TokenizeRequest(_message.Message):
 
     ITEMS_FIELD_NUMBER: _builtins.int
     ABANDONED_ITEM_IDS_FIELD_NUMBER: _builtins.int
+    NEEDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenizeItem]:
         """As in neuronpipe.api.v1."""
@@ -42,15 +43,20 @@ class TokenizeRequest(_message.Message):
     def abandoned_item_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """As in neuronpipe.api.v1."""
 
+    @_builtins.property
+    def needed(self) -> _stages_pb2.NeededModels:
+        """As in neuronpipe.api.v1."""
+
     def __init__(
         self,
         *,
         items: _abc.Iterable[Global___TokenizeItem] | None = ...,
         abandoned_item_ids: _abc.Iterable[_builtins.int] | None = ...,
+        needed: _stages_pb2.NeededModels | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["needed", b"needed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned_item_ids", b"abandoned_item_ids", "items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned_item_ids", b"abandoned_item_ids", "items", b"items", "needed", b"needed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -214,6 +220,7 @@ class ExecuteRequest(_message.Message):
 
     ITEMS_FIELD_NUMBER: _builtins.int
     ABANDONED_ITEM_IDS_FIELD_NUMBER: _builtins.int
+    NEEDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecuteItem]:
         """As in neuronpipe.api.v1."""
@@ -222,15 +229,20 @@ class ExecuteRequest(_message.Message):
     def abandoned_item_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """As in neuronpipe.api.v1."""
 
+    @_builtins.property
+    def needed(self) -> _stages_pb2.NeededModels:
+        """As in neuronpipe.api.v1."""
+
     def __init__(
         self,
         *,
         items: _abc.Iterable[Global___ExecuteItem] | None = ...,
         abandoned_item_ids: _abc.Iterable[_builtins.int] | None = ...,
+        needed: _stages_pb2.NeededModels | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["needed", b"needed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned_item_ids", b"abandoned_item_ids", "items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned_item_ids", b"abandoned_item_ids", "items", b"items", "needed", b"needed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -416,6 +428,7 @@ class PostprocessRequest(_message.Message):
 
     ITEMS_FIELD_NUMBER: _builtins.int
     ABANDONED_ITEM_IDS_FIELD_NUMBER: _builtins.int
+    NEEDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___PostprocessItem]:
         """As in neuronpipe.api.v1."""
@@ -424,15 +437,20 @@ class PostprocessRequest(_message.Message):
     def abandoned_item_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """As in neuronpipe.api.v1."""
 
+    @_builtins.property
+    def needed(self) -> _stages_pb2.NeededModels:
+        """As in neuronpipe.api.v1."""
+
     def __init__(
         self,
         *,
         items: _abc.Iterable[Global___PostprocessItem] | None = ...,
         abandoned_item_ids: _abc.Iterable[_builtins.int] | None = ...,
+        needed: _stages_pb2.NeededModels | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["needed", b"needed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned_item_ids", b"abandoned_item_ids", "items", b"items"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned_item_ids", b"abandoned_item_ids", "items", b"items", "needed", b"needed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,7 +1,8 @@
 """Calls the pipeline for the protocols: with one input, or with many of which all must succeed."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from functools import partial
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation
@@ -10,7 +11,8 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.packed import pack_input
 from neuronpipe.gateway.doors.choice import ModelName
-from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
+from neuronpipe.gateway.doors.text_stream import Event, text_stream
+from neuronpipe.gateway.inference import GenerationStart, InferenceRequest, InferenceResult
 from neuronpipe.gateway.many import infer_together
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
@@ -31,12 +33,25 @@ class Inference:
         self, call: Call, model: ModelName, input: TaskInput, fields: Fields, span: Name = Spans.HTTP_REQUEST
     ) -> InferenceResult:
         """One result, of a request with a span of this name. Raises NeuronpipeError, in the protocol's words."""
-        try:
+        with _in_words(fields):
             return await self._pipeline.infer(InferenceRequest(call, *model, pack_input(input)), span)
-        except InvalidInput as error:
-            raise InvalidInput(
-                re.sub(r"[a-z_]+", lambda word: fields.get(word[0], word[0]), error.field), error.problem
-            ) from error
+
+    async def stream(
+        self, call: Call, model: ModelName, input: TaskInput, fields: Fields
+    ) -> AsyncGenerator[Event, None]:
+        """A text as it comes, from its first part on, and its result. The caller closes it.
+
+        Returns when there is a part. Raises NeuronpipeError, in the protocol's words, as the generator does.
+        """
+        events = text_stream(self._pipeline, InferenceRequest(call, *model, pack_input(input)))
+        try:
+            with _in_words(fields):
+                first = [await anext(events)]
+                first += [await anext(events)] if isinstance(first[0], GenerationStart) else []
+        except BaseException:
+            await events.aclose()
+            raise
+        return _continued(first[-1], events)
 
     async def each(
         self, call: Call, model: ModelName, inputs: Sequence[TaskInput], name: str, fields: Callable[[int], Fields]
@@ -59,6 +74,23 @@ class Inference:
             )
             raise InvalidInput(name, problem)
         return results
+
+
+async def _continued(first: Event, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    async with aclosing(events):
+        yield first
+        async for event in events:
+            yield event
+
+
+@contextmanager
+def _in_words(fields: Fields) -> Iterator[None]:
+    """Errors name fields as the protocol does."""
+    try:
+        yield
+    except InvalidInput as error:
+        name = fields.get(error.field) or re.sub(r"[a-z_]+", lambda word: fields.get(word[0], word[0]), error.field)
+        raise InvalidInput(name, error.problem) from error
 
 
 def truncation_of(truncate: bool | None, direction: str | None) -> "Truncation.ValueType":

@@ -3,20 +3,19 @@
 Inputs and results stay bytes where no stage of this process parses or makes them.
 """
 
-import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from dataclasses import replace
+from contextlib import aclosing
 
 from neuronpipe.api.v1 import inference_pb2, models_pb2
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
-from neuronpipe.core.names import Spans
 from neuronpipe.core.packed import Packed
 from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import new_request_id
 from neuronpipe.forward.v1 import inference_pb2 as wire
 from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.doors.text_stream import Event, text_stream
 from neuronpipe.gateway.inference import (
     GeneratedPart,
     GenerationStart,
@@ -93,30 +92,13 @@ class NativeDoor:
             yield response
 
     async def generate(self, message: wire.InferRequest, call: Call) -> AsyncIterator[wire.GenerateResponse]:
-        """Generate. To a caller who reads slowly, the parts that wait are sent as one."""
-        events: list[GenerationStart | GeneratedPart] = []
-        has_news = asyncio.Event()
-
-        def listen(event: GenerationStart | GeneratedPart) -> None:
-            events.append(event)
-            has_news.set()
-
-        request = replace(_read_request(message, call), listener=listen)
-        answering = asyncio.create_task(self._pipeline.infer(request, Spans.GENERATE))
-        answering.add_done_callback(lambda _: has_news.set())
-        try:
-            while events or not answering.done():
-                await has_news.wait()
-                has_news.clear()
-                waiting, events[:] = events[:], []
-                for response in _event_messages(waiting, request.call.request_id):
-                    yield response
-            response = wire.GenerateResponse()
-            _write_result(await answering, response.response)
-            yield response
-        finally:
-            answering.cancel()
-            await asyncio.gather(answering, return_exceptions=True)
+        """Generate."""
+        request = _read_request(message, call)
+        async with aclosing(text_stream(self._pipeline, request)) as events:
+            async for event in events:
+                response = wire.GenerateResponse()
+                _write_event(event, request.call.request_id, response)
+                yield response
 
     async def list_models(self, message: models_pb2.ListModelsRequest, call: Call) -> models_pb2.ListModelsResponse:
         """ListModels."""
@@ -138,22 +120,16 @@ def _read_request(message: wire.InferRequest, call: Call, *, is_id_required: boo
     )
 
 
-def _event_messages(
-    events: Iterable[GenerationStart | GeneratedPart], request_id: str
-) -> Iterable[wire.GenerateResponse]:
-    """The messages of the events that wait: a start by itself, and all parts together."""
-    chunk = wire.GenerateResponse()
-    for event in events:
-        if isinstance(event, GenerationStart):
-            start = wire.GenerateResponse()
-            start.start.model, start.start.version = event.model.name, str(event.model.version)
-            start.start.request_id, start.start.prompt_tokens = request_id, event.prompt_tokens
-            yield start
-        else:
-            chunk.chunk.text += event.text
-            chunk.chunk.token_ids.extend(event.token_ids)
-    if chunk.HasField("chunk"):
-        yield chunk
+def _write_event(event: Event, request_id: str, response: wire.GenerateResponse) -> None:
+    if isinstance(event, GenerationStart):
+        start = response.start
+        start.model, start.version = event.model.name, str(event.model.version)
+        start.request_id, start.prompt_tokens = request_id, event.prompt_tokens
+    elif isinstance(event, GeneratedPart):
+        response.chunk.text, response.chunk.sequence = event.text, event.sequence
+        response.chunk.token_ids.extend(event.token_ids)
+    else:
+        _write_result(event, response.response)
 
 
 def _write_result(result: InferenceResult, response: wire.InferResponse) -> None:

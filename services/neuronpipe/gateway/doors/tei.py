@@ -19,13 +19,14 @@ from neuronpipe.api.v1.tasks_pb2 import (
     RerankInput,
     ScoreFunction,
     SentenceEmbeddingInput,
+    SparseEmbeddingInput,
     TaskInput,
     TextClassificationInput,
     TokenizationInput,
     Truncation,
 )
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import InvalidInput, WrongTask
+from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.tracing import new_request_id
 from neuronpipe.gateway.catalog import Catalog
@@ -144,9 +145,9 @@ class TeiDoor:
 
     async def embed(self, message: tei.EmbedRequest, asked: _Asked) -> tei.EmbedResponse:
         """Embed."""
-        _refuse_prompt(message)
         input = SentenceEmbeddingInput(
             text=message.inputs,
+            prompt_name=message.prompt_name,
             skip_normalize=message.HasField("normalize") and not message.normalize,
             dimensions=message.dimensions,
             truncation=_truncation(message),
@@ -160,8 +161,18 @@ class TeiDoor:
         return response
 
     async def embed_sparse(self, message: tei.EmbedSparseRequest, asked: _Asked) -> tei.EmbedSparseResponse:
-        """EmbedSparse. Raises WrongTask."""
-        raise WrongTask("no task makes sparse vectors")
+        """EmbedSparse."""
+        input = SparseEmbeddingInput(
+            text=message.inputs, prompt_name=message.prompt_name, truncation=_truncation(message)
+        )
+        result = await self._infer(
+            asked, "sparse_embedding", TaskInput(sparse_embedding=input), Spans.TEI_EMBED_SPARSE, _FIELDS
+        )
+        response = tei.EmbedSparseResponse()
+        for one in result.result.message.sparse_embedding.weights:
+            response.sparse_embeddings.add(index=one.token_id, value=one.weight)
+        _write_metadata(result, len(message.inputs), response.metadata)
+        return response
 
     async def embed_all(self, message: tei.EmbedAllRequest, asked: _Asked) -> tei.EmbedAllResponse:
         """EmbedAll."""
@@ -273,13 +284,18 @@ def _asked(context: Context) -> _Asked:
     return _Asked(call_of(context), read_priority(metadata.get(PRIORITY_FIELD, "")), model)
 
 
-def _refuse_prompt(message: tei.EmbedRequest | tei.EmbedAllRequest | tei.EncodeRequest) -> None:
+def _refuse_prompt(message: tei.EmbedAllRequest | tei.EncodeRequest) -> None:
     if message.HasField("prompt_name"):
         raise InvalidInput("prompt_name", "is not supported")
 
 
 def _truncation(
-    message: tei.EmbedRequest | tei.EmbedAllRequest | tei.PredictRequest | tei.PredictPairRequest | tei.RerankRequest,
+    message: tei.EmbedRequest
+    | tei.EmbedAllRequest
+    | tei.EmbedSparseRequest
+    | tei.PredictRequest
+    | tei.PredictPairRequest
+    | tei.RerankRequest,
 ) -> "Truncation.ValueType":
     return truncation_of(message.truncate, "left" if message.truncation_direction == _LEFT else "right")
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.api.v1.tasks_pb2 import (
     FeatureExtractionResult,
+    MultiVectorEmbeddingResult,
     SentenceEmbeddingInput,
     SentenceEmbeddingResult,
     TaskInput,
@@ -42,6 +43,6 @@ def vector(result: SentenceEmbeddingResult) -> NDArray[np.float32]:
     return np.frombuffer(float32_bytes(result), "<f4")
 
 
-def token_vectors(result: FeatureExtractionResult) -> NDArray[np.float32]:
+def token_vectors(result: FeatureExtractionResult | MultiVectorEmbeddingResult) -> NDArray[np.float32]:
     """The vectors of a result in float32, [tokens, width], or [width] of one."""
     return np.frombuffer(result.data, "<f4").reshape(result.shape)

@@ -66,8 +66,12 @@ class Tenants:
 
     def table_of(self, caller: Caller, table: ModelTable[EntryT]) -> ModelTable[EntryT]:
         """The models that a caller may use. Without a tenant it is the gateway itself, which sees all."""
-        models = self._rights_of(caller.tenant).models if caller.tenant else None
+        models = self.models_of(caller)
         return table if models is None else table.only(models)
+
+    def models_of(self, caller: Caller) -> frozenset[str] | None:
+        """The names of the models that a caller may use; None: all."""
+        return self._rights_of(caller.tenant).models if caller.tenant else None
 
     def max_jobs(self, tenant: str) -> int:
         """How many jobs of a tenant may wait or run; 0 for no limit."""

@@ -53,11 +53,9 @@ class OpenVinoBackend:
         # Streams of one thread have the highest throughput. A batch alone is faster with all threads (1.9 times on two
         # CPUs).
         wide = (
-            engine().compile_model(self._model, "CPU", self._config | {"NUM_STREAMS": "1"})
-            if self.cores > 1
-            else streams
+            engine().compile_model(self._model, "CPU", self._config | {"NUM_STREAMS": "1"}) if self.cores > 1 else None
         )
-        self._wide_request = wide.create_infer_request()
+        self._wide_request = wide.create_infer_request() if wide else self._requests[0]
 
     def round_tokens(self, tokens: int) -> int:
         return min(-(-tokens // _TOKEN_STEP) * _TOKEN_STEP, self._max_tokens)

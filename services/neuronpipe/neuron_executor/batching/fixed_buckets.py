@@ -22,7 +22,7 @@ class FixedBuckets:
         self._plan = plan
         self.can_wait = DeadlineCheck(forecast, self.lone_tokens, self._full_tokens).can_wait
 
-    def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int) -> Batch:
+    def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int, limit_s: float = math.inf) -> Batch:
         """See BatchPolicy. Takes sequences of the oldest's length first, then the longest that fit."""
         tokens, is_bulk = oldest.padded_tokens, oldest.is_bulk
         share = -(-(1 + self._queue.count(tokens, is_bulk=is_bulk)) // idle_cores)
@@ -33,7 +33,8 @@ class FixedBuckets:
             )
             waiting += [(length, self._queue.count(length, is_bulk=is_bulk)) for length in others]
         begin_s = time.monotonic() + wait_s
-        bucket = best_bucket(self._plan.buckets, waiting, self._forecast.batch_s, oldest.deadline_s - begin_s)
+        room_s = min(limit_s, oldest.deadline_s - begin_s)
+        bucket = best_bucket(self._plan.buckets, waiting, self._forecast.batch_s, room_s)
         finish_s = begin_s + self._forecast.batch_s(bucket.padded_tokens)
         members = [oldest]
         for length, _ in waiting:

@@ -53,6 +53,10 @@ class Forecast:
         is_known = self._cores.running or not self._is_outdated()
         return padded_tokens * self._batch_time.token_s / max(1, self._cores.left) if is_known else 0.0
 
+    def work_s(self) -> float:
+        """The least time for which this model's waiting sequences keep all cores busy; 0 if not known."""
+        return self._queue.tokens_before(is_bulk=True) * self._batch_time.token_s / max(1, self._cores.left)
+
     def queue_s(self, *, is_bulk: bool) -> float:
         """The least time that a new sequence waits.
 

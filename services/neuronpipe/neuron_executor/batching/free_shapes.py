@@ -3,6 +3,7 @@
 Sequences of different lengths share a batch while their padding costs less than a separate batch.
 """
 
+import math
 import time
 
 from neuronpipe.neuron_executor.batching.forecast import Forecast
@@ -27,11 +28,11 @@ class FreeShapes:
         self._limits = limits
         self.can_wait = DeadlineCheck(forecast, self.lone_tokens, self._full_tokens).can_wait
 
-    def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int) -> Batch:
+    def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int, limit_s: float = math.inf) -> Batch:
         """See BatchPolicy. Takes the nearest lengths first."""
         members = [oldest]
         for length in self._queue.near(oldest.padded_tokens, is_bulk=oldest.is_bulk):
-            if not self._add(members, length, wait_s, idle_cores):
+            if not self._add(members, length, wait_s, idle_cores, limit_s):
                 break
         return self.batch_of(members)
 
@@ -51,7 +52,7 @@ class FreeShapes:
         """The number of padded tokens from which a batch need not grow."""
         return min(self._forecast.overhead_tokens / _ENOUGH_OVERHEAD, self._limits.max_batch_tokens)
 
-    def _add(self, members: list[QueuedSequence], length: int, wait_s: float, idle_cores: int) -> bool:
+    def _add(self, members: list[QueuedSequence], length: int, wait_s: float, idle_cores: int, limit_s: float) -> bool:
         """Adds waiting sequences of a padded length while that saves time. Returns whether the batch can still grow."""
         overhead_tokens = self._forecast.overhead_tokens
         # Each idle core gets a share. Otherwise one would work while the others are idle.
@@ -75,9 +76,11 @@ class FreeShapes:
             ):
                 return False
             padding += tokens - padded * len(members) - length
-            finish_s = time.monotonic() + wait_s + self._forecast.batch_s(tokens)
+            batch_s = self._forecast.batch_s(tokens)
+            finish_s = time.monotonic() + wait_s + batch_s
             if (
-                tokens > self._limits.max_batch_tokens
+                batch_s > limit_s
+                or tokens > self._limits.max_batch_tokens
                 or padding > overhead_tokens * _WORTHWHILE_PADDING
                 or finish_s >= min(earliest_s, one.deadline_s)
             ):

@@ -1,5 +1,6 @@
 """The contract of a batch policy: which of a model's waiting sequences run together, in which shape."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,11 +39,12 @@ class Batch:
 class BatchPolicy(Protocol):
     """Forms batches from the queue of one model."""
 
-    def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int) -> Batch:
+    def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int, limit_s: float = math.inf) -> Batch:
         """Makes a batch of a sequence that was already taken out of the queue, and of others, which this takes out.
 
         The batch begins in `wait_s`. `idle_cores` is the number of cores that can share the queue, at least 1,
-        including the one for this batch. Sequences that would be too late are dropped.
+        including the one for this batch. The batch does not grow to one that takes longer than `limit_s`. Sequences
+        that would be too late are dropped.
         """
 
     def batch_of(self, members: list[QueuedSequence]) -> Batch:

@@ -4,6 +4,8 @@ So the batches, and with them the last bits of the results, do not depend on wha
 computed. Offline work needs that (neuronpipe/transform).
 """
 
+import math
+
 from neuronpipe.neuron_executor.batching.policy import Batch, BatchPolicy
 from neuronpipe.neuron_executor.batching.queue import QueuedSequence, SequenceQueue
 
@@ -17,7 +19,7 @@ class WholeItems:
         self.lone_tokens = shapes.lone_tokens
         self.can_wait = shapes.can_wait
 
-    def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int) -> Batch:
+    def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int, limit_s: float = math.inf) -> Batch:
         """See BatchPolicy. Takes what waits of the oldest's item."""
         others = [one for one in oldest.mates if one.is_waiting]
         for one in others:

@@ -230,7 +230,7 @@ class EmbedRequest(_message.Message):
     truncation_direction: Global___TruncationDirection.ValueType
     """Where it is cut."""
     prompt_name: _builtins.str
-    """Refused: the prompt that was compiled into a model is always used."""
+    """One of the model's prompts; default: its default prompt, if it has one."""
     dimensions: _builtins.int
     """Only the first this many numbers."""
     def __init__(
@@ -401,7 +401,7 @@ class EmbedAllRequest(_message.Message):
     truncation_direction: Global___TruncationDirection.ValueType
     """As in EmbedRequest."""
     prompt_name: _builtins.str
-    """As in EmbedRequest."""
+    """Refused: token vectors have no prompts."""
     def __init__(
         self,
         *,

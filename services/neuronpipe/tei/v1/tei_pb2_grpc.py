@@ -166,7 +166,7 @@ class EmbedServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def EmbedSparse(self, request, context):
-        """The sparse vector of a text. FAILED_PRECONDITION: no model has any.
+        """The sparse vector of a text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

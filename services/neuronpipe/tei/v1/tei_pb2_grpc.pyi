@@ -74,7 +74,7 @@ class EmbedStub:
     EmbedStream: _grpc.StreamStreamMultiCallable[_tei_pb2.EmbedRequest, _tei_pb2.EmbedResponse]
     """The vectors of many texts."""
     EmbedSparse: _grpc.UnaryUnaryMultiCallable[_tei_pb2.EmbedSparseRequest, _tei_pb2.EmbedSparseResponse]
-    """The sparse vector of a text. FAILED_PRECONDITION: no model has any."""
+    """The sparse vector of a text."""
     EmbedSparseStream: _grpc.StreamStreamMultiCallable[_tei_pb2.EmbedSparseRequest, _tei_pb2.EmbedSparseResponse]
     """The same of many texts."""
     EmbedAll: _grpc.UnaryUnaryMultiCallable[_tei_pb2.EmbedAllRequest, _tei_pb2.EmbedAllResponse]
@@ -95,7 +95,7 @@ class EmbedAsyncStub(EmbedStub):
     EmbedStream: _aio.StreamStreamMultiCallable[_tei_pb2.EmbedRequest, _tei_pb2.EmbedResponse]  # type: ignore[assignment]
     """The vectors of many texts."""
     EmbedSparse: _aio.UnaryUnaryMultiCallable[_tei_pb2.EmbedSparseRequest, _tei_pb2.EmbedSparseResponse]  # type: ignore[assignment]
-    """The sparse vector of a text. FAILED_PRECONDITION: no model has any."""
+    """The sparse vector of a text."""
     EmbedSparseStream: _aio.StreamStreamMultiCallable[_tei_pb2.EmbedSparseRequest, _tei_pb2.EmbedSparseResponse]  # type: ignore[assignment]
     """The same of many texts."""
     EmbedAll: _aio.UnaryUnaryMultiCallable[_tei_pb2.EmbedAllRequest, _tei_pb2.EmbedAllResponse]  # type: ignore[assignment]
@@ -131,7 +131,7 @@ class EmbedServicer(metaclass=_abc_1.ABCMeta):
         request: _tei_pb2.EmbedSparseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tei_pb2.EmbedSparseResponse, _abc.Awaitable[_tei_pb2.EmbedSparseResponse]]:
-        """The sparse vector of a text. FAILED_PRECONDITION: no model has any."""
+        """The sparse vector of a text."""
 
     @_abc_1.abstractmethod
     def EmbedSparseStream(

@@ -384,10 +384,14 @@ async def test_a_body_that_does_not_arrive_is_refused_where_the_memory_is_claime
 
 
 class _Listener:
-    """The caller of a stream, who stays until `left` is set; the stream ends with `ended`."""
+    """The caller of a stream, who stays until `left` is set; the stream ends with `ended`, or where it is not endless
+    when `is_complete` is set.
+    """
 
-    def __init__(self, app: App, method: str = "GET") -> None:
+    def __init__(self, app: App, method: str = "GET", *, is_endless: bool = True) -> None:
         self.left, self.ended, self.got = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.is_complete = asyncio.Event()
+        self.is_endless = is_endless
         self.sent: list[dict[str, Any]] = []
         app.handlers = {"GET /stream": self._stream}
         scope: dict[str, Any] = {
@@ -408,11 +412,11 @@ class _Listener:
             try:
                 yield b"one "
                 yield b"two "
-                await asyncio.Event().wait()
+                await self.is_complete.wait()
             finally:
                 self.ended.set()
 
-        return HttpResponse(b"", "text/event-stream", stream=parts())
+        return HttpResponse(b"", "text/event-stream", stream=parts(), is_endless=self.is_endless)
 
     async def _receive(self) -> dict[str, Any]:
         await self.left.wait()
@@ -447,6 +451,31 @@ async def test_a_stream_ends_with_its_caller(streaming: App) -> None:
     await listener.answering
     assert listener.ended.is_set()
     assert listener.sent[-1]["more_body"] is True  # nothing is sent to nobody
+
+
+async def test_a_stream_that_has_an_end_counts_until_then_and_is_not_ended_by_draining() -> None:
+    in_flight = InFlight("all", 1 << 20, 1 << 20)
+    app = App((Route("GET", "/stream", "parts"),), in_flight, 1 << 20)
+    listener = _Listener(app, is_endless=False)
+    await listener.got.wait()
+    app.drain()
+    assert in_flight.count == 1
+    listener.is_complete.set()
+    await listener.answering
+    assert listener.sent[-1] == {"type": "http.response.body", "body": b""}
+    assert in_flight.count == 0
+
+
+async def test_a_stream_that_is_broken_off_has_no_end_that_looks_like_its_own() -> None:
+    in_flight = InFlight("all", 1 << 20, 1 << 20)
+    listener = _Listener(App((Route("GET", "/stream", "parts"),), in_flight, 1 << 20), is_endless=False)
+    await listener.got.wait()
+    listener.answering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await listener.answering
+    assert listener.ended.is_set()
+    assert listener.sent[-1]["more_body"] is True
+    assert in_flight.count == 0
 
 
 async def test_a_stream_that_is_asked_for_while_the_process_drains_is_empty(streaming: App) -> None:

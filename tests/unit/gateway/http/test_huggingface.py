@@ -16,6 +16,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     ImageClassificationInput,
     ImageClassificationResult,
     LabelScore,
+    MultiVectorEmbeddingInput,
+    MultiVectorEmbeddingResult,
     QuestionAnsweringInput,
     QuestionAnsweringResult,
     RankedText,
@@ -26,6 +28,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SentenceEmbeddingResult,
     SentenceSimilarityInput,
     SentenceSimilarityResult,
+    SparseEmbeddingInput,
+    SparseEmbeddingResult,
     TaskInput,
     TaskResult,
     TextClassificationInput,
@@ -33,6 +37,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TokenClassificationInput,
     TokenClassificationResult,
     TokenScore,
+    TokenWeight,
     Truncation,
     ZeroShotClassificationInput,
     ZeroShotClassificationResult,
@@ -65,6 +70,12 @@ _RESULTS = {
     "feature_extraction": TaskResult(
         feature_extraction=FeatureExtractionResult(data=bytes.fromhex("0000803f00000040"), shape=[2, 1])  # 1.0 and 2.0
     ),
+    "sparse_embedding": TaskResult(
+        sparse_embedding=SparseEmbeddingResult(weights=[TokenWeight(token_id=7, weight=1.5, token="a")])
+    ),
+    "multi_vector_embedding": TaskResult(
+        multi_vector_embedding=MultiVectorEmbeddingResult(data=bytes.fromhex("0000803f00000040"), shape=[1, 2])
+    ),
     "sentence_similarity": TaskResult(sentence_similarity=SentenceSimilarityResult(scores=[0.5, 1])),
     "rerank": TaskResult(rerank=RerankResult(texts=[RankedText(index=1, score=0.5), RankedText(index=0, score=0.25)])),
 }
@@ -85,6 +96,8 @@ _SPECS = [
     model_spec("sentence_embedding", name="embedder", also_answers=("sentence_similarity",)),
     model_spec("feature_extraction", name="extractor"),
     model_spec("rerank", name="reranker"),
+    model_spec("sparse_embedding", name="weights"),
+    model_spec("multi_vector_embedding", name="late"),
     image_spec(name="viewer"),
 ]
 
@@ -95,14 +108,7 @@ def browser() -> Browser:
 
 
 def test_every_task_has_its_json() -> None:
-    assert set(CONVERTERS) == {name for name, task in TASKS.items() if not task.generates}
-
-
-async def test_a_model_that_generates_is_refused() -> None:
-    browser = Browser([model_spec("text_generation")], _answer)
-    status, body = await browser.post("/models/small", {"inputs": "t"})
-    assert status == 400
-    assert "is for text-generation, which has no form of Hugging Face here" in body["error"]
+    assert set(CONVERTERS) == set(TASKS)
 
 
 _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
@@ -239,6 +245,16 @@ async def test_a_body_becomes_an_input_and_a_result_json(
 
 async def test_token_vectors_are_lists_of_lists(browser: Browser) -> None:
     assert await browser.post("/models/extractor", {"inputs": "t"}) == (200, [[1.0], [2.0]])
+    body = {"inputs": "t", "prompt_name": "query"}
+    assert await browser.post("/models/weights", body) == (200, [{"index": 7, "value": 1.5, "token": "a"}])
+    assert await browser.post("/pipeline/feature-extraction/late", body) == (200, [[1.0, 2.0]])
+    _, sparse, late = browser.inputs
+    assert sparse.sparse_embedding == SparseEmbeddingInput(
+        text="t", prompt_name="query", truncation=Truncation.TRUNCATION_ERROR
+    )
+    assert late.multi_vector_embedding == MultiVectorEmbeddingInput(
+        text="t", is_query=True, truncation=Truncation.TRUNCATION_ERROR
+    )
     assert await browser.post("/models/extractor", {"inputs": ["t", "u"]}) == (200, [[[1.0], [2.0]], [[1.0], [2.0]]])
 
 
@@ -299,7 +315,8 @@ async def test_the_root_is_an_endpoint_of_one_model() -> None:
             {"inputs": {"question": "q", "context": "c"}, "parameters": {"max_seq_len": 9}},
             "is not supported",
         ),
-        ("embedder", {"inputs": "t", "prompt_name": "query"}, "prompt_name: is not supported"),
+        ("extractor", {"inputs": "t", "prompt_name": "query"}, "prompt_name: is for models of sentence embeddings"),
+        ("late", {"inputs": "t", "prompt_name": "other"}, "prompt_name: must be query or document for a model of late"),
         ("extractor", {"inputs": "t", "dimensions": 3}, "dimensions: is for models of sentence embeddings"),
         ("viewer", {"inputs": "no base64!"}, "inputs: is no Base64"),
         ("unknown", {"inputs": "t"}, "model 'unknown' is not served"),

@@ -311,5 +311,5 @@ async def test_models_are_not_loaded_while_the_server_runs(browser: Browser, pat
     status, body = await browser.post(path, b"")
     assert (status, body["error"]) == (
         501,
-        "not served: models are fixed at start: restart the server with another repository",
+        "not served: models are loaded as the registry of the repository says: use `neuronpipe registry`",
     )

@@ -9,9 +9,11 @@ from neuronpipe.api.v1.tasks_pb2 import (
     ScoreFunction,
     SentenceEmbeddingResult,
     SentenceSimilarityResult,
+    SparseEmbeddingResult,
     TaskInput,
     TaskResult,
     TextClassificationResult,
+    TokenWeight,
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
@@ -22,6 +24,7 @@ _SPECS = [
     model_spec("sentence_embedding", name="first", also_answers=("sentence_similarity",)),
     model_spec("feature_extraction", name="tokens"),
     model_spec(name="labels"),
+    model_spec("sparse_embedding", name="weights"),
 ]
 
 
@@ -32,6 +35,9 @@ def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
     if task == "feature_extraction":
         data = np.array([[1, 2], [3, 4], [5, 6]], "<f4").tobytes()
         return TaskResult(feature_extraction=FeatureExtractionResult(data=data, shape=[3, 2]))
+    if task == "sparse_embedding":
+        weights = [TokenWeight(token_id=7, weight=1.5, token="a"), TokenWeight(token_id=3, weight=0.25, token="b")]
+        return TaskResult(sparse_embedding=SparseEmbeddingResult(weights=weights))
     if task == "sentence_similarity":
         return TaskResult(sentence_similarity=SentenceSimilarityResult(scores=[0.5, 0.25]))
     if input.text_classification.text == "too long":
@@ -115,11 +121,21 @@ async def test_cosines_are_a_plain_list(browser: Browser) -> None:
     assert (input.source, list(input.texts), input.truncation) == ("a", ["b", "c"], Truncation.TRUNCATION_RIGHT)
 
 
-async def test_a_prompt_by_name_is_refused(browser: Browser) -> None:
-    assert await browser.post("/embed", {"inputs": "a", "prompt_name": "query"}) == (
+async def test_a_prompt_goes_by_its_name_and_is_refused_for_tokens(browser: Browser) -> None:
+    await browser.post("/embed", {"inputs": "a", "prompt_name": "query"})
+    await browser.post("/embed_sparse", {"inputs": "a", "prompt_name": "document"})
+    dense, sparse = browser.inputs
+    assert (dense.sentence_embedding.prompt_name, sparse.sparse_embedding.prompt_name) == ("query", "document")
+    assert await browser.post("/embed_all", {"inputs": "a", "prompt_name": "query"}) == (
         400,
         {"error": "prompt_name: is not supported", "error_type": "Validation"},
     )
+
+
+async def test_a_sparse_vector_is_a_list_of_places_and_weights(browser: Browser) -> None:
+    weights = [{"index": 7, "value": 1.5}, {"index": 3, "value": 0.25}]
+    assert await browser.post("/embed_sparse", {"inputs": ["a", "b"], "truncate": True}) == (200, [weights, weights])
+    assert browser.inputs[0].sparse_embedding.truncation == Truncation.TRUNCATION_RIGHT
 
 
 async def test_info_tells_the_kind_of_model_and_the_limits(browser: Browser) -> None:
@@ -128,11 +144,6 @@ async def test_info_tells_the_kind_of_model_and_the_limits(browser: Browser) -> 
         "classifier": {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
     }
     assert (info["model_id"], info["max_input_length"], info["max_client_batch_size"]) == ("labels", 16, 256)
-
-
-async def test_sparse_vectors_are_said_to_be_missing(browser: Browser) -> None:
-    status, body = await browser.post("/embed_sparse", {"inputs": "a"})
-    assert (status, body["error"]) == (501, "not served: no task makes sparse vectors")
 
 
 @pytest.mark.parametrize(("inputs", "several"), [([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])])

@@ -15,6 +15,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     FeatureExtractionInput,
     FeatureExtractionResult,
     FeaturePooling,
+    FeatureType,
     FilledMask,
     FillMaskInput,
     FillMaskResult,
@@ -23,6 +24,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     ImageClassificationInput,
     ImageClassificationResult,
     LabelScore,
+    MultiVectorEmbeddingInput,
+    MultiVectorEmbeddingResult,
     QuestionAnsweringInput,
     QuestionAnsweringResult,
     RankedText,
@@ -33,6 +36,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SentenceEmbeddingResult,
     SentenceSimilarityInput,
     SentenceSimilarityResult,
+    SparseEmbeddingInput,
+    SparseEmbeddingResult,
     SummarizationInput,
     SummarizationResult,
     TaskInput,
@@ -44,6 +49,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TokenClassificationInput,
     TokenClassificationResult,
     TokenScore,
+    TokenWeight,
     TranslationInput,
     TranslationResult,
     Truncation,
@@ -75,6 +81,28 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, d
         ),
         TaskResult(text_classification=TextClassificationResult(labels=_LABELS)),
         {"label": ["b", "a"], "score": [0.75, 0.25], "count": [2]},
+    ),
+    "sparse_embedding": (
+        {"text": [["so"]]},
+        {"top_k": 2, "prompt_name": "query"},
+        TaskInput(sparse_embedding=SparseEmbeddingInput(text="so", top_k=2, prompt_name="query")),
+        TaskResult(
+            sparse_embedding=SparseEmbeddingResult(
+                weights=[TokenWeight(token_id=7, weight=1.5, token="a"), TokenWeight(token_id=3, weight=0.5, token="b")]
+            )
+        ),
+        {"token_id": [7, 3], "weight": [1.5, 0.5], "token": ["a", "b"], "count": [2]},
+    ),
+    "multi_vector_embedding": (
+        {"text": [["so"]]},
+        {"is_query": True},
+        TaskInput(multi_vector_embedding=MultiVectorEmbeddingInput(text="so", is_query=True)),
+        TaskResult(
+            multi_vector_embedding=MultiVectorEmbeddingResult(
+                data=_VECTORS.tobytes(), shape=[2, 4], type=FeatureType.FEATURE_TYPE_FLOAT32
+            )
+        ),
+        {"vectors": _VECTORS.tolist(), "count": [2]},
     ),
     "sentence_embedding": (
         {"text": [["so"]]},
@@ -256,7 +284,13 @@ def test_every_field_of_an_input_is_a_tensor_or_a_parameter(task: str) -> None:
     assert fields
     model = TaskModel(task)
     named = {one.name for one in model.inputs} | set(model.parameters)
-    assert {one.name for one in fields.fields} - named <= {"type", "token_ids", "options"}  # see task_model.py
+    assert {one.name for one in fields.fields} - named <= {
+        "type",
+        "precision",
+        "token_ids",
+        "options",
+        "messages",
+    }  # see task_model.py
 
 
 async def test_rows_become_requests_and_come_back_in_order() -> None:

@@ -10,10 +10,12 @@ from neuronpipe.bundles.compiler.tasks import (
     feature_extraction,
     fill_mask,
     image_classification,
+    multi_vector_embedding,
     question_answering,
     rerank,
     sentence_embedding,
     sentence_similarity,
+    sparse_embedding,
     text_classification,
     text_generation,
     text_to_text,
@@ -38,6 +40,8 @@ SOURCE_TASKS: dict[str, SourceTask] = {
     "text_generation": text_generation.TASK,
     "summarization": text_to_text.SUMMARIZATION,
     "translation": text_to_text.TRANSLATION,
+    "sparse_embedding": sparse_embedding.TASK,
+    "multi_vector_embedding": multi_vector_embedding.TASK,
 }
 
 

@@ -44,7 +44,10 @@ def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentenc
     module = _Embedding(model, parts.head)
     with torch.inference_mode():
         example = module(torch.zeros((1, 1), dtype=torch.int64), torch.ones((1, 1), dtype=torch.int64))
-    facts = dict.fromkeys(_TASKS, EmbeddingFacts(embedding_dimensions=example[_OUTPUT].shape[1], prompt=parts.prompt))
+    shared = EmbeddingFacts(
+        embedding_dimensions=example[_OUTPUT].shape[1], prompt=parts.prompt, prompts=dict(parts.prompts)
+    )
+    facts = dict.fromkeys(_TASKS, shared)
     remarks = {"pooling": parts.head.describe()}
     return source_module(
         module, model, task, tokenizer, outputs=(_OUTPUT,), max_tokens=parts.max_tokens, facts=facts, remarks=remarks

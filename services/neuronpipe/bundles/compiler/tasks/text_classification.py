@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import transformers
 
 from neuronpipe.bundles.compiler.cross_encoders import entailing, ranking
+from neuronpipe.bundles.compiler.decoder_masks import MASKED_DECODERS
 from neuronpipe.bundles.compiler.modules import Named, SourceModule, source_module
-from neuronpipe.bundles.compiler.sentence_transformers import read_limits
+from neuronpipe.bundles.compiler.sentence_transformers import last_token, read_limits
 from neuronpipe.bundles.compiler.source_checks import check_labels
 from neuronpipe.bundles.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
@@ -42,10 +44,29 @@ def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_
             facts[answered] = find(folder, model.config)
     labels = labels_of(model.config)
     limit = read_limits(folder).get("max_seq_length")
-    named = Named(model, "logits")
+    named = DecoderClassifier(model) if model.config.model_type in MASKED_DECODERS else Named(model, "logits")
     return source_module(
         named, model, task, tokenizer, outputs=("logits",), max_tokens=limit, labels=labels, facts=facts
     )
+
+
+class DecoderClassifier(torch.nn.Module):
+    """A decoder whose head sees its last token that is not padding.
+
+    As transformers has it, a token is padding that has the id of padding, wherever it comes from. Source:
+    GenericForSequenceClassification, modeling_layers.py.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.named = Named(model.base_model, "last_hidden_state")
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        vectors = self.named(input_ids, attention_mask)["last_hidden_state"]
+        padding = self.model.config.pad_token_id
+        mask = attention_mask if padding is None else attention_mask * (input_ids != padding)
+        return {"logits": self.model.score(last_token(vectors, mask))}
 
 
 def labels_of(config: Any) -> tuple[str, ...]:

@@ -38,7 +38,8 @@ _UNSUPPORTED = {
 
 def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     model = load_weights(transformers.AutoModelForCausalLM, folder)
-    facts = {"text_generation": generation_facts(folder, model, GenerationFacts)}
+    chat = _chat(tokenizer.transformers_tokenizer)
+    facts = {"text_generation": generation_facts(folder, model, GenerationFacts, **chat)}
     return source_module(
         Named(model, "logits"),
         model,
@@ -70,6 +71,19 @@ def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: An
     }
     given["end_token_ids"] = (ends,) if isinstance(ends, int) else tuple(ends or ())
     return kind(**given | further)
+
+
+def _chat(tokenizer: Any) -> dict[str, Any]:
+    """The template for chats, and the special tokens that it may name; none where the tokenizer has no default one."""
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError:
+        return {}
+    named = tokenizer.special_tokens_map.items()
+    return {
+        "chat_template": template,
+        "template_variables": {name: token for name, token in named if isinstance(token, str)},
+    }
 
 
 def _window(config: Any) -> int | None:

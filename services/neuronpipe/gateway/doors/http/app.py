@@ -7,7 +7,7 @@ import re
 import time
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from neuronpipe.core.callers import current_caller, enter_caller
 from neuronpipe.core.calls import Call, internal_error
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
-from neuronpipe.core.names import ON_BEHALF, TRACEPARENT, TRACESTATE
+from neuronpipe.core.names import ON_BEHALF, ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.tracing import SpanContext, new_request_id
 from neuronpipe.gateway.doors.choice import PRIORITY_FIELD, read_priority
 from neuronpipe.gateway.doors.http.bodies import read_body, write_body
@@ -39,6 +39,7 @@ _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _DISCARDED_BYTES = 64 << 10
 _TIMEOUT_DIGITS = 9
 _PRIORITY = PRIORITY_FIELD.encode()
+_ROUTE_KEY = ROUTE_KEY.encode()
 _CREDENTIALS = (b"authorization", ON_BEHALF.encode())
 _TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
 
@@ -99,26 +100,27 @@ class App:
         request_id = _request_id(headers)
         caller = Caller(receive, f"{scope['client']}")
         error_form: ErrorForm = PROBLEM_DETAILS
-        try:
-            route, names = self._router.find(scope["method"], scope["path"])
-            error_form = route.error_form
-            response = await self._answer(route, names, headers, request_id, scope, caller)
-            if scope["method"] == "HEAD":
-                response = replace(response, stream=None)
-        except asyncio.CancelledError:
-            if caller.has_left:
-                return
-            response = _error_response(problem_of(self._in_flight.stopping()), error_form)
-        except (NeuronpipeError, Refused) as error:
-            response = _error_response(problem_of(error), error_form)
-        except Exception as fault:
-            response = _error_response(problem_of(internal_error(fault, Call(request_id))), error_form)
-        finally:
-            caller.forget()
-        await self._send(response, request_id, headers, caller, send)
+        with ExitStack() as streaming:  # what a stream holds until its end
+            try:
+                route, names = self._router.find(scope["method"], scope["path"])
+                error_form = route.error_form
+                response = await self._answer(route, names, headers, request_id, scope, caller, streaming)
+                if scope["method"] == "HEAD":
+                    response = replace(response, stream=None)
+            except asyncio.CancelledError:
+                if caller.has_left:
+                    return
+                response = _error_response(problem_of(self._in_flight.stopping()), error_form)
+            except (NeuronpipeError, Refused) as error:
+                response = _error_response(problem_of(error), error_form)
+            except Exception as fault:
+                response = _error_response(problem_of(internal_error(fault, Call(request_id))), error_form)
+            finally:
+                caller.forget()
+            await self._send(response, request_id, headers, caller, send)
 
     def drain(self) -> None:
-        """Ends streams, and asks callers to connect elsewhere."""
+        """Ends streams that have no end, and asks callers to connect elsewhere."""
         self.is_draining = True
         for task in self._streaming:
             task.cancel()
@@ -131,6 +133,7 @@ class App:
         request_id: str,
         scope: Mapping[str, Any],
         caller: Caller,
+        streaming: ExitStack,
     ) -> HttpResponse:
         if self._guard and route.service not in self._guard.open_services:
             authorization, on_behalf = (headers.get(name, b"").decode("latin-1") for name in _CREDENTIALS)
@@ -141,7 +144,8 @@ class App:
         query = scope["query_string"].decode("latin-1")
         if not route.is_counted:
             return await handler(HttpRequest(Call(request_id), names, query, headers, "", b""))
-        with self._in_flight:
+        with ExitStack() as counted:
+            counted.enter_context(self._in_flight)
             call = _call(headers, request_id)
             media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
             body: Any = b""
@@ -150,7 +154,10 @@ class App:
                 data = await self._read(route, headers, media_type, caller)
                 body = data if route.is_raw else read_body(self._readers[route.key], data)
             caller.watch()
-            return await handler(HttpRequest(call, names, query, headers, media_type, body))
+            response = await handler(HttpRequest(call, names, query, headers, media_type, body))
+            if response.stream:
+                streaming.enter_context(counted.pop_all())
+            return response
 
     async def _read(self, route: Route, headers: Headers, media_type: str, caller: Caller) -> bytes:
         """The body of a request.
@@ -203,24 +210,31 @@ class App:
             fields.append((b"connection", b"close"))
         if response.stream:
             await send({"type": "http.response.start", "status": response.status, "headers": fields})
-            await self._send_parts(response.stream, caller, send)
+            await self._send_parts(response.stream, caller, send, is_endless=response.is_endless)
             return
         fields.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": response.status, "headers": fields})
         await send({"type": "http.response.body", "body": body})
 
-    async def _send_parts(self, parts: AsyncGenerator[bytes, None], caller: Caller, send: Send) -> None:
+    async def _send_parts(
+        self, parts: AsyncGenerator[bytes, None], caller: Caller, send: Send, *, is_endless: bool
+    ) -> None:
         task = asyncio.current_task()
         assert task  # noqa: S101
-        self._streaming.add(task)
+        if is_endless:
+            self._streaming.add(task)
         caller.watch()
         try:
             async with aclosing(parts):
-                while not self.is_draining:
+                while not (is_endless and self.is_draining):
                     await send({"type": "http.response.body", "body": await anext(parts), "more_body": True})
-        except (StopAsyncIteration, asyncio.CancelledError):
+        except StopAsyncIteration:
+            pass
+        except asyncio.CancelledError:
             if caller.has_left:
                 return
+            if not is_endless:  # without its end, the connection breaks off, so that nobody takes it for the whole
+                raise
         finally:
             self._streaming.discard(task)
             caller.forget()
@@ -260,7 +274,8 @@ def _call(headers: Headers, request_id: str) -> Call:
     if traceparent := headers.get(_TRACEPARENT):
         trace = SpanContext.parse(traceparent.decode("latin-1"), headers.get(_TRACESTATE, b"").decode("latin-1"))
     priority = read_priority(headers.get(_PRIORITY, b"").decode("latin-1"))
-    return Call(request_id, deadline_s, priority, trace, current_caller())
+    route_key = headers.get(_ROUTE_KEY, b"").decode("latin-1")
+    return Call(request_id, deadline_s, priority, trace, current_caller(), route_key=route_key)
 
 
 def _body_bytes(headers: Headers) -> float:

@@ -32,6 +32,18 @@ def _refuse(value: Any) -> None:
 # A field of a protocol that would change the answer, and which we do not have: refused, where ignoring it would
 # mislead.
 Unsupported = Annotated[Any, AfterValidator(_refuse), WithJsonSchema({"type": "null"})]
+
+
+def only(*values: Any) -> AfterValidator:
+    """For a field as `Unsupported`, of which clients send the values that change nothing."""
+
+    def refuse(value: Any) -> None:
+        if value is not None and value not in values:
+            raise ValueError("is not supported")
+
+    return AfterValidator(refuse)
+
+
 ItemT = TypeVar("ItemT")
 # A list whose first wrong item is its only error: of 64 MiB of wrong items the errors would take gigabytes.
 Many = Annotated[list[ItemT], Field(fail_fast=True)]

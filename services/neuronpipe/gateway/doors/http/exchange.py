@@ -46,8 +46,8 @@ class HttpRequest:
 class HttpResponse:
     """An answer. `is_compressible`: worth compressing where it is large.
 
-    `stream`: parts that are sent in place of a body as they come, until the caller leaves or the process drains; the
-    route must not be counted.
+    `stream`: parts that are sent in place of a body as they come, until the caller leaves. One that `is_endless` ends
+    when the process drains; its route must not be counted.
     """
 
     body: bytes
@@ -56,6 +56,7 @@ class HttpResponse:
     status: int = 200
     is_compressible: bool = True
     stream: AsyncGenerator[bytes, None] | None = None
+    is_endless: bool = False
 
 
 HttpHandler: TypeAlias = Callable[[HttpRequest], Coroutine[Any, Any, HttpResponse]]

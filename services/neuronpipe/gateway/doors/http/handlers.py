@@ -3,7 +3,19 @@
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.doors.choice import ModelChoice
-from neuronpipe.gateway.doors.http import huggingface, metrics, native, oip, openai, rerank, sagemaker, tei, tei_tokens
+from neuronpipe.gateway.doors.http import (
+    huggingface,
+    metrics,
+    native,
+    oip,
+    openai,
+    openai_text,
+    rerank,
+    sagemaker,
+    tei,
+    tei_tokens,
+    tgi,
+)
 from neuronpipe.gateway.doors.http.exchange import HEALTH_ROUTES, HttpHandler, Route
 from neuronpipe.gateway.doors.http.openapi import OPENAPI, openapi_handlers
 from neuronpipe.gateway.doors.inference import Inference
@@ -14,9 +26,11 @@ DESCRIBED: tuple[Route, ...] = (
     *HEALTH_ROUTES,
     *native.ROUTES,
     *openai.ROUTES,
+    *openai_text.ROUTES,
     *rerank.ROUTES,
     *tei.ROUTES,
     *tei_tokens.ROUTES,
+    *tgi.ROUTES,
     *huggingface.ROUTES,
     *sagemaker.ROUTES,
     *oip.ROUTES,
@@ -38,9 +52,11 @@ def http_handlers(
     return {
         **native.native_handlers(gateway.pipeline),
         **openai.openai_handlers(inference, catalog),
+        **openai_text.openai_text_handlers(inference),
         **rerank.rerank_handlers(inference, models),
         **tei.tei_handlers(inference, models, catalog, pipeline),
         **tei_tokens.tei_token_handlers(inference, models),
+        **tgi.tgi_handlers(inference, models, catalog),
         **huggingface.huggingface_handlers(inference, models, catalog),
         **sagemaker.sagemaker_handlers(inference, models, catalog),
         **oip.oip_handlers(tensors),

@@ -9,14 +9,15 @@ from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.doors.choice import ModelChoice
 from neuronpipe.gateway.doors.http.bodies import check_body, read_json, write_body
 from neuronpipe.gateway.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
-from neuronpipe.gateway.doors.http.huggingface_bodies import AnyBody
+from neuronpipe.gateway.doors.http.generated_tokens import answer_tokens
+from neuronpipe.gateway.doors.http.huggingface_bodies import AnyBody, TextGeneration
 from neuronpipe.gateway.doors.http.huggingface_tasks import CONVERTERS
 from neuronpipe.gateway.doors.http.problems import TEI_ERROR
 from neuronpipe.gateway.doors.inference import Inference
 
 # Hugging Face's words for tasks, the first one's in the order in which a model is asked for them.
 _TASKS: dict[str, Sequence[str]] = {
-    "feature-extraction": ("sentence_embedding", "feature_extraction"),
+    "feature-extraction": ("sentence_embedding", "feature_extraction", "sparse_embedding", "multi_vector_embedding"),
     "sentence-similarity": ("sentence_similarity",),
     "text-classification": ("text_classification",),
     "sentiment-analysis": ("text_classification",),
@@ -27,6 +28,9 @@ _TASKS: dict[str, Sequence[str]] = {
     "zero-shot-classification": ("zero_shot_classification",),
     "image-classification": ("image_classification",),
     "text-ranking": ("rerank",),
+    "text-generation": ("text_generation",),
+    "summarization": ("summarization",),
+    "translation": ("translation",),
 }
 # A field of `inputs` that only one task has.
 _TELLING_INPUTS = {"source_sentence": "sentence_similarity", "question": "question_answering", "query": "rerank"}
@@ -49,21 +53,24 @@ ROUTES = (MODEL, MODEL_TASK, TASK_MODEL, ROOT)
 def huggingface_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> dict[str, HttpHandler]:
     """The handlers, by route."""
 
+    async def answer(request: HttpRequest, spec: ModelSpec, task: str = "") -> HttpResponse:
+        value = read_request(request)
+        if (task or spec.task) == "text_generation" and isinstance(value, dict) and value.get("stream"):
+            body: TextGeneration = check_body(CONVERTERS["text_generation"].takes, value)
+            if not isinstance(body.inputs, str):
+                raise InvalidInput("inputs", "a stream takes one text")
+            return await answer_tokens(inference, request, spec, body, body.inputs)
+        return HttpResponse(write_body(await answer_body(inference, request, spec, value, task)))
+
     async def model(request: HttpRequest) -> HttpResponse:
-        spec = catalog.spec(*request.model(request.names["name"]))
-        return HttpResponse(write_body(await answer_body(inference, request, spec, read_request(request))))
+        return await answer(request, catalog.spec(*request.model(request.names["name"])))
 
     async def task(request: HttpRequest) -> HttpResponse:
         spec = catalog.spec(*request.model(request.names["name"]))
-        return HttpResponse(
-            write_body(
-                await answer_body(inference, request, spec, read_request(request), _task(spec, request.names["task"]))
-            )
-        )
+        return await answer(request, spec, _task(spec, request.names["task"]))
 
     async def root(request: HttpRequest) -> HttpResponse:
-        spec = catalog.spec(*models.choose(request.model()))
-        return HttpResponse(write_body(await answer_body(inference, request, spec, read_request(request))))
+        return await answer(request, catalog.spec(*models.choose(request.model())))
 
     return {MODEL.key: model, MODEL_TASK.key: task, TASK_MODEL.key: task, ROOT.key: root}
 

@@ -1,10 +1,10 @@
 """The bodies of Hugging Face's inference API, by task: as huggingface_hub's InferenceClient sends them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Many, Unsupported
+from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Many, Unsupported, only
 
 
 class Pair(Body):
@@ -90,7 +90,7 @@ class Features(Body):
     dimensions: Count | None = None
     truncate: bool | None = None
     truncation_direction: Direction | None = None
-    prompt_name: Unsupported = None
+    prompt_name: str | None = Field(None, description="of models of sentence embeddings: one of their prompts")
     encoding_format: Literal["float"] | None = None
 
 
@@ -119,6 +119,69 @@ class TextRanking(Body):
     parameters: RankParameters = RankParameters()
 
 
+class GenerateParameters(Body):
+    """TGI's. Without any of those of sampling, the most probable tokens are taken."""
+
+    do_sample: bool | None = None
+    max_new_tokens: Count | None = None
+    repetition_penalty: float | None = None
+    return_full_text: bool | None = Field(None, description="the prompt before the text; default: no")
+    seed: Annotated[int, Field(ge=0, le=(1 << 64) - 1)] | None = None
+    stop: Many[str] | None = None
+    stop_sequences: Many[str] | None = None
+    temperature: float | None = None
+    top_k: Annotated[int, Field(ge=0, lt=1 << 32)] | None = None
+    top_p: float | None = None
+    details: bool | None = None
+    adapter_id: Unsupported = None
+    best_of: Annotated[Any, only(1)] = None
+    decoder_input_details: Annotated[Any, only(False)] = None
+    frequency_penalty: Annotated[Any, only(0)] = None
+    grammar: Unsupported = None
+    top_n_tokens: Annotated[Any, only(0)] = None
+    truncate: Unsupported = None
+    typical_p: Annotated[Any, only(1)] = None
+    watermark: Annotated[Any, only(False)] = None
+
+
+class TextGeneration(Body):
+    inputs: str | Many[str]
+    parameters: GenerateParameters = GenerateParameters()
+    stream: bool | None = Field(None, description="one text as server-sent events, an event for each token")
+
+
+class WritingOptions(Body):
+    """Those of `generate`."""
+
+    max_new_tokens: Count | None = None
+    min_new_tokens: Count | None = None
+    num_beams: Count | None = None
+    length_penalty: float | None = None
+    no_repeat_ngram_size: Count | None = None
+    repetition_penalty: float | None = None
+
+
+class SummaryParameters(Body):
+    generate_parameters: WritingOptions = WritingOptions()
+    truncation: Literal["do_not_truncate", "longest_first", "only_first"] | None = None
+    clean_up_tokenization_spaces: Annotated[Any, only(False)] = None
+
+
+class Summarization(Body):
+    inputs: str | Many[str]
+    parameters: SummaryParameters = SummaryParameters()
+
+
+class TranslationParameters(SummaryParameters):
+    src_lang: str | None = None
+    tgt_lang: str | None = None
+
+
+class Translation(Body):
+    inputs: str | Many[str]
+    parameters: TranslationParameters = TranslationParameters()
+
+
 # Any of the bodies. The type for a model depends on its task.
 AnyBody = (
     TextClassification
@@ -130,4 +193,7 @@ AnyBody = (
     | Features
     | SentenceSimilarity
     | TextRanking
+    | TextGeneration
+    | Summarization
+    | Translation
 )

@@ -7,7 +7,7 @@ import binascii
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 
@@ -15,17 +15,25 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Aggregation,
     FeatureExtractionInput,
     FillMaskInput,
+    FinishReason,
+    GeneratedText,
+    GenerationOptions,
     ImageClassificationInput,
     LabelScore,
+    MultiVectorEmbeddingInput,
     QuestionAnsweringInput,
     RerankInput,
     ScoreFunction,
     SentenceEmbeddingInput,
     SentenceSimilarityInput,
+    SparseEmbeddingInput,
+    SummarizationInput,
     TaskInput,
     TaskResult,
     TextClassificationInput,
+    TextGenerationInput,
     TokenClassificationInput,
+    TranslationInput,
     ZeroShotClassificationInput,
 )
 from neuronpipe.core.errors import InvalidInput
@@ -33,6 +41,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.gateway.doors.http.huggingface_bodies import (
     Features,
     FillMask,
+    GenerateParameters,
     ImageClassification,
     Pair,
     Query,
@@ -40,9 +49,13 @@ from neuronpipe.gateway.doors.http.huggingface_bodies import (
     QuestionAnswering,
     Sentences,
     SentenceSimilarity,
+    Summarization,
     TextClassification,
+    TextGeneration,
     TextRanking,
     TokenClassification,
+    Translation,
+    WritingOptions,
     ZeroShotClassification,
 )
 from neuronpipe.gateway.doors.inference import truncation_of
@@ -189,17 +202,42 @@ def _read_embedding(input: str, body: Features, model: ModelSpec) -> TaskInput:
             text=input,
             skip_normalize=body.normalize is False,
             dimensions=body.dimensions or 0,
+            prompt_name=body.prompt_name or "",
             truncation=truncation_of(body.truncate, body.truncation_direction),
         )
     )
 
 
 def _read_features(input: str, body: Features, model: ModelSpec) -> TaskInput:
-    for name in ("normalize", "dimensions"):
-        if getattr(body, name):
-            raise InvalidInput(name, "is for models of sentence embeddings, and this one has token vectors")
+    _refuse(body, "normalize", "dimensions", "prompt_name")
     truncation = truncation_of(body.truncate, body.truncation_direction)
     return TaskInput(feature_extraction=FeatureExtractionInput(text=input, truncation=truncation))
+
+
+def _read_sparse(input: str, body: Features, model: ModelSpec) -> TaskInput:
+    _refuse(body, "normalize", "dimensions")
+    truncation = truncation_of(body.truncate, body.truncation_direction)
+    return TaskInput(
+        sparse_embedding=SparseEmbeddingInput(text=input, prompt_name=body.prompt_name or "", truncation=truncation)
+    )
+
+
+def _read_multi_vector(input: str, body: Features, model: ModelSpec) -> TaskInput:
+    """`prompt_name` says what the text is."""
+    _refuse(body, "normalize", "dimensions")
+    if body.prompt_name not in (None, "query", "document"):
+        raise InvalidInput("prompt_name", "must be query or document for a model of late interaction")
+    truncation = truncation_of(body.truncate, body.truncation_direction)
+    is_query = body.prompt_name == "query"
+    return TaskInput(
+        multi_vector_embedding=MultiVectorEmbeddingInput(text=input, is_query=is_query, truncation=truncation)
+    )
+
+
+def _refuse(body: Features, *names: str) -> None:
+    for name in names:
+        if getattr(body, name):
+            raise InvalidInput(name, "is for models of sentence embeddings")
 
 
 def _read_sentences(input: Sentences, body: SentenceSimilarity, model: ModelSpec) -> TaskInput:
@@ -219,12 +257,86 @@ def _read_query(input: Query, body: TextRanking, model: ModelSpec) -> TaskInput:
     )
 
 
+class Prompted(Protocol):
+    """A body of Hugging Face's or TGI's."""
+
+    @property
+    def parameters(self) -> GenerateParameters:
+        """How to continue its text."""
+
+
+_SAMPLING = ("temperature", "top_k", "top_p", "seed")
+_OPTIONS = ("max_new_tokens", "repetition_penalty", *_SAMPLING)
+_REASONS = {
+    FinishReason.FINISH_REASON_END: "eos_token",
+    FinishReason.FINISH_REASON_STOP_STRING: "stop_sequence",
+    FinishReason.FINISH_REASON_LENGTH: "length",
+}
+
+
+def _read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
+    given = body.parameters
+    options: dict[str, Any] = {name: value for name in _OPTIONS if (value := getattr(given, name)) is not None}
+    if given.do_sample is not None or any(name in options for name in _SAMPLING):
+        options["do_sample"] = given.do_sample is not False
+    if given.do_sample is False:
+        options = {name: value for name, value in options.items() if name not in _SAMPLING}
+    options["stop_strings"] = [*(given.stop or ()), *(given.stop_sequences or ())]
+    return TaskInput(text_generation=TextGenerationInput(prompt=input, options=GenerationOptions(**options)))
+
+
+def _read_text(input: str, body: Summarization | Translation) -> dict[str, Any]:
+    """The fields of a text that another is to be written about."""
+    given = body.parameters
+    options = given.generate_parameters.model_dump(exclude_none=True)
+    cuts = given.truncation not in (None, "do_not_truncate")
+    return {"text": input, "options": GenerationOptions(**options), "truncation": truncation_of(cuts, None)}
+
+
+def _read_summary(input: str, body: Summarization, model: ModelSpec) -> TaskInput:
+    return TaskInput(summarization=SummarizationInput(**_read_text(input, body)))
+
+
+def _read_translation(input: str, body: Translation, model: ModelSpec) -> TaskInput:
+    given = body.parameters
+    fields = _read_text(input, body)
+    fields |= {"source_language": given.src_lang or "", "target_language": given.tgt_lang or ""}
+    return TaskInput(translation=TranslationInput(**fields))
+
+
+def write_text(text: GeneratedText, prompt: str, body: Prompted) -> dict[str, Any]:
+    """A generated text, and with `details` why it ended."""
+    answer: dict[str, Any] = {"generated_text": prompt + text.text if body.parameters.return_full_text else text.text}
+    if body.parameters.details:
+        answer["details"] = text_details(text, body) | {"prefill": [], "tokens": []}
+    return answer
+
+
+def text_details(text: GeneratedText, body: Prompted) -> dict[str, Any]:
+    """Why a text ended, and how many tokens it has."""
+    return {
+        "finish_reason": _REASONS[text.finish_reason],
+        "generated_tokens": len(text.token_ids),
+        "seed": body.parameters.seed,
+    }
+
+
 def _labels(labels: "list[LabelScore]") -> Any:
     return [{"label": one.label, "score": one.score} for one in labels]
 
 
 _TEXT = {"text": "inputs…", "text_pair": "inputs…"}
 _LABEL_OPTIONS = {"top_k": "parameters.top_k", "function": "parameters.function_to_apply"}
+
+TEXT_FIELDS = {
+    "prompt": "inputs…",
+    "options.stop_strings": "parameters.stop",
+    **{f"options.{name}": f"parameters.{name}" for name in _OPTIONS},
+}
+
+_WRITING_FIELDS = _TEXT | {
+    f"options.{name}": f"parameters.generate_parameters.{name}" for name in WritingOptions.model_fields
+}
 
 CONVERTERS: dict[str, Converter] = {
     "text_classification": Converter(
@@ -286,11 +398,43 @@ CONVERTERS: dict[str, Converter] = {
         lambda result, given, body: token_vectors(result.feature_extraction),
         _TEXT,
     ),
+    "sparse_embedding": Converter(
+        TypeAdapter(Features),
+        _read_sparse,
+        lambda result, given, body: [
+            {"index": one.token_id, "value": one.weight, "token": one.token} for one in result.sparse_embedding.weights
+        ],
+        {"text": "inputs…"},
+    ),
+    "multi_vector_embedding": Converter(
+        TypeAdapter(Features),
+        _read_multi_vector,
+        lambda result, given, body: token_vectors(result.multi_vector_embedding),
+        {"text": "inputs…"},
+    ),
     "sentence_similarity": Converter(
         TypeAdapter(SentenceSimilarity),
         _read_sentences,
         lambda result, given, body: list(result.sentence_similarity.scores),
         {"source": "inputs.source_sentence", "texts": "inputs.sentences"},
+    ),
+    "text_generation": Converter(
+        TypeAdapter(TextGeneration),
+        _read_prompt,
+        lambda result, given, body: [write_text(result.text_generation.sequences[0], given, body)],
+        TEXT_FIELDS,
+    ),
+    "summarization": Converter(
+        TypeAdapter(Summarization),
+        _read_summary,
+        lambda result, given, body: [{"summary_text": result.summarization.sequences[0].text}],
+        _WRITING_FIELDS,
+    ),
+    "translation": Converter(
+        TypeAdapter(Translation),
+        _read_translation,
+        lambda result, given, body: [{"translation_text": result.translation.sequences[0].text}],
+        _WRITING_FIELDS | {"source_language": "parameters.src_lang", "target_language": "parameters.tgt_lang"},
     ),
     "rerank": Converter(
         TypeAdapter(TextRanking),

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from neuronpipe import __version__
+from neuronpipe.core.names import ROUTE_KEY
 from neuronpipe.gateway.doors.choice import MODEL_FIELD, PRIORITY_FIELD, VERSION_FIELD
 from neuronpipe.gateway.doors.http.bodies import write_body
 from neuronpipe.gateway.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
@@ -20,7 +21,8 @@ _HEADERS: dict[str, tuple[dict[str, Any], str]] = {
     "x-request-id": (_TEXT, "an id for the server's log; one is made where it is missing"),
     "traceparent": (_TEXT, "W3C trace context"),
     MODEL_FIELD: (_TEXT, "the model, where neither path, body nor query name one"),
-    VERSION_FIELD: (_TEXT, "the model's version; default: the newest"),
+    VERSION_FIELD: (_TEXT, "the model's version, a number or an alias; default: as the model's route says"),
+    ROUTE_KEY: (_TEXT, "requests with the same key get the same version; default: each by its id"),
     PRIORITY_FIELD: ({"enum": ["interactive", "bulk"]}, "bulk is for work that may wait; default: interactive"),
 }
 

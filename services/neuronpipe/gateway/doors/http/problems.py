@@ -143,6 +143,15 @@ TEI_ERROR = ErrorForm(
     lambda problem: {"error": problem.message, "error_type": problem.codes.tei_type},
     _object(error=_TEXT, error_type=_TEXT),
 )
+_TGI_TYPES = {"Validation": "validation", "Overloaded": "overloaded"}
+# Its words, by which huggingface_hub chooses the class to raise.
+TGI_ERROR = ErrorForm(
+    lambda problem: {
+        "error": problem.message,
+        "error_type": _TGI_TYPES.get(problem.codes.tei_type, "generation"),
+    },
+    _object(error=_TEXT, error_type=_TEXT),
+)
 # Cohere has `message`, Jina `detail`.
 COHERE_ERROR = ErrorForm(
     lambda problem: {"message": problem.message, "detail": problem.message}, _object(message=_TEXT, detail=_TEXT)

@@ -13,6 +13,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     FeatureExtractionInput,
     ScoreFunction,
     SentenceSimilarityInput,
+    SparseEmbeddingInput,
     TaskInput,
     TextClassificationInput,
 )
@@ -21,7 +22,7 @@ from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.doors.choice import ModelChoice
 from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Many, TokenIds, Unsupported, write_body
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
-from neuronpipe.gateway.doors.http.problems import TEI_ERROR, Refused
+from neuronpipe.gateway.doors.http.problems import TEI_ERROR
 from neuronpipe.gateway.doors.inference import Inference, truncation_of
 from neuronpipe.gateway.doors.vectors import embedding_input, listed, token_vectors, vector
 from neuronpipe.gateway.inference import InferenceResult
@@ -37,7 +38,6 @@ class _TeiBody(Body):
     model: str | None = None
     truncate: bool | None = None
     truncation_direction: Direction | None = None
-    prompt_name: Unsupported = None
 
 
 class Embed(_TeiBody):
@@ -47,15 +47,30 @@ class Embed(_TeiBody):
     ]
     normalize: bool = True
     dimensions: Count | None = None
+    prompt_name: str | None = Field(None, description="one of the model's prompts, in place of its default")
+
+
+class EmbedSparse(_TeiBody):
+    inputs: Texts
+    prompt_name: str | None = Field(None, description="one of the model's prompts, in place of its default")
+
+
+class SparseValue(Body):
+    """A token of the vocabulary and its weight."""
+
+    index: int
+    value: float
 
 
 class EmbedAll(_TeiBody):
     inputs: Texts
+    prompt_name: Unsupported = None
 
 
 class Predict(_TeiBody):
     inputs: Annotated[str | Many[str] | Many[Many[str]], Field(description=_TEXTS_OR_PAIRS)]
     raw_scores: bool = False
+    prompt_name: Unsupported = None
 
 
 class SimilarityInputs(Body):
@@ -105,10 +120,7 @@ EMBED_ALL = _post("/embed_all", "a vector for each token of each text", EmbedAll
 PREDICT = _post("/predict", "labels with scores, best first", Predict, list[Prediction] | list[list[Prediction]])
 SIMILARITY = _post("/similarity", "cosines of a sentence and others", Similarity, list[float])
 INFO = Route("GET", "/info", "TEI: the model and the limits", gives=Info, error_form=TEI_ERROR, query=_MODEL_PARAMETER)
-# TEI has it, too.
-EMBED_SPARSE = Route(
-    "POST", "/embed_sparse", "TEI: not served, no task makes sparse vectors", error_form=TEI_ERROR, is_raw=True
-)
+EMBED_SPARSE = _post("/embed_sparse", "a sparse vector for each text", EmbedSparse, list[list[SparseValue]])
 ROUTES = (EMBED, EMBED_ALL, EMBED_SPARSE, PREDICT, SIMILARITY, INFO)
 
 
@@ -127,6 +139,7 @@ def tei_handlers(
         options = {
             "skip_normalize": not body.normalize,
             "dimensions": body.dimensions or 0,
+            "prompt_name": body.prompt_name or "",
             "truncation": truncation_of(body.truncate, body.truncation_direction),
         }
         inputs = [embedding_input(text, **options) for text in texts]
@@ -209,7 +222,20 @@ def tei_handlers(
         return HttpResponse(write_body(answer))
 
     async def embed_sparse(request: HttpRequest) -> HttpResponse:
-        raise Refused(501, "not_implemented", "not served: no task makes sparse vectors")
+        body: EmbedSparse = request.body
+        truncation = truncation_of(body.truncate, body.truncation_direction)
+        inputs = [
+            TaskInput(
+                sparse_embedding=SparseEmbeddingInput(
+                    text=text, prompt_name=body.prompt_name or "", truncation=truncation
+                )
+            )
+            for text in _listed(body.inputs)
+        ]
+        results = await each(request, "sparse_embedding", inputs, isinstance(body.inputs, list))
+        answers = [one.result.message.sparse_embedding.weights for one in results]
+        vectors = [[{"index": one.token_id, "value": one.weight} for one in weights] for weights in answers]
+        return _answer(vectors, results)
 
     return {
         EMBED.key: embed,

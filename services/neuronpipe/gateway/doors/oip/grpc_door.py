@@ -1,6 +1,7 @@
 """The Open Inference Protocol over gRPC: its messages to tensors and back."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from contextlib import aclosing
 from functools import partial
 from typing import Any, NoReturn
 
@@ -99,20 +100,26 @@ class OipDoor:
         self, requests: AsyncIterable[messages.ModelInferRequest], context: Context
     ) -> AsyncIterator[messages.ModelStreamInferResponse]:
         """ModelStreamInfer."""
-        answer = partial(self._answer, call_of(context))
+        answer = partial(self._answers, call_of(context))
         async for response in answer_stream(requests, answer, self._max_stream_in_flight):
             yield response
 
-    async def _answer(self, call: Call, message: messages.ModelInferRequest) -> messages.ModelStreamInferResponse:
-        """One request of a stream. An error of its own does not end the stream."""
-        response = messages.ModelStreamInferResponse()
+    async def _answers(
+        self, call: Call, message: messages.ModelInferRequest
+    ) -> AsyncIterator[messages.ModelStreamInferResponse]:
+        """The responses to one request of a stream. An error of its own does not end the stream."""
         try:
-            _write(await self._service.infer(_read(message), call, _STREAM), response.infer_response)
+            async with aclosing(self._service.stream(_read(message), call, _STREAM)) as answers:
+                async for answer in answers:
+                    response = messages.ModelStreamInferResponse()
+                    _write(answer, response.infer_response)
+                    response.infer_response.parameters["triton_final_response"].bool_param = answer.is_last
+                    yield response
         except Exception as error:
-            response.error_message = told_error(error, call).message
+            response = messages.ModelStreamInferResponse(error_message=told_error(error, call).message)
             response.infer_response.id, response.infer_response.model_name = message.id, message.model_name
-        response.infer_response.parameters["triton_final_response"].bool_param = True
-        return response
+            response.infer_response.parameters["triton_final_response"].bool_param = True
+            yield response
 
 
 def _told(method: MethodDescriptor, tell: Any) -> Handler:

@@ -11,7 +11,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, ModelTable
 from neuronpipe.gateway.doors.oip.model import TensorModel, shown
 from neuronpipe.gateway.doors.oip.raw_model import RawModel
-from neuronpipe.gateway.doors.oip.task_model import TaskModel
+from neuronpipe.gateway.doors.oip.task_model import STREAM, TaskModel
 from neuronpipe.gateway.doors.oip.tensors import BYTES, GivenTensor, Tensor, TensorSpec
 from neuronpipe.gateway.models import GatewayModel
 from neuronpipe.tasks import TASKS
@@ -89,7 +89,7 @@ class NamedModel:
             "output": [_config(one) for one in self.model.outputs],
             "dynamic_batching": {"priority_levels": 2, "default_priority_level": 1},
             "parameters": {name: {"string_value": text} for name, text in self.properties().items()},
-            "model_transaction_policy": {"decoupled": False},
+            "model_transaction_policy": {"decoupled": STREAM in self.model.parameters},
             "response_cache": {"enable": self._caches_results},
         }
 
@@ -97,7 +97,8 @@ class NamedModel:
 def named_models(table: ModelTable[ServedModel[GatewayModel]]) -> ModelTable[NamedModel]:
     """Every version of every model."""
     named = [NamedModel(name, model, served) for served in table for name, model in _forms(served.spec).items()]
-    return ModelTable({(one.name, one.spec.version): one for one in named})
+    routes = {one.name: route for one in named if (route := table.routes.get(one.spec.name))}
+    return ModelTable({(one.name, one.spec.version): one for one in named}, routes)
 
 
 def _forms(spec: ModelSpec) -> Mapping[str, TensorModel]:

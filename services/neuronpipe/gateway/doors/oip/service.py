@@ -1,12 +1,15 @@
 """What the protocol is over gRPC and HTTP alike. Answers are the messages of oip/v2 as JSON, tensors apart."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from neuronpipe import __version__
+from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskResult
 from neuronpipe.bundles.served import ServedModel
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
@@ -14,13 +17,24 @@ from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.names import Name, Spans
+from neuronpipe.core.packed import pack_result
+from neuronpipe.core.tracing import new_request_id
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.doors.oip.model import Parameter, RowInput
 from neuronpipe.gateway.doors.oip.models import PLATFORM, NamedModel, named_models
 from neuronpipe.gateway.doors.oip.options import Options, read_options
 from neuronpipe.gateway.doors.oip.statistics import statistics_of
+from neuronpipe.gateway.doors.oip.task_model import STREAM
 from neuronpipe.gateway.doors.oip.tensors import GivenTensor, Tensor
-from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
+from neuronpipe.gateway.doors.text_stream import text_stream
+from neuronpipe.gateway.inference import (
+    GeneratedPart,
+    GenerationStart,
+    InferenceRequest,
+    InferenceResult,
+    StageTimings,
+    Usage,
+)
 from neuronpipe.gateway.many import infer_together
 from neuronpipe.gateway.models import GatewayModel
 from neuronpipe.gateway.settings import PipelineSettings
@@ -29,7 +43,7 @@ from neuronpipe.gateway.settings import PipelineSettings
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
 
 # Why Triton's other methods are not here.
-FIXED_MODELS = "models are fixed at start: restart the server with another repository"
+FIXED_MODELS = "models are loaded as the registry of the repository says: use `neuronpipe registry`"
 NO_SHARED_MEMORY = "there is no shared memory: send tensors in the request"
 SETTINGS_OF_TRACES = "traces are set up by the server's options"
 SETTINGS_OF_LOGS = "logs are set up by the server's options"
@@ -49,12 +63,13 @@ class TensorRequest:
 
 @dataclass(frozen=True, slots=True)
 class TensorResponse:
-    """The outputs of all rows."""
+    """The outputs of all rows. `is_last`: no other response to the request follows."""
 
     model: str
     version: str
     request_id: str
     outputs: list[Tensor]
+    is_last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +92,9 @@ class TensorService:
         self._settings = settings
         self._meters = meters
         self._catalog = gateway.catalog
-        # By what a caller may use.
-        self._tables: dict[ModelTable[ServedModel[GatewayModel]], ModelTable[NamedModel]] = {}
+        # By what a caller may use, as long as that stays.
+        self._tables: WeakKeyDictionary[ModelTable[ServedModel[GatewayModel]], ModelTable[NamedModel]]
+        self._tables = WeakKeyDictionary()
 
     @property
     def _models(self) -> ModelTable[NamedModel]:
@@ -123,7 +139,8 @@ class TensorService:
 
     async def infer(self, request: TensorRequest, call: Call, spans: RowSpans) -> TensorResponse:
         """Runs all rows of a request; the first that fails ends the others."""
-        model = self._models.find(request.model, request.version)
+        key = call.route_key or request.request_id or call.request_id or new_request_id()
+        model = self._models.find(request.model, request.version, key)
         wanted = model.wanted(request.outputs)
         options = read_options(request.parameters, model.model.parameters)
         tensors, rows = model.read(request.inputs, self._settings.max_batch_items)
@@ -142,6 +159,33 @@ class TensorService:
             self._check_size(results)
         outputs = model.model.write(results, wanted, tensors, self._settings.max_batch_response_bytes)
         return TensorResponse(model.name, model.version, request.request_id, outputs)
+
+    async def stream(self, request: TensorRequest, call: Call, spans: RowSpans) -> AsyncGenerator[TensorResponse, None]:
+        """What `infer` returns; with the parameter `stream`, the parts of a text as they come, and then its end."""
+        model = self._models.find(request.model, request.version)
+        if STREAM not in model.model.parameters or request.parameters.get(STREAM) is not True:
+            yield await self.infer(request, call, spans)
+            return
+        wanted = model.wanted(request.outputs)
+        given = {name: value for name, value in request.parameters.items() if name != STREAM}
+        options = read_options(given, model.model.parameters)
+        tensors, rows = model.read(request.inputs, self._settings.max_batch_items)
+        if rows != 1:
+            raise InvalidInput("inputs", f"{rows} rows, a stream of a text takes one")
+        if given.get("num_return_sequences", 1) != 1:
+            raise InvalidInput("num_return_sequences", "must be 1 with stream, whose parts are those of one text")
+        ((packed, _),) = model.model.read_rows(tensors, rows, options.of_task)
+        own = options.call_for(call, request.request_id)
+        asked = InferenceRequest(own, model.spec.name, model.version, packed, options.cache_control)
+        async with aclosing(text_stream(self._pipeline, asked, spans.one)) as events:
+            async for event in events:
+                if isinstance(event, GenerationStart):
+                    continue
+                is_last = isinstance(event, InferenceResult)
+                outputs = model.model.write(
+                    [_part(event, own, model)], wanted, tensors, self._settings.max_batch_response_bytes
+                )
+                yield TensorResponse(model.name, model.version, request.request_id, outputs, is_last)
 
     async def _infer_row(
         self,
@@ -172,3 +216,15 @@ class TensorService:
                 "max_batch_response_bytes); send fewer rows at once"
             )
             raise InvalidInput("inputs", problem)
+
+
+def _part(event: GeneratedPart | InferenceResult, call: Call, model: NamedModel) -> InferenceResult:
+    """A part of a text as a result, or its end without the text that was in the parts."""
+    if isinstance(event, GeneratedPart):
+        text = GeneratedText(text=event.text, token_ids=event.token_ids)
+    else:
+        text = GeneratedText(finish_reason=getattr(event.result.message, model.spec.task).sequences[0].finish_reason)
+    result = TaskResult()
+    getattr(result, model.spec.task).sequences.append(text)
+    key = ModelKey(model.spec.name, model.spec.version)
+    return InferenceResult(call.request_id, key, pack_result(result), Usage(), StageTimings(0))

@@ -16,14 +16,17 @@ from neuronpipe.gateway.doors.oip.model import Parameter, RowInput, row_field, s
 from neuronpipe.gateway.doors.oip.tensors import BYTES, DTYPES, Tensor, TensorSpec
 from neuronpipe.gateway.doors.vectors import token_vectors, vector
 from neuronpipe.gateway.inference import InferenceResult
+from neuronpipe.tasks import TASKS
 
 COUNT = "count"
+# The parameter of a request for a text as it comes.
+STREAM = "stream"
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 _OPTIONAL = frozenset({"text_pair", "targets", "ignore_labels"})
 # A text that is the same for all rows.
-_PARAMETERS = frozenset({"hypothesis_template", "source_language", "target_language"})
-# Outputs have one datatype, token ids are the input of MODEL/raw, and options of generation are messages.
-_LEFT_OUT = frozenset({"type", "token_ids", "options"})
+_PARAMETERS = frozenset({"hypothesis_template", "prompt_name", "source_language", "target_language"})
+# Outputs have one datatype, and token ids are the input of MODEL/raw; the others are messages.
+_LEFT_OUT = frozenset({"type", "precision", "token_ids", "options", "messages"})
 _DATATYPES = {
     FieldDescriptor.TYPE_STRING: BYTES,
     FieldDescriptor.TYPE_DOUBLE: "FP64",
@@ -31,9 +34,10 @@ _DATATYPES = {
     FieldDescriptor.TYPE_UINT32: "UINT32",
     FieldDescriptor.TYPE_ENUM: "UINT32",
 }
-_MAX_UINT32 = (1 << 32) - 1
+_MAX_UINT32, _MAX_UINT64 = (1 << 32) - 1, (1 << 64) - 1
 # The vectors of these tasks are bytes already, or nearly so.
-_VECTORS = {"sentence_embedding": "embedding", "feature_extraction": "vectors"}
+_TOKEN_VECTORS = {"feature_extraction": "vectors", "multi_vector_embedding": "vectors"}
+_VECTORS = {"sentence_embedding": "embedding"} | _TOKEN_VECTORS
 
 # The fields that lead from a result to an output's elements.
 _Path = tuple[str, ...]
@@ -49,7 +53,11 @@ class TaskModel:
         fields = _fields(TaskInput.DESCRIPTOR.fields_by_name[task])
         self._texts = [one for one in fields if one.type in _TEXTS and one.name not in _PARAMETERS]
         self._options = {one.name: one for one in fields if one not in self._texts and one.name not in _LEFT_OUT}
-        self.parameters = {name: _described(one) for name, one in self._options.items()}
+        nested = [one for field in fields if field.name == "options" for one in _fields(field) if not one.is_repeated]
+        self._nested = {one.name: one for one in nested}
+        self.parameters = {name: _described(one) for name, one in (self._options | self._nested).items()}
+        if TASKS[task].generates:
+            self.parameters[STREAM] = "a boolean, for ModelStreamInfer"
         self.inputs = [
             TensorSpec(one.name, BYTES, (-1,) if one.is_repeated else (1,), one.name in _OPTIONAL)
             for one in self._texts
@@ -65,7 +73,7 @@ class TaskModel:
                 TensorSpec(leaf.name, _DATATYPES[leaf.type], (-1,) * _axes(leaf, path)) for leaf, path in leaves
             ]
         self._first = next((path[0] for path in self._paths.values() if len(path) > 1), "")
-        if self._first or task == "feature_extraction":
+        if self._first or task in _TOKEN_VECTORS:
             self.outputs.append(TensorSpec(COUNT, "UINT32", (1,)))
 
     def read_rows(
@@ -77,7 +85,13 @@ class TaskModel:
             message = getattr(input, self._task)
             message.SetInParent()
             for name, value in parameters.items():
-                setattr(message, name, _read(self._options[name], value))
+                if name == STREAM:
+                    if value:
+                        raise InvalidInput(STREAM, "is for ModelStreamInfer")
+                elif name in self._nested:
+                    setattr(message.options, name, _read(self._nested[name], value))
+                else:
+                    setattr(message, name, _read(self._options[name], value))
             for field in self._texts:
                 if tensor := tensors.get(field.name):
                     width = tensor.shape[1]
@@ -105,7 +119,7 @@ class TaskModel:
         if self._task == "sentence_embedding":
             vectors = np.stack([vector(one) for one in messages])
             return Tensor(spec.name, spec.datatype, vectors.shape, vectors)
-        if self._task == "feature_extraction":
+        if self._task in _TOKEN_VECTORS:
             arrays = [np.atleast_2d(token_vectors(one)) for one in messages]
             return _padded(spec, arrays, max_bytes) if spec.name != COUNT else _counts([len(one) for one in arrays])
         if spec.name == COUNT:
@@ -191,12 +205,11 @@ def _words(kind: EnumDescriptor) -> dict[str, int]:
 def _described(field: FieldDescriptor) -> str:
     if field.enum_type:
         return " or ".join(_words(field.enum_type))
-    return {FieldDescriptor.TYPE_BOOL: "a boolean", FieldDescriptor.TYPE_STRING: "a text"}.get(
-        field.type, "a whole number"
-    )
+    words = {"TYPE_BOOL": "a boolean", "TYPE_STRING": "a text", "TYPE_DOUBLE": "a number"}
+    return {getattr(FieldDescriptor, name): word for name, word in words.items()}.get(field.type, "a whole number")
 
 
-def _read(field: FieldDescriptor, value: Parameter) -> bool | int | str:
+def _read(field: FieldDescriptor, value: Parameter) -> Parameter:
     """A parameter as its field takes it. Raises InvalidInput."""
     if field.enum_type:
         words = _words(field.enum_type)
@@ -207,6 +220,12 @@ def _read(field: FieldDescriptor, value: Parameter) -> bool | int | str:
             return value
     elif field.type == FieldDescriptor.TYPE_STRING:
         if isinstance(value, str):
+            return value
+    elif field.type == FieldDescriptor.TYPE_DOUBLE:
+        if isinstance(value, float | int) and not isinstance(value, bool):
+            return float(value)
+    elif field.type == FieldDescriptor.TYPE_UINT64:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_UINT64:
             return value
     elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_UINT32:
         return value

@@ -86,6 +86,8 @@ def console_handlers(
         return HttpResponse(found.otlp_json.encode(), headers=_HEADERS)
 
     async def stream(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(b"", "text/event-stream", _HEADERS, stream=live.listen(request.parameter("model")))
+        return HttpResponse(
+            b"", "text/event-stream", _HEADERS, stream=live.listen(request.parameter("model")), is_endless=True
+        )
 
     return {PAGE.key: page, FILE.key: file, STATE.key: state, TRACE.key: trace, LIVE.key: stream}

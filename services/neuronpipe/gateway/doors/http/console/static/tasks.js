@@ -128,6 +128,11 @@ export const TASKS = {
     sample: { text: "The match ended in a draw after extra time.", candidate_labels: ["sport", "politics", "cooking"] },
     show: labels,
   },
+  sparse_embedding: {
+    sample: { text: "The cat slept on the mat." },
+    show: ({ weights }) => scores(weights.map(({ token, weight }) => ({ name: token, score: weight }))),
+  },
+  multi_vector_embedding: { sample: { text: "Where did the cat sleep?", is_query: true }, show: features },
   text_generation: {
     sample: { prompt: "Once upon a time", options: { max_new_tokens: 40 } },
     show: ({ sequences }) => sequences.map(({ text }) => make("p", {}, text)),

@@ -1,0 +1,339 @@
+"""What a repository declares: which versions of its models are approved, what they are called, and who gets which.
+
+A `Registry` never changes; each operation returns the next one, with one more entry in its history.
+"""
+
+import getpass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from neuronpipe.bundles.manifest import Accuracy
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.items import ModelKey
+from neuronpipe.core.model import ModelRoute
+
+# The alias that requests without a version get where the model has no route.
+STABLE = "stable"
+_ALIAS = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
+_MAX_HISTORY = 1000
+
+ApprovalState = Literal["pending", "approved", "rejected"]
+
+
+def _check_alias(name: str) -> str:
+    if not _ALIAS.fullmatch(name):
+        raise ValueError(
+            f"alias {name!r}: must begin with a letter and have lower-case letters, digits, dots, dashes and "
+            "underscores, 64 at most"
+        )
+    return name
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Approval(_Frozen):
+    """Whether a version may be served, who said so, and why."""
+
+    state: ApprovalState
+    note: str = ""
+    author: str = ""
+    time: datetime
+
+
+class RegisteredVersion(_Frozen):
+    """One version of a model. `digest`: of its bundle, which no other bundle can take the place of."""
+
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    approval: Approval
+    accuracy: Mapping[str, Accuracy] = Field({}, description="as the bundle measured it, by back end")
+
+
+class Routing(_Frozen):
+    """The names of a model's versions, and the shares of the requests that name none.
+
+    `route`: aliases or version numbers, each with its share; shares are relative to each other.
+    """
+
+    aliases: Mapping[Annotated[str, AfterValidator(_check_alias)], Annotated[int, Field(ge=1)]] = {}
+    route: Mapping[str, Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]] = {}
+
+
+class RegisteredModel(Routing):
+    """All versions of a model, and its routing."""
+
+    versions: Mapping[int, RegisteredVersion] = {}
+
+    @property
+    def approved(self) -> frozenset[int]:
+        """The versions that may be served."""
+        return frozenset(number for number, one in self.versions.items() if one.approval.state == "approved")
+
+    @property
+    def declared(self) -> ModelRoute:
+        """Which version answers which request."""
+        return self.routed(self.aliases)
+
+    def routed(self, aliases: Mapping[str, int]) -> ModelRoute:
+        """As `declared`, with these aliases. A model without a route and without an alias `stable` has its newest
+        approved version.
+        """
+        shares: dict[int, float] = {}
+        for target, share in self.route.items():
+            version = _resolved(target, aliases)
+            shares[version] = shares.get(version, 0.0) + share
+        if not shares and (version := aliases.get(STABLE) or max(self.approved, default=0)):
+            shares[version] = 1.0
+        return ModelRoute(aliases, tuple(shares.items()))
+
+    @model_validator(mode="after")
+    def _check_targets(self) -> Self:
+        for target, number in (*self.aliases.items(), *((one, _resolved(one, self.aliases)) for one in self.route)):
+            if number not in self.approved:
+                state = self.versions[number].approval.state if number in self.versions else "not registered"
+                raise ValueError(f"{target} is version {number}, which is {state}; only approved versions are served")
+        return self
+
+
+class Change(Routing):
+    """An entry of the history: what was done, and the routing of the model from then on."""
+
+    revision: int = Field(ge=1)
+    time: datetime
+    author: str
+    model: str
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """Who makes a change, why, and when."""
+
+    author: str = field(default_factory=getpass.getuser)
+    note: str = ""
+    time: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+class Registry(_Frozen):
+    """The content of registry.json. Revision 0: there is none, and every bundle of the repository is served."""
+
+    schema_version: Literal[1] = 1
+    revision: int = Field(0, ge=0)
+    models: Mapping[str, RegisteredModel] = {}
+    history: Sequence[Change] = ()
+
+    @classmethod
+    def parse(cls, written: bytes, path: Path) -> Self:
+        """The registry of a file's bytes. Raises SetupError, which names the path and what is wrong."""
+        try:
+            found = cls.model_validate_json(written)
+        except ValidationError as error:
+            raise SetupError(f"{path}: not a valid registry: {_problems(error)}") from error
+        if not found.revision:
+            raise SetupError(f"{path}: not a valid registry: revision: must be 1 or more")
+        return found
+
+    @classmethod
+    def of_bundles(cls, bundles: Sequence[Bundle], signed: Signed) -> Self:
+        """The first registry of a repository, which says what was served without one: every version is approved, and
+        the newest is `stable`.
+        """
+        models: dict[str, RegisteredModel] = {}
+        approval = Approval(
+            state="approved", note="was there before the registry", author=signed.author, time=signed.time
+        )
+        for bundle in sorted(bundles, key=lambda one: one.key):
+            name, number = bundle.key
+            known = models[name].versions if name in models else {}
+            versions = {**known, number: _registered(bundle, approval)}
+            models[name] = RegisteredModel(versions=versions, aliases={STABLE: number})
+        history = [
+            Change(
+                revision=1,
+                time=signed.time,
+                author=signed.author,
+                model=name,
+                action=f"registered {len(model.versions)} versions",
+                aliases=model.aliases,
+            )
+            for name, model in models.items()
+        ]
+        return cls(revision=1, models=models, history=history)
+
+    @property
+    def desired(self) -> dict[ModelKey, RegisteredVersion]:
+        """The versions that every process shall have: those with an alias, or a share of requests."""
+        return {
+            ModelKey(name, number): model.versions[number]
+            for name, model in self.models.items()
+            for number in sorted(model.declared.versions)
+        }
+
+    @property
+    def routes(self) -> dict[str, ModelRoute]:
+        """Which version of which model answers which request."""
+        return {name: model.declared for name, model in self.models.items() if model.approved}
+
+    def approval_of(self, key: ModelKey) -> ApprovalState:
+        """Whether a version may be served; one that nobody has looked at is pending."""
+        model = self.models.get(key.name)
+        return model.versions[key.version].approval.state if model and key.version in model.versions else "pending"
+
+    def approve(self, bundle: Bundle, signed: Signed) -> "Registry":
+        """The version may be served. A model's first one becomes `stable`. Raises SetupError."""
+        name, number = bundle.key
+        model = self.models.get(name, RegisteredModel())
+        known = model.versions.get(number)
+        if known and known.digest != bundle.digest:
+            raise SetupError(
+                f"{bundle.folder}: registered with the digest {known.digest[:16]}, the bundle has "
+                f"{bundle.digest[:16]}; versions do not change: compile another one"
+            )
+        aliases = model.aliases if model.approved else {**model.aliases, STABLE: number}
+        return self._decide(name, number, "approved", signed, _registered(bundle, _pending(signed)), aliases)
+
+    def reject(self, bundle: Bundle, signed: Signed) -> "Registry":
+        """The version must not be served. Its aliases and shares are removed. Raises SetupError for the one that
+        requests without a version get where there is no route.
+        """
+        name, number = bundle.key
+        model = self.models.get(name, RegisteredModel())
+        stable = model.aliases.get(STABLE)
+        if stable == number or (stable is None and model.declared.versions == {number}):
+            raise SetupError(f"model {name!r}: version {number} is {STABLE}: make another version {STABLE} first")
+        aliases = {alias: one for alias, one in model.aliases.items() if one != number}
+        known = model.versions.get(number, _registered(bundle, _pending(signed)))
+        return self._decide(name, number, "rejected", signed, known, aliases)
+
+    def alias(self, name: str, alias: str, version: int | None, signed: Signed) -> "Registry":
+        """Calls a version by an alias, in place of the one that had it; None removes the alias. Raises SetupError."""
+        model = self._model(name)
+        aliases = {other: one for other, one in model.aliases.items() if other != alias}
+        if version is None and alias not in model.aliases:
+            raise SetupError(f"model {name!r} has no alias {alias!r}")
+        if version is not None:
+            aliases = {**model.aliases, alias: version}
+        action = f"alias {alias}: {model.aliases.get(alias, 'none')} to {version or 'none'}"
+        return self._routed(name, aliases, model.route, action, signed)
+
+    def reroute(self, name: str, route: Mapping[str, float], signed: Signed) -> "Registry":
+        """Sets the shares of requests without a version; an empty route is all of them for `stable`.
+
+        Raises SetupError.
+        """
+        shares = " ".join(f"{target}={share:g}" for target, share in route.items()) or STABLE
+        return self._routed(name, self._model(name).aliases, route, f"route {shares}", signed)
+
+    def roll_back(self, name: str, revision: int | None, signed: Signed) -> "Registry":
+        """The model's aliases and route as they were after a revision; None: before the last change of them.
+
+        Raises SetupError.
+        """
+        model = self._model(name)
+        past = [change for change in self.history if change.model == name]
+        if revision is None:
+            differing = [one for one in past if (one.aliases, one.route) != (model.aliases, model.route)]
+        else:
+            differing = [one for one in past if one.revision <= revision]
+        if not differing:
+            wanted = "another routing than now" if revision is None else f"the revision {revision} or an earlier one"
+            raise SetupError(f"the history of model {name!r} does not have {wanted}")
+        target = differing[-1]
+        return self._routed(name, target.aliases, target.route, f"rolled back to revision {target.revision}", signed)
+
+    def _model(self, name: str) -> RegisteredModel:
+        if name not in self.models:
+            raise SetupError(
+                f"model {name!r} is not registered; registered are: {', '.join(self.models) or 'none'}; "
+                "`neuronpipe registry approve` registers a version"
+            )
+        return self.models[name]
+
+    def _decide(
+        self,
+        name: str,
+        number: int,
+        state: ApprovalState,
+        signed: Signed,
+        known: RegisteredVersion,
+        aliases: Mapping[str, int],
+    ) -> "Registry":
+        model = self.models.get(name, RegisteredModel())
+        approval = Approval(state=state, note=signed.note, author=signed.author, time=signed.time)
+        versions = dict(sorted({**model.versions, number: known.model_copy(update={"approval": approval})}.items()))
+        route = model.route
+        if state == "rejected":
+            gone = {str(number), *(alias for alias in model.aliases if alias not in aliases)}
+            route = {target: share for target, share in model.route.items() if target not in gone}
+        return self._with(name, versions, aliases, route, f"{state} version {number}", signed)
+
+    def _routed(
+        self, name: str, aliases: Mapping[str, int], route: Mapping[str, float], action: str, signed: Signed
+    ) -> "Registry":
+        return self._with(name, self._model(name).versions, aliases, route, action, signed)
+
+    def _with(
+        self,
+        name: str,
+        versions: Mapping[int, RegisteredVersion],
+        aliases: Mapping[str, int],
+        route: Mapping[str, float],
+        action: str,
+        signed: Signed,
+    ) -> "Registry":
+        try:
+            model = RegisteredModel(versions=versions, aliases=aliases, route=route)
+        except ValidationError as error:
+            raise SetupError(f"model {name!r}: {_problems(error)}") from error
+        action = f"{action}: {signed.note}" if signed.note else action
+        change = Change(
+            revision=self.revision + 1,
+            time=signed.time,
+            author=signed.author,
+            model=name,
+            action=action,
+            aliases=model.aliases,
+            route=model.route,
+        )
+        return Registry(
+            revision=self.revision + 1,
+            models=dict(sorted({**self.models, name: model}.items())),
+            history=[*self.history, change][-_MAX_HISTORY:],
+        )
+
+
+# What makes the next registry of the present one.
+Operation = Callable[[Registry], Registry]
+
+
+def _registered(bundle: Bundle, approval: Approval) -> RegisteredVersion:
+    accuracy = {one.backend: one.accuracy for one in bundle.manifest.artifacts if one.accuracy}
+    return RegisteredVersion(digest=bundle.digest, approval=approval, accuracy=accuracy)
+
+
+def _resolved(target: str, aliases: Mapping[str, int]) -> int:
+    """The version of a target of a route. Raises ValueError for an alias that the model does not have."""
+    if target.isascii() and target.isdigit():
+        return int(target)
+    if target not in aliases:
+        raise ValueError(f"{target!r} is neither a version nor an alias of the model")
+    return aliases[target]
+
+
+def _pending(signed: Signed) -> Approval:
+    return Approval(state="pending", time=signed.time)
+
+
+def _problems(error: ValidationError) -> str:
+    return "; ".join(
+        ": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, "))))
+        for one in error.errors()[:3]
+    )

@@ -1,0 +1,54 @@
+"""A generated text as it comes, for the doors that stream."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import replace
+from typing import TypeAlias
+
+from neuronpipe.core.names import Name, Spans
+from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, InferenceRequest, InferenceResult
+from neuronpipe.gateway.pipeline import Pipeline
+
+Event: TypeAlias = GenerationStart | GeneratedPart | InferenceResult
+
+
+async def text_stream(
+    pipeline: Pipeline, request: InferenceRequest, span: Name = Spans.GENERATE
+) -> AsyncGenerator[Event, None]:
+    """The start of a text, its parts, and the result of the request. Raises NeuronpipeError.
+
+    To a caller who reads slowly, the parts that wait are one. A generator that is closed ends the request.
+    """
+    events: list[GenerationStart | GeneratedPart] = []
+    has_news = asyncio.Event()
+
+    def listen(event: GenerationStart | GeneratedPart) -> None:
+        events.append(event)
+        has_news.set()
+
+    answering = asyncio.create_task(pipeline.infer(replace(request, listener=listen), span))
+    answering.add_done_callback(lambda _: has_news.set())
+    try:
+        while events or not answering.done():
+            await has_news.wait()
+            has_news.clear()
+            waiting, events[:] = events[:], []
+            for event in _joined(waiting):
+                yield event
+        yield await answering
+    finally:
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+
+
+def _joined(events: Iterable[GenerationStart | GeneratedPart]) -> Iterable[GenerationStart | GeneratedPart]:
+    """The start by itself, and all parts of a text together."""
+    parts: dict[int, list[GeneratedPart]] = {}
+    for event in events:
+        if isinstance(event, GenerationStart):
+            yield event
+        else:
+            parts.setdefault(event.sequence, []).append(event)
+    for sequence, several in parts.items():
+        token_ids = [token_id for one in several for token_id in one.token_ids]
+        yield GeneratedPart("".join(one.text for one in several), token_ids, sequence)

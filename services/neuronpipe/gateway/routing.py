@@ -1,0 +1,116 @@
+"""Which versions answer at this gateway: what the registry declares, as far as every stage has it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from neuronpipe.api.v1.models_pb2 import Model, VersionState
+from neuronpipe.bundles.live import LiveModels
+from neuronpipe.bundles.registry import RegisteredModel
+from neuronpipe.bundles.served import ModelState, ServedModels
+from neuronpipe.core.items import ModelKey
+from neuronpipe.core.model import ModelRoute
+from neuronpipe.gateway.coalescing import Coalescer
+from neuronpipe.gateway.models import GatewayModels
+
+_NO_ROUTE = ModelRoute({}, ())
+
+
+class Holders(Protocol):
+    """The processes of a stage: those of another service, or this one."""
+
+    def holds(self, key: ModelKey) -> bool:
+        """Whether one of them has a version."""
+
+    def problem_of(self, key: ModelKey) -> str:
+        """Why one of them does not have a version that it should have; empty if nothing is wrong."""
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Calls `changed` after each change, until the returned function is called."""
+
+
+class Router:
+    """Keeps the routes of a gateway's table, and says what every version is doing."""
+
+    def __init__(
+        self,
+        live: LiveModels,
+        models: GatewayModels,
+        near: Sequence[ServedModels[Any]],
+        far: Mapping[str, Coalescer],
+    ) -> None:
+        """`near`: the tables of stages in this process. `far`: the other stages."""
+        self._live = live
+        self._models = models
+        self._far = far.values()
+        self._holders: Sequence[Holders] = [models, *near, *self._far]
+        live.is_routed = self._leads_to
+        live.watch(self._follow)
+        for holders in self._holders:
+            holders.watch(self._update)
+        self._follow()
+
+    @property
+    def missing(self) -> list[ModelKey]:
+        """The versions that this gateway should have, or still has, and that are not in its table."""
+        return sorted((self._live.keys | self._live.repository.desired) - self._models.keys)
+
+    def describe(self, key: ModelKey) -> Model:
+        """The fields of a version that say what becomes of it."""
+        route = self._models.table.routes.get(key.name, _NO_ROUTE)
+        shares = dict(route.shares) or {key.version: float(self._models.table.is_newest(*key))}
+        problem = next((said for one in self._holders if (said := one.problem_of(key))), "")
+        return Model(
+            name=key.name,
+            version=str(key.version),
+            state=self._state_of(key, problem),
+            problem=problem,
+            aliases=sorted(alias for alias, version in route.aliases.items() if version == key.version),
+            share=shares.get(key.version, 0.0) / (sum(shares.values()) or 1.0),
+            is_desired=key in self._live.repository.desired,
+        )
+
+    def _state_of(self, key: ModelKey, problem: str) -> "VersionState.ValueType":
+        version = self._live.versions.get(key)
+        if version and version.state is ModelState.DRAINING:
+            return VersionState.VERSION_STATE_DRAINING
+        if self._has(key):
+            return VersionState.VERSION_STATE_READY
+        return VersionState.VERSION_STATE_FAILED if problem else VersionState.VERSION_STATE_LOADING
+
+    def _leads_to(self, key: ModelKey) -> bool:
+        return key.version in self._models.table.routes.get(key.name, _NO_ROUTE).versions
+
+    def _follow(self) -> None:
+        """The registry has changed, or what this process has."""
+        self._update()
+        for stage in self._far:
+            stage.need(self._live.keys)
+
+    def _update(self) -> None:
+        """Sets the routes. Where a version is not there yet, the one before it keeps its aliases and shares."""
+        before = self._models.table.declared_routes
+        self._models.route(
+            {
+                name: self._route(name, model, before.get(name, _NO_ROUTE))
+                for name, model in self._live.repository.registry.models.items()
+                if model.approved
+            }
+        )
+
+    def _route(self, name: str, model: RegisteredModel, before: ModelRoute) -> ModelRoute:
+        def is_usable(version: int) -> bool:
+            return version in model.approved and self._has(ModelKey(name, version))
+
+        aliases = {}
+        for alias, version in model.aliases.items():
+            former = before.aliases.get(alias, 0)
+            aliases[alias] = former if not is_usable(version) and is_usable(former) else version
+        wanted = model.routed(aliases).shares
+        for shares in wanted, before.shares:
+            if usable := tuple(one for one in shares if is_usable(one[0])):
+                return ModelRoute(aliases, usable)
+        return ModelRoute(aliases, wanted)
+
+    def _has(self, key: ModelKey) -> bool:
+        """Whether every stage has a version in at least one process."""
+        return all(holders.holds(key) for holders in self._holders)

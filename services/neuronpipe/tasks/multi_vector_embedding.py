@@ -1,0 +1,112 @@
+"""Multi-vector embedding: a vector of each token, for late interaction (ColBERT). Queries and documents differ.
+
+Equal to sentence-transformers' `MultiVectorEncoder.encode_query` and `encode_document`.
+"""
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from neuronpipe.api.v1.tasks_pb2 import MultiVectorEmbeddingInput, MultiVectorEmbeddingResult, Truncation
+from neuronpipe.core.model import ModelSpec, TaskFacts
+from neuronpipe.core.tensors import Array, Arrays, ArraySets
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
+from neuronpipe.tasks.feature_extraction import check_type, check_vectors_size, numbers_of
+
+# What a token is for: seen by others or not, with a vector in the result or not. 0 is padding.
+SEEN_AND_KEPT, SEEN, KEPT = 1, 2, 3
+
+
+class TextKind(BaseModel):
+    """How the texts of one kind, queries or documents, become tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_tokens: int = Field(ge=3, description="most tokens, special tokens included")
+    prefix: str = Field("", description="text that is put before every text")
+    prefix_ids: tuple[int, ...] = Field((), description="tokens that are put before that")
+    prefix_at: int = Field(0, description="how many special tokens are before these")
+    skipped_ids: tuple[int, ...] = Field((), description="tokens whose vectors are left out, as of punctuation")
+    expanded_to: int = Field(0, description="shorter texts get tokens up to this number, which count; 0 for none")
+    expansion_id: int = 0
+    sees_expansion: bool = Field(False, description="whether the other tokens see these")
+
+
+class MultiVectorFacts(TaskFacts):
+    """Facts about a model that makes a vector of each token, for late interaction."""
+
+    encoded = ("query", "document")
+    told = ("embedding_dimensions",)
+
+    embedding_dimensions: int = Field(ge=1)
+    query: TextKind
+    document: TextKind
+    divides_by_tokens: bool = Field(False, description="whether a score is a mean over the query's tokens, not a sum")
+
+
+def check(input: MultiVectorEmbeddingInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
+    check_text("text", input.text)
+    check_type(input.type)
+    check_truncation(input.truncation)
+
+
+def traits(input: MultiVectorEmbeddingInput) -> tuple[str | int, ...]:
+    """The values of an input on which its encoding depends."""
+    return input.text, input.is_query, or_default(input.truncation)
+
+
+def encode(input: MultiVectorEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """One sequence, with `token_role` int32 [tokens]."""
+    encoded = encode_kind(input.text, tokenizer, model, input.truncation, is_query=input.is_query)
+    check_vectors_size(len(encoded.sequences[0]["input_ids"]), MultiVectorFacts.of(model).embedding_dimensions)
+    return encoded
+
+
+def encode_kind(
+    text: str,
+    tokenizer: TextTokenizer,
+    model: ModelSpec,
+    truncation: "Truncation.ValueType",
+    field_name: str = "text",
+    *,
+    is_query: bool,
+) -> Encoded:
+    """A query or a document as one sequence. Raises InvalidInput."""
+    facts = MultiVectorFacts.of(model)
+    kind = facts.query if is_query else facts.document
+    room = model.model_copy(update={"max_tokens": min(kind.max_tokens, model.max_tokens) - len(kind.prefix_ids)})
+    encoded = encode_text(tokenizer, room, kind.prefix + text, None, truncation, field_name)
+    token_ids = encoded.sequences[0]["input_ids"]
+    token_ids = np.insert(token_ids, min(kind.prefix_at, len(token_ids)), kind.prefix_ids).astype(np.int32)
+    roles = np.where(np.isin(token_ids, kind.skipped_ids), SEEN, SEEN_AND_KEPT)
+    missing = max(min(kind.expanded_to, model.max_tokens) - len(token_ids), 0)
+    sequence: Arrays = {
+        "input_ids": np.append(token_ids, [kind.expansion_id] * missing).astype(np.int32),
+        "token_role": np.append(roles, [SEEN_AND_KEPT if kind.sees_expansion else KEPT] * missing).astype(np.int32),
+    }
+    return Encoded([sequence], truncated_tokens=encoded.truncated_tokens)
+
+
+def decode(
+    input: MultiVectorEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
+) -> MultiVectorEmbeddingResult:
+    """The vectors from `token_embeddings`, float32 [tokens, embedding_dimensions], which are zero where left out."""
+    return MultiVectorEmbeddingResult(**numbers_of(kept_vectors(outputs[0]), input.type))
+
+
+def kept_vectors(output: Arrays) -> Array:
+    """The vectors of an output that are not left out: float32 [vectors, embedding_dimensions]."""
+    vectors = output["token_embeddings"]
+    kept: Array = vectors[vectors.any(axis=1)]
+    return kept
+
+
+def max_similarity(query: Array, document: Array, facts: MultiVectorFacts) -> float:
+    """MaxSim: for each vector of a query the largest product with one of the document, and of these the sum."""
+    if not len(query) or not len(document):
+        return 0.0
+    total = float((query @ document.T).max(axis=1).sum())
+    return total / len(query) if facts.divides_by_tokens else total
+
+
+TASK = Task("multi_vector_embedding", check, traits, encode, decode, ("type",), MultiVectorFacts)

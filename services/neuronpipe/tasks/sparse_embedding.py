@@ -1,0 +1,60 @@
+"""Sparse embedding: the weights of the vocabulary's tokens for a text (SPLADE). Pooling runs inside the model's graph.
+
+Equal to sentence-transformers' `SparseEncoder.encode(text, prompt_name, max_active_dims=top_k)`, whose tensor has the
+same places and weights.
+"""
+
+import numpy as np
+from pydantic import Field
+
+from neuronpipe.api.v1.tasks_pb2 import SparseEmbeddingInput, SparseEmbeddingResult, TokenWeight
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import ArraySets
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
+from neuronpipe.tasks.prompts import PromptFacts, check_prompt
+
+
+class SparseFacts(PromptFacts):
+    """Facts about a model that weighs tokens."""
+
+    top_k: int = Field(0, ge=0, description="the most tokens of a text, as the model was saved; 0 for all")
+
+
+def check(input: SparseEmbeddingInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
+    check_text("text", input.text)
+    check_prompt(input.prompt_name, SparseFacts.of(model))
+    check_truncation(input.truncation)
+
+
+def traits(input: SparseEmbeddingInput) -> tuple[str | int, ...]:
+    """The values of an input on which its encoding depends."""
+    return input.text, input.prompt_name, or_default(input.truncation)
+
+
+def encode(input: SparseEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """One sequence of the text, behind its prompt."""
+    prompt = SparseFacts.of(model).prompt_of(input.prompt_name)
+    return encode_text(tokenizer, model, prompt + input.text, None, input.truncation)
+
+
+def decode(
+    input: SparseEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
+) -> SparseEmbeddingResult:
+    """The largest numbers of `sparse_embedding`, float32 [vocabulary], that are above zero.
+
+    The model must have its `tokens` (Bundle.decoding_spec).
+    """
+    weights = outputs[0]["sparse_embedding"]
+    places = np.flatnonzero(weights > 0)
+    # Of equal weights the smaller id is first.
+    best = places[np.argsort(-weights[places], kind="stable")][: input.top_k or SparseFacts.of(model).top_k or None]
+    return SparseEmbeddingResult(
+        weights=[
+            TokenWeight(token_id=token_id, weight=weight, token=model.tokens[token_id])
+            for token_id, weight in zip(best.tolist(), weights[best].tolist(), strict=True)
+        ]
+    )
+
+
+TASK = Task("sparse_embedding", check, traits, encode, decode, ("top_k",), SparseFacts)

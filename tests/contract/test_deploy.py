@@ -1,0 +1,374 @@
+"""The rules of tests/deploy see each fault that manifests can have. `make verify-deploy` asks them about deploy/."""
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.deploy.combinations import DEPLOY, Manifest, combinations, combined, kustomize, rendered
+from tests.deploy.objects import Objects
+from tests.deploy.rules import RULES, Rule, cluster, pods, traffic
+from tests.deploy.schemas import faults_of_schema
+
+# Together they have every component.
+_PLAIN = ("cpu", "observability", "keda", "jobs", "jobs-keda", "gateway-api")
+_TLS = ("neuron", "model-image", "observability", "hpa", "tls")
+
+
+@cache
+def _rendered(*components: str) -> list[Manifest]:
+    return rendered(DEPLOY / "kserve", kustomize()) if components == ("kserve",) else combined(components, kustomize())
+
+
+class _Set:
+    """A rendered set, to be broken."""
+
+    def __init__(self, *components: str) -> None:
+        self.manifests = copy.deepcopy(_rendered(*components))
+
+    def __getitem__(self, key: str) -> Any:
+        kind, name = key.split("/")
+        [found] = [one for one in self.manifests if (one["kind"], one["metadata"]["name"]) == (kind, name)]
+        return found
+
+    def spec(self, name: str) -> Any:
+        """The specification of a Deployment's pods."""
+        return self[f"Deployment/{name}"]["spec"]["template"]["spec"]
+
+    def container(self, name: str) -> Any:
+        """The container of a Deployment."""
+        return self.spec(name)["containers"][0]
+
+    def set(self, name: str, variable: str, value: str) -> None:
+        """A variable of a Deployment's container."""
+        environment = self.container(name)["env"]
+        environment[:] = [one for one in environment if one["name"] != variable] + [{"name": variable, "value": value}]
+
+    def remove(self, *keys: str) -> None:
+        """Removes objects."""
+        for key in keys:
+            self.manifests.remove(self[key])
+
+
+def _drop_mount(found: _Set) -> None:
+    found.container("tokenizer")["volumeMounts"].pop(0)
+
+
+def _second_autoscaler(found: _Set) -> None:
+    other = copy.deepcopy(found["ScaledObject/tokenizer"])
+    other["metadata"]["name"] = "other"
+    found.manifests.append(other)
+
+
+_FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] = {
+    "a Service without pods": (
+        traffic.services_select_pods,
+        _PLAIN,
+        lambda one: one["Service/tokenizer"]["spec"].update(selector={"app.kubernetes.io/name": "tokeniser"}),
+        "Service tokenizer: selects no pods",
+    ),
+    "another port of a headless Service": (
+        traffic.services_select_pods,
+        _PLAIN,
+        lambda one: one["Service/gateway"]["spec"]["ports"][0].update(port=80),
+        "port 80 is 50050 at Deployment gateway",
+    ),
+    "a port on which nobody listens": (
+        pods.ports_are_those_of_the_service,
+        _PLAIN,
+        lambda one: one.container("tokenizer")["ports"][0].update(containerPort=50052),
+        "'grpc': 50051",
+    ),
+    "metrics on another port": (
+        pods.ports_are_those_of_the_service,
+        _PLAIN,
+        lambda one: one.set("gateway", "NEURONPIPE_GATEWAY_METRICS_LISTEN", "0.0.0.0:9465"),
+        "'metrics': 9465",
+    ),
+    "a probe of a service that is not there": (
+        pods.probes_ask_for_what_exists,
+        _PLAIN,
+        lambda one: one.container("gateway")["readinessProbe"]["grpc"].update(service="InferenceService"),
+        "asks for 'InferenceService'",
+    ),
+    "liveness that looks at other services": (
+        pods.probes_ask_for_what_exists,
+        _PLAIN,
+        lambda one: one.container("gateway").update(livenessProbe=one.container("gateway")["readinessProbe"]),
+        "livenessProbe: asks for",
+    ),
+    "a plain probe of a port with TLS": (
+        pods.probes_ask_for_what_exists,
+        _TLS,
+        lambda one: one.container("tokenizer").update(startupProbe={"grpc": {"port": 50051}}),
+        "is plain, and the port has TLS",
+    ),
+    "no start-up probe": (
+        pods.probes_ask_for_what_exists,
+        _PLAIN,
+        lambda one: one.container("neuron-executor").pop("startupProbe"),
+        "has no startupProbe",
+    ),
+    "a secret that nobody makes": (
+        cluster.secrets_exist,
+        _TLS,
+        lambda one: one.remove("Certificate/tokenizer"),
+        "secret tls-tokenizer is made nowhere",
+    ),
+    "a claim that nobody makes": (
+        cluster.secrets_exist,
+        _PLAIN,
+        lambda one: one.spec("gateway")["volumes"][0].update(persistentVolumeClaim={"claimName": "models"}),
+        "claim models is made nowhere",
+    ),
+    "less time to end than requests have": (
+        pods.graces_fit,
+        _PLAIN,
+        lambda one: one.set("gateway", "NEURONPIPE_GATEWAY_GRACE_S", "120"),
+        "gets 60 s to end, and may take 141",
+    ),
+    "an end that callers do not see coming": (
+        pods.graces_fit,
+        _PLAIN,
+        lambda one: one.container("tokenizer").pop("lifecycle"),
+        "has no preStop sleep",
+    ),
+    "a misspelt setting": (
+        pods.settings_exist,
+        _PLAIN,
+        lambda one: one.set("gateway", "NEURONPIPE_GATEWAY_MAX_REQUEST_IN_FLIGHT", "1"),
+        "NEURONPIPE_GATEWAY_MAX_REQUEST_IN_FLIGHT is no setting of it",
+    ),
+    "a setting of another service": (
+        pods.settings_exist,
+        _PLAIN,
+        lambda one: one.set("tokenizer", "NEURONPIPE_GATEWAY_GRACE_S", "1"),
+        "NEURONPIPE_GATEWAY_GRACE_S is no setting of it",
+    ),
+    "a value out of bounds": (
+        pods.settings_exist,
+        _PLAIN,
+        lambda one: one.set("neuron-executor", "NEURONPIPE_NEURON_EXECUTOR_IN_FLIGHT", "9"),
+        "less than or equal to 4",
+    ),
+    "an image that nobody builds": (
+        pods.images_are_built,
+        _PLAIN,
+        lambda one: one.container("gateway").update(image="neuronpipe/gate:0.1.0"),
+        "nobody builds the image neuronpipe/gate:0.1.0",
+    ),
+    "another tag": (
+        pods.images_are_built,
+        ("kserve",),
+        lambda one: one["ClusterServingRuntime/neuronpipe"]["spec"]["containers"][0].update(
+            image="neuronpipe/sagemaker:latest"
+        ),
+        "nobody builds the image neuronpipe/sagemaker:latest",
+    ),
+    "a target that is no Service": (
+        traffic.targets_are_services,
+        _PLAIN,
+        lambda one: one.set("gateway", "NEURONPIPE_GATEWAY_TOKENIZER_TARGET", "tokeniser:50051"),
+        "there is no Service tokeniser with port 50051",
+    ),
+    "a stage behind one address": (
+        traffic.targets_are_services,
+        _PLAIN,
+        lambda one: one["Service/tokenizer"]["spec"].pop("clusterIP"),
+        "Service tokenizer: is not headless",
+    ),
+    "a stage that everybody reaches": (
+        traffic.the_network_lets_through_what_is_needed,
+        _PLAIN,
+        lambda one: one["NetworkPolicy/tokenizer"]["spec"]["ingress"][0].pop("from"),
+        "anywhere reaches tokenizer:50051",
+    ),
+    "no policy at all for a stage": (
+        traffic.the_network_lets_through_what_is_needed,
+        ("cpu",),
+        lambda one: one.remove("NetworkPolicy/nothing", "NetworkPolicy/postprocessor"),
+        "neuron-executor reaches postprocessor:50053",
+    ),
+    "a policy that stands in the way": (
+        traffic.the_network_lets_through_what_is_needed,
+        _PLAIN,
+        lambda one: one["NetworkPolicy/gateway"]["spec"]["egress"].pop(1),
+        "gateway does not reach neuron-executor:50052",
+    ),
+    "no names": (
+        traffic.the_network_lets_through_what_is_needed,
+        ("cpu",),
+        lambda one: one.remove("NetworkPolicy/dns"),
+        "tokenizer looks up names, and may not",
+    ),
+    "the image of another back end": (
+        pods.one_back_end_that_fits,
+        _PLAIN,
+        lambda one: one.container("neuron-executor").update(image="neuronpipe/gpu:0.1.0"),
+        "is for the back end torch, not openvino",
+    ),
+    "half a NeuronCore": (
+        pods.one_back_end_that_fits,
+        _TLS,
+        lambda one: one.container("neuron-executor")["resources"]["limits"].update(
+            {"aws.amazon.com/neuroncore": "500m"}
+        ),
+        "must be whole",
+    ),
+    "another number of cores than the pod has": (
+        pods.one_back_end_that_fits,
+        _TLS,
+        lambda one: one.set("neuron-executor", "NEURONPIPE_NEURON_EXECUTOR_CORES", "4"),
+        "has 2 cores, and its setting is 4",
+    ),
+    "part of a CPU for OpenVINO": (
+        pods.one_back_end_that_fits,
+        _PLAIN,
+        lambda one: one.container("neuron-executor")["resources"]["limits"].update(cpu="1500m"),
+        "must be whole: 1500m",
+    ),
+    "root": (
+        pods.pods_have_no_rights,
+        _PLAIN,
+        lambda one: one.spec("gateway")["securityContext"].update(runAsUser=0),
+        "may run as root",
+    ),
+    "no limit of memory": (
+        pods.pods_have_no_rights,
+        _PLAIN,
+        lambda one: one.container("tokenizer")["resources"].pop("limits"),
+        "or a limit of memory",
+    ),
+    "the token of an account": (
+        pods.pods_have_no_rights,
+        _PLAIN,
+        lambda one: one.spec("worker").pop("automountServiceAccountToken"),
+        "gets the token of its service account",
+    ),
+    "no budget for disruption": (
+        cluster.services_stay_available,
+        _PLAIN,
+        lambda one: one.remove("PodDisruptionBudget/gateway"),
+        "Deployment gateway: has no PodDisruptionBudget",
+    ),
+    "a priority that is not there": (
+        cluster.services_stay_available,
+        _PLAIN,
+        lambda one: one.remove("PriorityClass/neuronpipe-serving"),
+        "its priority class does not exist",
+    ),
+    "two autoscalers": (
+        cluster.autoscaling_has_one_owner,
+        _PLAIN,
+        _second_autoscaler,
+        "tokenizer: scaled by ScaledObject",
+    ),
+    "an autoscaler and a number": (
+        cluster.autoscaling_has_one_owner,
+        _TLS,
+        lambda one: one["Deployment/gateway"]["spec"].update(replicas=2),
+        "gateway has replicas of its own",
+    ),
+    "a metric that is not there": (
+        cluster.autoscaling_has_one_owner,
+        _TLS,
+        lambda one: one["HorizontalPodAutoscaler/gateway"]["spec"]["metrics"][0]["pods"]["metric"].update(
+            name="neuronpipe_load"
+        ),
+        "neuronpipe_load is no metric",
+    ),
+    "a scaler that is not there": (
+        cluster.autoscaling_has_one_owner,
+        _PLAIN,
+        lambda one: one.remove("Service/scaler"),
+        "there is no Service for scaler.neuronpipe.svc.cluster.local:50054",
+    ),
+    "no models": (pods.volumes_are_there, _PLAIN, _drop_mount, "/repository is not mounted"),
+    "a file that is not mounted": (
+        pods.volumes_are_there,
+        _TLS,
+        lambda one: one.set("gateway", "NEURONPIPE_GATEWAY_JWKS", "/etc/jwks/keys.json"),
+        "NEURONPIPE_GATEWAY_JWKS is /etc/jwks/keys.json, which is not mounted",
+    ),
+    "a gateway for everybody": (
+        traffic.callers_are_asked_who_they_are,
+        _PLAIN,
+        lambda one: one.set("gateway", "NEURONPIPE_GATEWAY_API_KEYS", ""),
+        "everybody may call it",
+    ),
+    "callers who stay where they are": (
+        traffic.callers_are_asked_who_they_are,
+        _PLAIN,
+        lambda one: one.set("gateway", "NEURONPIPE_GATEWAY_MAX_CONNECTION_AGE_S", "0"),
+        "callers stay with the gateways",
+    ),
+    "a stage that answers every certificate": (
+        traffic.callers_are_asked_who_they_are,
+        _TLS,
+        lambda one: one.set("tokenizer", "NEURONPIPE_TOKENIZER_ALLOWED_PEERS", ""),
+        "answers whoever reaches it",
+    ),
+    "a certificate for another name": (
+        traffic.callers_are_asked_who_they_are,
+        _TLS,
+        lambda one: one["Certificate/tokenizer"]["spec"].update(dnsNames=["example.com"]),
+        "its certificate is for example.com",
+    ),
+    "a route to nowhere": (
+        traffic.routes_lead_to_services,
+        _PLAIN,
+        lambda one: one["GRPCRoute/neuronpipe"]["spec"]["rules"][0]["backendRefs"][0].update(port=80),
+        "there is no Service gateway with port 80",
+    ),
+    "a port whose name tells KServe nothing": (
+        cluster.kserve_sees_grpc,
+        ("kserve",),
+        lambda one: one["ClusterServingRuntime/neuronpipe"]["spec"]["containers"][0]["ports"][0].update(name="api"),
+        "api is no name of a port for gRPC",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", _FAULTS)
+def test_a_rule_sees(fault: str) -> None:
+    rule, components, break_it, expected = _FAULTS[fault]
+    found = _Set(*components)
+    assert list(rule(Objects(found.manifests))) == []
+    break_it(found)
+    assert expected in "\n".join(rule(Objects(found.manifests)))
+
+
+def test_every_rule_is_seen_to_fail() -> None:
+    assert {rule for rule, *_ in _FAULTS.values()} == set(RULES)
+
+
+def _schema_faults(found: _Set) -> Iterator[str]:
+    for manifest in found.manifests:
+        yield from faults_of_schema(manifest)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "expected"),
+    [
+        (lambda one: one.container("gateway").update(imagePullpolicy="Always"), "imagePullpolicy"),
+        (lambda one: one["Deployment/gateway"]["spec"].update(replicas="two"), "'two' is not"),
+        (lambda one: one["ScaledObject/gateway"]["spec"].update(minReplicas=1), "minReplicas"),
+        (
+            lambda one: one["ScaledObject/gateway"]["spec"]["triggers"][0]["metadata"].update(threshold=1),
+            "1 is not of type",
+        ),
+        (lambda one: one["Service/gateway"].update(kind="Servise"), "has no v1/Servise"),
+    ],
+)
+def test_the_schemas_refuse(break_it: Callable[[_Set], object], expected: str) -> None:
+    found = _Set(*_PLAIN)
+    break_it(found)
+    assert expected in "\n".join(_schema_faults(found))
+
+
+def test_every_component_is_in_some_combination() -> None:
+    components = {path.parent.name for path in (DEPLOY / "components").glob("*/kustomization.yaml")}
+    assert {name for parts in combinations() for name in parts} == components
+    assert components == {*_PLAIN, *_TLS} | {"gpu"}

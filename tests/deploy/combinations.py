@@ -1,0 +1,73 @@
+"""Which components of deploy/ go together, and what kustomize makes of them."""
+
+import itertools
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+_CACHE = ROOT / ".cache"
+
+Manifest: TypeAlias = dict[str, Any]
+
+# The others need the base.
+ALONE = ("compile", "compile-neuron", "kserve", "examples/cpu", "examples/eks-inf2")
+_BACKENDS = (("cpu",), ("gpu",), ("neuron",))
+_MODELS: tuple[tuple[str, ...], ...] = ((), ("model-image",))
+_SCALING = ((), ("observability",), ("observability", "hpa"), ("observability", "keda"))
+# What TLS does not go with: docs/kubernetes.md says why.
+_PLAIN = tuple((*jobs, *route) for jobs in ((), ("jobs",), ("jobs", "jobs-keda")) for route in ((), ("gateway-api",)))
+
+
+def combinations() -> Iterator[tuple[str, ...]]:
+    """All sets of components that docs/kubernetes.md allows."""
+    for parts in itertools.product(_BACKENDS, _MODELS, _SCALING, (*_PLAIN, ("tls",))):
+        yield tuple(itertools.chain.from_iterable(parts))
+
+
+def kustomize() -> str:
+    """The program; it is downloaded where it is missing. Ends the process where there is none."""
+    found = subprocess.run(
+        [DEPLOY / "get-kustomize", _CACHE / "kustomize"], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if found.returncode:
+        raise SystemExit(found.returncode)
+    return found.stdout.strip()
+
+
+def rendered(folder: Path, program: str) -> list[Manifest]:
+    """The objects that a kustomization makes. Raises CalledProcessError, whose stderr says why it makes none."""
+    made = subprocess.run([program, "build", folder], capture_output=True, text=True, check=True)
+    return list(yaml.load_all(made.stdout, yaml.CSafeLoader))
+
+
+def combined(components: Sequence[str], program: str) -> list[Manifest]:
+    """The objects of the base with components. Raises CalledProcessError."""
+    _CACHE.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=_CACHE) as folder:
+        to_deploy = os.path.relpath(DEPLOY, folder)
+        content = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "resources": [f"{to_deploy}/base"],
+            "components": [f"{to_deploy}/components/{name}" for name in components],
+        }
+        (Path(folder) / "kustomization.yaml").write_text(yaml.safe_dump(content))
+        return rendered(Path(folder), program)
+
+
+def all_rendered(program: str) -> Iterator[tuple[str, list[Manifest]]]:
+    """Each combination, and each kustomization that stands alone, with its objects. Raises CalledProcessError."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        sets = list(combinations())
+        for parts, manifests in zip(sets, pool.map(lambda one: combined(one, program), sets), strict=True):
+            yield f"base + {' + '.join(parts)}", manifests
+        for name, manifests in zip(ALONE, pool.map(lambda one: rendered(DEPLOY / one, program), ALONE), strict=True):
+            yield name, manifests

@@ -1,0 +1,122 @@
+"""What a set needs of the cluster, and tells it: secrets, claims, availability, autoscaling, KServe."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from neuronpipe.core.names import instruments
+from neuronpipe.core.settings import variable_name
+from neuronpipe.telemetry.prometheus import series_names
+from tests.deploy.combinations import ROOT
+from tests.deploy.objects import CALLED, INFERENCE, SETTINGS, Objects, port_of, selects
+
+_PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("kubernetes.md", "autoscaling.md")}
+
+
+def secrets_exist(objects: Objects) -> Iterator[str]:
+    """Every secret is made by a Certificate, or the page says how to make it; so are claims of volumes."""
+    made = {one["spec"]["secretName"] for one in objects.of_kind("Certificate").values()}
+    said = set(re.findall(r"create secret \w+ ([\w-]+)", _PAGES["kubernetes.md"]))
+    for where, name in _secrets(objects):
+        if name not in made | said:
+            yield f"{where}: secret {name} is made nowhere"
+    compiled = (ROOT / "deploy" / "compile" / "compile.yaml").read_text()
+    for workload in objects.workloads.values():
+        for volume in workload.volumes.values():
+            claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+            if claim and f"kind: PersistentVolumeClaim\nmetadata:\n  name: {claim}\n" not in compiled:
+                yield f"{workload}: claim {claim} is made nowhere"
+
+
+def _secrets(objects: Objects) -> Iterator[tuple[str, str]]:
+    for workload in objects.workloads.values():
+        for volume in workload.volumes.values():
+            if "secret" in volume:
+                yield str(workload), volume["secret"]["secretName"]
+        for container in workload.containers:
+            for variable in container.content.get("env", []):
+                found = variable.get("valueFrom", {}).get("secretKeyRef")
+                if found:
+                    yield str(container), found["name"]
+    for issuer in objects.of_kind("Issuer").values():
+        if "ca" in issuer["spec"]:
+            yield f"Issuer {issuer['metadata']['name']}", issuer["spec"]["ca"]["secretName"]
+    for gateway in objects.of_kind("Gateway").values():
+        for listener in gateway["spec"]["listeners"]:
+            for reference in listener.get("tls", {}).get("certificateRefs", []):
+                yield f"Gateway {gateway['metadata']['name']}", reference["name"]
+
+
+def services_stay_available(objects: Objects) -> Iterator[str]:
+    """What answers callers has several pods, on several nodes, a budget for their disruption, and a priority."""
+    budgets = [one["spec"]["selector"]["matchLabels"] for one in objects.of_kind("PodDisruptionBudget").values()]
+    for workload in objects.workloads.values():
+        if workload.pod.get("priorityClassName") not in (None, *objects.of_kind("PriorityClass")):
+            yield f"{workload}: its priority class does not exist"
+        if workload.is_job or not {one.target for one in workload.containers} & CALLED:
+            continue
+        if not any(selects(one, workload.labels) for one in budgets):
+            yield f"{workload}: has no PodDisruptionBudget"
+        spreads = workload.pod.get("topologySpreadConstraints", [])
+        if not any(selects(one["labelSelector"]["matchLabels"], workload.labels) for one in spreads):
+            yield f"{workload}: its pods may all be on one node"
+        if "priorityClassName" not in workload.pod:
+            yield f"{workload}: has no priority"
+
+
+def autoscaling_has_one_owner(objects: Objects) -> Iterator[str]:
+    """What is scaled exists, has one autoscaler and no number of its own; what is asked for is a metric."""
+    owners: dict[str, list[str]] = {}
+    for kind in ("HorizontalPodAutoscaler", "ScaledObject"):
+        for name, one in objects.of_kind(kind).items():
+            spec = one["spec"]
+            scaled = spec["scaleTargetRef"]["name"]
+            owners.setdefault(scaled, []).append(f"{kind} {name}")
+            if scaled not in objects.workloads:
+                yield f"{kind} {name}: there is no {scaled}"
+            elif "replicas" in objects.workloads[scaled].manifest["spec"]:
+                yield f"{kind} {name}: {scaled} has replicas of its own, which every apply would set back"
+            yield from (f"{kind} {name}: {metric} is no metric" for metric in _unknown_metrics(spec))
+            address = [one["metadata"].get("scalerAddress", "") for one in spec.get("triggers", [])]
+            for host, _, port in (each.partition(":") for each in address if each):
+                found = objects.of_kind("Service").get(host.partition(".")[0], {"spec": {"ports": []}})
+                if int(port) not in [each["port"] for each in found["spec"]["ports"]]:
+                    yield f"{kind} {name}: there is no Service for {host}:{port}"
+    for scaled, found_owners in owners.items():
+        if len(found_owners) > 1:
+            yield f"{scaled}: scaled by {' and '.join(found_owners)}"
+    for workload in objects.workloads.values():
+        if (
+            workload.manifest["kind"] == "Deployment"
+            and workload.name not in owners
+            and "replicas" not in workload.manifest["spec"]
+        ):
+            yield f"{workload}: has neither replicas nor an autoscaler"
+
+
+def _unknown_metrics(spec: Mapping[str, Any]) -> Iterator[str]:
+    """Metrics that no service has, and that docs/autoscaling.md does not derive from those."""
+    known = {series for instrument in instruments() for series in series_names(instrument)}
+    derived = set(re.findall(r"as: \"?(\w+)", _PAGES["autoscaling.md"]))
+    for name in re.findall(r"neuronpipe_\w+", str(spec)):
+        if name not in known | derived:
+            yield name
+
+
+def kserve_sees_grpc(objects: Objects) -> Iterator[str]:
+    """KServe sees a port for gRPC by its name: with grpc in it, or h2c for Knative. The service is `serve all`."""
+    kind = SETTINGS["sagemaker"]
+    known = {variable_name(kind, field) for field in kind.model_fields}
+    for name, runtime in objects.of_kind("ClusterServingRuntime").items():
+        [container] = runtime["spec"]["containers"]
+        environment = {one["name"]: one["value"] for one in container["env"]}
+        yield from (f"ClusterServingRuntime {name}: {one} is no setting" for one in environment.keys() - known)
+        [port] = container["ports"]
+        if port["name"] != "h2c" and "grpc" not in port["name"]:
+            yield f"ClusterServingRuntime {name}: {port['name']} is no name of a port for gRPC"
+        asked = container["readinessProbe"]["grpc"]
+        listens = port_of(environment[variable_name(kind, "listen")])
+        if {port["containerPort"], asked["port"]} != {listens}:
+            yield f"ClusterServingRuntime {name}: listens on {listens} only"
+        if asked["service"] != INFERENCE:
+            yield f"ClusterServingRuntime {name}: asks for {asked['service']}"

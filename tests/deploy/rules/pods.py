@@ -1,0 +1,201 @@
+"""How pods run: ports, probes, settings, images, devices, rights, and how they end."""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from neuronpipe.core.settings import variable_name
+from tests.deploy.objects import (
+    BACKENDS,
+    BUILT,
+    CALLED,
+    DOCKERFILE,
+    INFERENCE,
+    SETTINGS,
+    Container,
+    Objects,
+    of_image,
+    port_of,
+)
+
+# process/life.py: after the grace period, callers that come late get a second, and unloading ten.
+_AFTER_GRACE_S = 11.0
+_DEVICES = {device for _, device in BACKENDS.values() if device}
+
+
+def ports_are_those_of_the_service(objects: Objects) -> Iterator[str]:
+    """The port of gRPC is the one on which the image listens, the port of metrics that of the setting."""
+    for one in objects.containers:
+        if one.target not in SETTINGS or one.workload.is_job:
+            continue
+        kind = SETTINGS[one.target]
+        listen = one.environment.get(variable_name(kind, "listen")) or of_image(
+            one.target, variable_name(kind, "listen")
+        )
+        metrics = one.setting("metrics_listen")
+        wanted = {"grpc": port_of(listen)} | ({"metrics": port_of(metrics)} if metrics else {})
+        if one.ports != wanted:
+            yield f"{one}: has the ports {one.ports}, and its settings {wanted}"
+
+
+def probes_ask_for_what_exists(objects: Objects) -> Iterator[str]:
+    """Start-up and liveness look at the process alone, readiness of a gateway at InferenceService. With TLS, probes are
+    commands, since those of Kubernetes are plain.
+    """
+    for one in objects.containers:
+        if one.workload.is_job:
+            continue
+        kinds = ["readinessProbe", "livenessProbe", *(["startupProbe"] if one.target else [])]
+        for kind in kinds:
+            probe = one.content.get(kind)
+            if probe is None:
+                yield f"{one}: has no {kind}"
+            elif one.target:
+                yield from (f"{one}, {kind}: {fault}" for fault in _probe_faults(one, kind, probe))
+
+
+def _probe_faults(one: Container, kind: str, probe: Mapping[str, Any]) -> Iterator[str]:
+    port, service, files = _asked(probe)
+    if port not in one.ports.values():
+        yield f"port {port} is none of the container's"
+    of_gateway = one.target == "gateway" and kind == "readinessProbe"
+    if (
+        (service in (None, INFERENCE))
+        if of_gateway and "exec" in probe
+        else service == (INFERENCE if of_gateway else "")
+    ):
+        pass
+    else:
+        yield f"asks for {service!r}"
+    has_tls = bool(one.setting("tls_certificate"))
+    if has_tls != ("exec" in probe):
+        yield "is plain, and the port has TLS" if has_tls else "is a command, and the port has no TLS"
+    for file in files:
+        if not any(file.startswith(f"{path}/") for path in one.mounts):
+            yield f"{file} is not mounted"
+
+
+def _asked(probe: Mapping[str, Any]) -> tuple[int, str | None, list[str]]:
+    """The port, the service (None: what `neuronpipe health` takes by default), and the files that are used."""
+    if "grpc" in probe:
+        return probe["grpc"]["port"], probe["grpc"].get("service", ""), []
+    words = probe["exec"]["command"]
+    given = dict(itertools.pairwise(words))
+    files = [given[name] for name in ("--tls-ca", "--tls-certificate", "--tls-key") if name in given]
+    return port_of(given["--target"]), given.get("--service"), files
+
+
+def graces_fit(objects: Objects) -> Iterator[str]:
+    """A pod gets longer to end than its preStop sleep, its requests and the end of the process take."""
+    for workload in objects.workloads.values():
+        for one in workload.containers:
+            if one.target not in SETTINGS or workload.is_job:
+                continue
+            sleep_s = one.content.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+            needed_s = sleep_s + float(one.setting("grace_s")) + _AFTER_GRACE_S
+            given_s = workload.pod["terminationGracePeriodSeconds"]
+            if given_s < needed_s:
+                yield f"{workload}: gets {given_s} s to end, and may take {needed_s:g}"
+            if one.target in CALLED and not sleep_s:
+                yield f"{workload}: refuses calls before callers know that it ends: it has no preStop sleep"
+
+
+def settings_exist(objects: Objects) -> Iterator[str]:
+    """Every variable of ours is a setting of that service, and has a value that it takes."""
+    for one in objects.containers:
+        kind = SETTINGS.get(one.target)
+        given = {name: value for name, value in one.environment.items() if name.startswith("NEURONPIPE_")}
+        given.pop("NEURONPIPE_API_KEY", None)  # of commands and workers, as a caller
+        if kind is None:
+            yield from (f"{one}: {name} is no setting of it" for name in given)
+            continue
+        fields = {variable_name(kind, field): field for field in kind.model_fields}
+        yield from (f"{one}: {name} is no setting of it" for name in given if name not in fields)
+        known = {fields[name]: value for name, value in given.items() if name in fields}
+        try:
+            kind(**({"repository": "/repository"} if "repository" in kind.model_fields else {}) | known)
+        except ValidationError as error:
+            yield f"{one}: {'; '.join(problem['msg'] for problem in error.errors())}"
+
+
+def images_are_built(objects: Objects) -> Iterator[str]:
+    """Images and tags are those of docker/, or the ones that the compose files use."""
+    targets = set(re.findall(r"^FROM .* AS (\S+)$", DOCKERFILE, re.MULTILINE))
+    specs = [one["spec"] for one in objects.of_kind("ClusterServingRuntime").values()]
+    images = [(str(one), one.content["image"]) for one in objects.containers]
+    images += [("ClusterServingRuntime", one["image"]) for spec in specs for one in spec["containers"]]
+    for where, image in images:
+        ours = image.startswith(f"{BUILT['IMAGE_PREFIX']}/") and image.endswith(f":{BUILT['VERSION']}")
+        name = image.partition("/")[2].partition(":")[0]
+        if not (ours and name in targets) and image != BUILT["REDIS_IMAGE"]:
+            yield f"{where}: nobody builds the image {image}"
+
+
+def one_back_end_that_fits(objects: Objects) -> Iterator[str]:
+    """Image, back end and device of executors belong together; whole NeuronCores, and whole CPUs for OpenVINO."""
+    for one in objects.containers:
+        if one.workload.name != "neuron-executor":
+            continue
+        resources = one.content["resources"]
+        limits, requests = resources.get("limits", {}), resources.get("requests", {})
+        backend, device = BACKENDS[one.target]
+        if one.setting("backend") != backend:
+            yield f"{one}: image {one.target} is for the back end {backend}, not {one.setting('backend') or 'none'}"
+        found = _DEVICES & {*limits, *requests}
+        if found != ({device} if device else set()):
+            yield f"{one}: asks for {', '.join(sorted(found)) or 'no device'}, and its back end is {backend}"
+        if device and (not str(limits.get(device)).isdigit() or requests.get(device, limits[device]) != limits[device]):
+            yield f"{one}: {device} must be whole, with the request as the limit"
+        if backend == "neuronx" and str(one.setting("cores")) != str(limits.get(device)):
+            yield f"{one}: has {limits.get(device)} cores, and its setting is {one.setting('cores')}"
+        if backend == "openvino" and not str(limits.get("cpu", "")).isdigit():
+            yield f"{one}: OpenVINO's threads are the CPU limit, which must be whole: {limits.get('cpu')}"
+
+
+def pods_have_no_rights(objects: Objects) -> Iterator[str]:
+    """Nobody is root, writes to the image, or has the token of an account; every container has requests and limits."""
+    for workload in objects.workloads.values():
+        context = workload.pod.get("securityContext", {})
+        if not context.get("runAsNonRoot") or not context.get("runAsUser"):
+            yield f"{workload}: may run as root"
+        if context.get("seccompProfile") != {"type": "RuntimeDefault"}:
+            yield f"{workload}: has no seccomp profile"
+        if workload.pod.get("automountServiceAccountToken") is not False:
+            yield f"{workload}: gets the token of its service account"
+        if {"hostNetwork", "hostPID", "hostIPC"} & workload.pod.keys():
+            yield f"{workload}: is in a namespace of the host"
+        for volume in workload.volumes.values():
+            if "hostPath" in volume:
+                yield f"{workload}: mounts a folder of the host"
+        for one in workload.containers:
+            own = one.content.get("securityContext", {})
+            if own.get("allowPrivilegeEscalation") is not False or own.get("capabilities") != {"drop": ["ALL"]}:
+                yield f"{one}: has capabilities, or may get them"
+            if own.get("readOnlyRootFilesystem") is not True:
+                yield f"{one}: may write to its file system"
+            resources = one.content.get("resources", {})
+            if not {"cpu", "memory"} <= resources.get("requests", {}).keys() or "memory" not in resources.get(
+                "limits", {}
+            ):
+                yield f"{one}: lacks requests of CPU and memory, or a limit of memory"
+
+
+def volumes_are_there(objects: Objects) -> Iterator[str]:
+    """Every mount has a volume, files of settings are mounted, and services only read the repository."""
+    for one in objects.containers:
+        for path, mount in one.mounts.items():
+            if mount["name"] not in one.workload.volumes:
+                yield f"{one}: {path} mounts {mount['name']}, which is no volume"
+        for name, value in one.environment.items():
+            if str(value).startswith("/") and not any(str(value).startswith(path) for path in one.mounts):
+                yield f"{one}: {name} is {value}, which is not mounted"
+        needs = one.target in SETTINGS and "repository" in SETTINGS[one.target].model_fields
+        if needs and not one.workload.is_job:
+            where = of_image(one.target, variable_name(SETTINGS[one.target], "repository"))
+            if not one.mounts.get(where, {}).get("readOnly"):
+                yield f"{one}: {where} is not mounted, or can be written to"
+        if "/tmp" not in one.mounts and one.target:
+            yield f"{one}: has no /tmp"

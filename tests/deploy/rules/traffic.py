@@ -1,0 +1,178 @@
+"""Who reaches whom: Services, targets, policies, authentication, certificates and routes."""
+
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tests.deploy.objects import SETTINGS, Container, Objects, Workload
+
+# Whoever is not one of the pods.
+_ANYWHERE = "anywhere"
+
+
+def services_select_pods(objects: Objects) -> Iterator[str]:
+    """Every Service has pods, and its ports are theirs. Headless ones are called at the port of the pod."""
+    for name, service in objects.of_kind("Service").items():
+        selected = objects.selected(name)
+        if not selected:
+            yield f"Service {name}: selects no pods"
+        for port in service["spec"]["ports"]:
+            for workload in selected:
+                found = next(
+                    (one.ports[port["targetPort"]] for one in workload.containers if port["targetPort"] in one.ports), 0
+                )
+                if not found:
+                    yield f"Service {name}: {workload} has no port {port['targetPort']}"
+                elif found != port["port"]:
+                    yield f"Service {name}: port {port['port']} is {found} at {workload}"
+
+
+def targets_are_services(objects: Objects) -> Iterator[str]:
+    """What a service calls is a Service here, with that port; stages are headless, as the gateway balances itself."""
+    for one, host, port in _calls(objects):
+        found = objects.of_kind("Service").get(host)
+        if found is None or port not in [each["port"] for each in found["spec"]["ports"]]:
+            yield f"{one}: there is no Service {host} with port {port}"
+        elif one.target == "gateway" and "redis" not in host and found["spec"].get("clusterIP") != "None":
+            yield f"Service {host}: is not headless"
+
+
+def _calls(objects: Objects) -> Iterator[tuple[Container, str, int]]:
+    """container → the host and port that its settings name, inside the namespace."""
+    for one in objects.containers:
+        for name, value in one.environment.items():
+            if name.endswith(("_TARGET", "REDIS_URL")) and value:
+                host, _, port = re.sub(r"^\w+://|/.*$", "", value).partition(":")
+                yield one, host, int(port)
+
+
+def the_network_lets_through_what_is_needed(objects: Objects) -> Iterator[str]:
+    """Between pods exactly the calls that settings name, and from outside the gateway's port and metrics alone."""
+    workloads = [one for one in objects.workloads.values() if not one.is_job]
+    if not workloads:
+        return
+    needed = {
+        (one.workload.name, callee.name, port)
+        for one, host, port in _calls(objects)
+        for callee in objects.selected(host)
+    }
+    callers: list[Workload | str] = [*workloads, _ANYWHERE]
+    for callee in workloads:
+        for port_name, port in ((name, number) for one in callee.containers for name, number in one.ports.items()):
+            for caller in callers:
+                is_open = _may_enter(objects, caller, callee, port_name, port) and (
+                    isinstance(caller, str) or _may_leave(objects, caller, callee, port)
+                )
+                name = caller if isinstance(caller, str) else caller.name
+                is_needed = (name, callee.name, port) in needed or (caller, callee.name, port_name) == (
+                    _ANYWHERE,
+                    "gateway",
+                    "grpc",
+                )
+                # Whoever may call the gateway from outside may do so from here.
+                if is_open and not is_needed and (callee.name, port_name) != ("gateway", "grpc"):
+                    yield f"network: {name} reaches {callee.name}:{port}, which it does not need"
+                if is_needed and not is_open:
+                    yield f"network: {name} does not reach {callee.name}:{port}"
+    resolving = {one.workload.name for one, _, _ in _calls(objects)}
+    for workload in workloads:
+        if (workload.name in resolving) and not _resolves_names(objects, workload):
+            yield f"network: {workload.name} looks up names, and may not"
+
+
+def _policies(objects: Objects, workload: Workload, direction: str) -> list[Mapping[str, Any]]:
+    specs = [one["spec"] for one in objects.of_kind("NetworkPolicy").values()]
+    return [one for one in specs if direction in one["policyTypes"] and _matches(one["podSelector"], workload.labels)]
+
+
+def _matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    expressions = selector.get("matchExpressions", [])
+    return all(labels.get(one["key"]) in one["values"] for one in expressions) and (
+        selector.get("matchLabels", {}).items() <= labels.items()
+    )
+
+
+def _may_enter(objects: Objects, caller: Workload | str, callee: Workload, port_name: str, port: int) -> bool:
+    policies = _policies(objects, callee, "Ingress")
+    rules = [rule for policy in policies for rule in policy.get("ingress", [])]
+    return not policies or any(
+        _admits(rule.get("from"), caller, rule.get("ports"), (port_name, port)) for rule in rules
+    )
+
+
+def _may_leave(objects: Objects, caller: Workload, callee: Workload, port: int) -> bool:
+    policies = _policies(objects, caller, "Egress")
+    rules = [rule for policy in policies for rule in policy.get("egress", [])]
+    return not policies or any(_admits(rule.get("to"), callee, rule.get("ports"), (port,)) for rule in rules)
+
+
+def _admits(
+    peers: Sequence[Mapping[str, Any]] | None,
+    other: Workload | str,
+    ports: Sequence[Mapping[str, Any]] | None,
+    port: Sequence[Any],
+) -> bool:
+    """Whether a rule of a policy lets the other side through; one without peers, or ports, lets all through."""
+    known = ports is None or any(one.get("port") in port for one in ports)
+    if not known or peers is None:
+        return known
+    if isinstance(other, str):
+        return any(_is_everybody(one) for one in peers)
+    return any(
+        "podSelector" in one and "namespaceSelector" not in one and _matches(one["podSelector"], other.labels)
+        for one in peers
+    )
+
+
+def _is_everybody(peer: Mapping[str, Any]) -> bool:
+    block = peer.get("ipBlock", {}).get("cidr")
+    return peer.get("namespaceSelector") == {} or bool(block and ipaddress.ip_network(block).prefixlen == 0)
+
+
+def _resolves_names(objects: Objects, workload: Workload) -> bool:
+    rules = [rule for policy in _policies(objects, workload, "Egress") for rule in policy.get("egress", [])]
+    open_ports = {(one.get("port"), one.get("protocol", "TCP")) for rule in rules for one in rule.get("ports", [])}
+    return {(53, "UDP"), (53, "TCP")} <= open_ports
+
+
+def callers_are_asked_who_they_are(objects: Objects) -> Iterator[str]:
+    """A gateway has authentication, callers come back to new ones, and stages with TLS answer the gateway alone."""
+    for one in objects.containers:
+        if one.target == "gateway":
+            if not any(one.setting(name) for name in ("api_keys", "jwks", "tls_client_ca")):
+                yield f"{one}: everybody may call it"
+            if not float(one.setting("max_connection_age_s")):
+                yield f"{one}: callers stay with the gateways that they have found first"
+            if bool(one.setting("tls_ca")) != bool(one.setting("tls_certificate")):
+                yield f"{one}: has TLS on one side only"
+        elif _has_tls(one) and not (one.setting("tls_client_ca") and one.setting("allowed_peers")):
+            yield f"{one}: answers whoever reaches it"
+    certificates = objects.of_kind("Certificate")
+    for workload in objects.workloads.values():
+        secret = workload.volumes.get("tls", {}).get("secret", {}).get("secretName")
+        made = [one["spec"] for one in certificates.values() if one["spec"]["secretName"] == secret]
+        if made and not {workload.name, "localhost"} <= set(made[0]["dnsNames"]):
+            yield f"{workload}: its certificate is for {', '.join(made[0]['dnsNames'])}"
+    if certificates and (plain := [one for one in objects.of_kind("Service") if one not in certificates]):
+        yield f"TLS is not on every connection: {', '.join(plain)}"
+
+
+def _has_tls(stage: Container) -> bool:
+    is_stage = stage.target in SETTINGS and "allowed_peers" in SETTINGS[stage.target].model_fields
+    return is_stage and bool(stage.setting("tls_certificate"))
+
+
+def routes_lead_to_services(objects: Objects) -> Iterator[str]:
+    """Routes have a listener of a Gateway, and a Service with that port."""
+    for name, route in objects.of_kind("GRPCRoute").items():
+        for parent in route["spec"]["parentRefs"]:
+            gateway = objects.of_kind("Gateway").get(parent["name"], {"spec": {"listeners": []}})
+            if parent.get("sectionName") not in [one["name"] for one in gateway["spec"]["listeners"]]:
+                yield f"GRPCRoute {name}: there is no listener {parent.get('sectionName')}"
+        for backend in (one for rule in route["spec"]["rules"] for one in rule["backendRefs"]):
+            found = objects.of_kind("Service").get(backend["name"], {"spec": {"ports": []}})
+            if backend["port"] not in [one["port"] for one in found["spec"]["ports"]]:
+                yield f"GRPCRoute {name}: there is no Service {backend['name']} with port {backend['port']}"
+        if objects.of_kind("Certificate"):
+            yield f"GRPCRoute {name}: calls the gateway without TLS"

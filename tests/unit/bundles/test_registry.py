@@ -1,0 +1,178 @@
+"""bundles/registry.py and registry_file.py: what is declared, who declared it, and writers that do not lose changes."""
+
+import json
+import multiprocessing
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from neuronpipe.bundles.registry import Registry, Signed
+from neuronpipe.bundles.registry_file import REGISTRY_FILE, change_registry, read_registry
+from neuronpipe.bundles.repository import Bundle, read_bundle, read_repository
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.items import ModelKey
+from tests.unit.bundles.written import write_bundle
+
+_SIGNED = Signed("ann", "", datetime(2026, 11, 22, 12, tzinfo=UTC))
+
+
+@pytest.fixture
+def bundles(tmp_path: Path) -> list[Bundle]:
+    """Versions 1, 2 and 3 of the model m."""
+    return [read_bundle(write_bundle(tmp_path, "m", version)) for version in (1, 2, 3)]
+
+
+@pytest.fixture
+def registry(bundles: list[Bundle]) -> Registry:
+    """Version 1 is stable, 2 is approved, and nobody has looked at 3."""
+    return Registry().approve(bundles[0], _SIGNED).approve(bundles[1], _SIGNED)
+
+
+def test_a_models_first_approved_version_becomes_stable_and_the_next_does_not(registry: Registry) -> None:
+    assert registry.models["m"].aliases == {"stable": 1}
+    assert registry.models["m"].approved == {1, 2}
+    assert set(registry.desired) == {ModelKey("m", 1)}
+    assert registry.approval_of(ModelKey("m", 3)) == "pending"
+
+
+def test_versions_with_an_alias_or_a_share_are_desired(registry: Registry) -> None:
+    named = registry.alias("m", "canary", 2, _SIGNED)
+    assert set(named.desired) == {ModelKey("m", 1), ModelKey("m", 2)}
+    shared = registry.reroute("m", {"stable": 95, "2": 5}, _SIGNED)
+    assert set(shared.desired) == {ModelKey("m", 1), ModelKey("m", 2)}
+    assert shared.models["m"].declared.shares == ((1, 95.0), (2, 5.0))
+
+
+def test_two_targets_of_one_version_are_one_share(registry: Registry) -> None:
+    shared = registry.alias("m", "canary", 1, _SIGNED).reroute("m", {"stable": 90, "canary": 10}, _SIGNED)
+    assert shared.models["m"].declared.shares == ((1, 100.0),)
+
+
+def test_a_version_that_is_not_approved_gets_no_alias_and_no_share(registry: Registry) -> None:
+    with pytest.raises(SetupError, match="canary is version 3, which is not registered; only approved versions"):
+        registry.alias("m", "canary", 3, _SIGNED)
+    with pytest.raises(SetupError, match="'canary' is neither a version nor an alias of the model"):
+        registry.reroute("m", {"stable": 9, "canary": 1}, _SIGNED)
+    with pytest.raises(SetupError, match=r"route\.stable: Input should be greater than 0"):
+        registry.reroute("m", {"stable": 0}, _SIGNED)
+    with pytest.raises(SetupError, match="alias '2': must begin with a letter"):
+        registry.alias("m", "2", 2, _SIGNED)
+    with pytest.raises(SetupError, match="model 'n' is not registered; registered are: m"):
+        registry.alias("n", "stable", 1, _SIGNED)
+
+
+def test_a_rejected_version_loses_its_aliases_and_shares(registry: Registry, bundles: list[Bundle]) -> None:
+    routed = registry.alias("m", "canary", 2, _SIGNED).reroute("m", {"stable": 95, "canary": 5}, _SIGNED)
+    rejected = routed.reject(bundles[1], Signed("bob", "wrong labels", _SIGNED.time))
+    model = rejected.models["m"]
+    assert model.aliases == {"stable": 1}
+    assert model.route == {"stable": 95}
+    assert model.approved == {1}
+    assert (model.versions[2].approval.author, model.versions[2].approval.note) == ("bob", "wrong labels")
+    assert rejected.history[-1].action == "rejected version 2: wrong labels"
+
+
+def test_the_stable_version_is_not_rejected(registry: Registry, bundles: list[Bundle]) -> None:
+    with pytest.raises(SetupError, match="version 1 is stable: make another version stable first"):
+        registry.reject(bundles[0], _SIGNED)
+
+
+def test_a_version_does_not_change_its_content(registry: Registry, tmp_path: Path) -> None:
+    other = read_bundle(write_bundle(tmp_path / "other", "m", 1, cache_results=True))
+    with pytest.raises(SetupError, match="versions do not change: compile another one"):
+        registry.approve(other, _SIGNED)
+
+
+def test_a_rollback_restores_aliases_and_route_and_is_itself_in_the_history(registry: Registry) -> None:
+    moved = registry.alias("m", "stable", 2, _SIGNED)
+    back = moved.roll_back("m", None, _SIGNED)
+    assert back.models["m"].aliases == {"stable": 1}
+    assert [change.action for change in back.history] == [
+        "approved version 1",
+        "approved version 2",
+        "alias stable: 1 to 2",
+        "rolled back to revision 2",
+    ]
+    assert back.roll_back("m", 3, _SIGNED).models["m"].aliases == {"stable": 2}
+    with pytest.raises(SetupError, match="the history of model 'm' does not have the revision 0 or an earlier one"):
+        back.roll_back("m", 0, _SIGNED)
+
+
+def test_a_rollback_to_a_version_that_was_rejected_is_refused(registry: Registry, bundles: list[Bundle]) -> None:
+    moved = registry.alias("m", "stable", 2, _SIGNED).reject(bundles[0], _SIGNED)
+    with pytest.raises(SetupError, match="stable is version 1, which is rejected"):
+        moved.roll_back("m", 2, _SIGNED)
+
+
+def test_the_first_change_writes_down_what_was_served_before(bundles: list[Bundle], tmp_path: Path) -> None:
+    write_bundle(tmp_path, "n", 7)
+    assert read_registry(tmp_path).revision == 0
+    changed = change_registry(tmp_path, lambda present: present.alias("m", "canary", 2, _SIGNED), _SIGNED)
+    assert changed == read_registry(tmp_path)
+    assert {name: model.aliases for name, model in changed.models.items()} == {
+        "m": {"stable": 3, "canary": 2},
+        "n": {"stable": 7},
+    }
+    assert read_repository(tmp_path)  # the file is in nobody's way
+
+
+def test_a_version_that_was_just_compiled_was_not_served_before(bundles: list[Bundle], tmp_path: Path) -> None:
+    def approve(present: Registry) -> Registry:
+        return present.approve(bundles[2], _SIGNED)
+
+    changed = change_registry(tmp_path, approve, _SIGNED, new=("m", 3))
+    assert changed.models["m"].aliases == {"stable": 2}
+    assert changed.models["m"].approved == {1, 2, 3}
+
+
+def test_a_change_that_is_refused_leaves_no_registry(bundles: list[Bundle], tmp_path: Path) -> None:
+    with pytest.raises(SetupError):
+        change_registry(tmp_path, lambda present: present.alias("m", "canary", 9, _SIGNED), _SIGNED)
+    assert not (tmp_path / REGISTRY_FILE).exists()
+
+
+def _name_twenty(repository: Path, letter: str) -> None:
+    for number in range(20):
+        change_registry(repository, lambda now, n=number: now.alias("m", f"{letter}{n}", 1, _SIGNED), _SIGNED)  # type: ignore[misc]
+
+
+def test_no_change_of_two_writers_at_once_is_lost(bundles: list[Bundle], tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_name_twenty, args=(tmp_path, letter)) for letter in "ab"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    registry = read_registry(tmp_path)
+    wanted = {f"{letter}{number}" for letter in "ab" for number in range(20)} | {"stable"}
+    assert registry.models["m"].aliases.keys() == wanted
+    assert registry.revision == 41
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda written: written[: len(written) // 2], "not a valid registry: Invalid JSON"),
+        (lambda written: b"", "not a valid registry: Invalid JSON"),
+        (lambda written: written.replace(b'"schema_version": 1', b'"schema_version": 2'), "schema_version"),
+        (
+            lambda written: written.replace(b'"stable": 1', b'"stable": 9'),
+            "stable is version 9, which is not registered",
+        ),
+    ],
+)
+def test_a_damaged_registry_is_refused_by_name(
+    registry: Registry, tmp_path: Path, damage: Callable[[bytes], bytes], said: str
+) -> None:
+    path = tmp_path / REGISTRY_FILE
+    path.write_bytes(damage(registry.model_dump_json(indent=2).encode()))
+    with pytest.raises(SetupError, match=said) as refused:
+        read_registry(tmp_path)
+    assert str(refused.value).startswith(str(path))
+
+
+def test_what_is_written_is_what_is_read(registry: Registry, tmp_path: Path) -> None:
+    assert Registry.parse(registry.model_dump_json().encode(), tmp_path) == registry
+    assert json.loads(registry.model_dump_json())["models"]["m"]["aliases"] == {"stable": 1}

@@ -1,0 +1,161 @@
+"""gateway/routing.py: requests go to versions that every stage has, and to the former ones until then."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model, VersionState
+from neuronpipe.bundles.live import LiveRepository, running_live_models
+from neuronpipe.bundles.registry import Registry, Signed
+from neuronpipe.bundles.registry_file import change_registry
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.bundles.served import ServedModels
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.items import ModelKey
+from neuronpipe.core.metrics import Meters
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.models import open_gateway_models
+from neuronpipe.gateway.routing import Router
+from tests.unit.bundles.written import write_bundle
+from tests.unit.gateway.coalescer import System
+from tests.unit.soon import soon
+
+_SIGNED = Signed("ann")
+_M1, _M2 = ModelKey("m", 1), ModelKey("m", 2)
+
+
+class _Gateway:
+    """A gateway with one stage inside and one outside."""
+
+    def __init__(self, folder: Path, system: System) -> None:
+        self.folder = folder
+        self.system = system
+        self.catalog = Catalog(open_gateway_models(Meters(), lambda bundle: False))
+        self.failing: set[ModelKey] = set()
+        self.near = ServedModels(self._open)
+
+    @asynccontextmanager
+    async def _open(self, bundle: Bundle) -> AsyncIterator[str]:
+        await asyncio.sleep(0)
+        if ModelKey(*bundle.key) in self.failing:
+            raise SetupError("it is broken")
+        yield "loaded"
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["_Gateway"]:
+        repository = LiveRepository(self.folder, None, 0.02)
+        tables: list[ServedModels[Any]] = [self.near, self.catalog.models]
+        async with running_live_models(repository, tables, Meters()) as live:
+            self.catalog.router = Router(live, self.catalog.models, [self.near], {"tokenizer": self.system.coalescer})
+            yield self
+
+    def make_stable(self, version: int) -> None:
+        self.change(lambda registry: registry.alias("m", "stable", version, _SIGNED))
+
+    def change(self, operation: Callable[[Registry], Registry]) -> None:
+        change_registry(self.folder, operation, _SIGNED)
+
+    def answers(self, version: str = "", key: str = "") -> int:
+        """The version that answers a request."""
+        return self.catalog.models.table.find("m", version, key).spec.version
+
+    def state(self, version: int) -> tuple["VersionState.ValueType", str]:
+        listed = {model.version: model for model in self.catalog.list_models().models}
+        found = listed.get(str(version), Model())
+        return found.state, found.problem
+
+
+@pytest_asyncio.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[_Gateway]:
+    """Version 1 is stable, and the far stage has it."""
+    for version in (1, 2):
+        write_bundle(tmp_path, "m", version)
+    system = System()
+    made = _Gateway(tmp_path, system)
+    made.make_stable(1)
+    try:
+        async with made.running():
+            yield made
+    finally:
+        for task in system.tasks:
+            task.cancel()
+        await asyncio.gather(*system.tasks, return_exceptions=True)
+
+
+async def test_a_version_gets_requests_when_the_last_stage_has_it(gateway: _Gateway) -> None:
+    wire = await gateway.system.connect(_M1)
+    gateway.make_stable(2)
+    await soon(lambda: _M2 in gateway.catalog.models.keys)
+    assert [gateway.answers(version) for version in ("", "stable", "2")] == [1, 1, 2]
+    assert gateway.state(2) == (VersionState.VERSION_STATE_LOADING, "")
+    await wire.announce(_M1, _M2)
+    assert [gateway.answers(version) for version in ("", "stable")] == [2, 2]
+    assert gateway.state(2) == (VersionState.VERSION_STATE_READY, "")
+
+
+async def test_the_former_version_is_let_go_when_requests_have_moved_and_stages_are_told(gateway: _Gateway) -> None:
+    wire = await gateway.system.connect(_M1)
+    gateway.make_stable(2)
+    await soon(lambda: bool(wire.needed) and wire.needed[-1] == {_M1, _M2})
+    await asyncio.sleep(0.1)  # nothing more happens
+    assert wire.needed[-1] == {_M1, _M2}
+    with gateway.catalog.models.table.find("m", "1"):  # a request is still running
+        await wire.announce(_M1, _M2)
+        await soon(lambda: gateway.state(1)[0] == VersionState.VERSION_STATE_DRAINING)
+        assert wire.needed[-1] == {_M1, _M2}
+    await soon(lambda: wire.needed[-1] == {_M2})
+    assert gateway.catalog.models.keys == gateway.near.keys == {_M2}
+
+
+async def test_what_a_far_stage_cannot_load_is_told_and_changes_no_route(gateway: _Gateway) -> None:
+    wire = await gateway.system.connect(_M1)
+    gateway.make_stable(2)
+    await soon(lambda: _M2 in gateway.catalog.models.keys)
+    await wire.fail_to_load(_M2, "no room", _M1)
+    assert gateway.state(2) == (VersionState.VERSION_STATE_FAILED, "tokenizer: no room")
+    assert gateway.answers() == 1
+    other = await gateway.system.connect(_M2)
+    assert gateway.state(2) == (VersionState.VERSION_STATE_READY, "tokenizer: no room")
+    assert gateway.answers() == 2
+    await soon(lambda: other.needed[-1] == {_M2})
+
+
+async def test_what_a_near_stage_cannot_load_is_told_and_changes_no_route(gateway: _Gateway) -> None:
+    await gateway.system.connect(_M1, _M2)
+    gateway.failing = {_M2}
+    gateway.make_stable(2)
+    await soon(lambda: gateway.state(2) == (VersionState.VERSION_STATE_FAILED, "it is broken"))
+    assert gateway.answers() == 1
+
+
+async def test_the_share_of_a_version_that_goes_is_anothers(gateway: _Gateway) -> None:
+    wire = await gateway.system.connect(_M1, _M2)
+    gateway.change(
+        lambda registry: registry.alias("m", "canary", 2, _SIGNED).reroute("m", {"stable": 1, "canary": 1}, _SIGNED)
+    )
+    keys = [f"user-{number}" for number in range(100)]
+    await soon(lambda: {gateway.answers("", key) for key in keys} == {1, 2})
+    described = gateway.catalog.get_model(GetModelRequest(name="m", version="canary")).model
+    assert (described.version, described.share, list(described.aliases)) == ("2", 0.5, ["canary"])
+    await wire.announce(_M1)
+    assert {gateway.answers("", key) for key in keys} == {1}
+    await wire.announce(_M1, _M2)
+    assert {gateway.answers("", key) for key in keys} == {1, 2}
+
+
+async def test_a_stage_that_goes_altogether_leaves_the_routes_as_declared(gateway: _Gateway) -> None:
+    wire = await gateway.system.connect(_M1)
+    await wire.die()
+    assert gateway.answers() == 1
+    assert gateway.state(1) == (VersionState.VERSION_STATE_LOADING, "")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_every_endpoint_learns_what_is_needed_also_one_that_comes_later(gateway: _Gateway, count: int) -> None:
+    wires = [await gateway.system.connect(_M1) for _ in range(count)]
+    assert [wire.needed for wire in wires] == [[{_M1}]] * count
