@@ -49,9 +49,9 @@ def test_a_decoder_whose_tokens_differ_is_refused_and_nothing_is_written(tmp_pat
     [
         ({"backend": "torch"}, "--backend torch: does not generate text; openvino does"),
         ({"backend": "fake"}, "--backend fake: does not generate text; openvino does"),
-        ({"dtype": "int8"}, "--dtype int8: text-generation is compiled in float32 only"),
-        ({"dtype": "bfloat16"}, "--dtype bfloat16: text-generation is compiled in float32 only"),
-        ({"cache_results": True}, "--cache-results: results of text-generation are not cached"),
+        ({"dtype": "int8"}, "--dtype int8: what generates text is compiled in float32 only"),
+        ({"dtype": "bfloat16"}, "--dtype bfloat16: what generates text is compiled in float32 only"),
+        ({"cache_results": True}, "--cache-results: generated texts are not cached"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value.values())),
 )
@@ -62,7 +62,7 @@ def test_what_is_not_there_is_refused(changes: dict[str, Any], message: str, tmp
 
 @pytest.mark.parametrize(
     "setting",
-    [{"num_beams": 4}, {"no_repeat_ngram_size": 3}, {"bad_words_ids": [[5]]}],
+    [{"num_return_sequences": 2, "do_sample": True}, {"guidance_scale": 2.0}, {"encoder_no_repeat_ngram_size": 3}],
     ids=lambda one: next(iter(one)),
 )
 def test_a_generation_config_that_would_be_ignored_is_refused(setting: dict[str, Any], tmp_path: Path) -> None:

@@ -74,6 +74,22 @@ def _modules(*kinds: str) -> list[dict[str, Any]]:
         ({"architectures": ["BertForQuestionAnswering"]}, "question_answering", "BertForQuestionAnswering"),
         ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "text_generation", "GPT2LMHeadModel"),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "text_generation", "LlamaForCausalLM"),
+        (
+            {"model_type": "bart", "architectures": ["BartForConditionalGeneration"]},
+            "summarization",
+            "BartForConditionalGeneration",
+        ),
+        (
+            {"model_type": "bart", "architectures": ["BartForConditionalGeneration"], "tag": "translation"},
+            "translation",
+            "BartForConditionalGeneration; README.md: translation",
+        ),
+        ({"model_type": "marian", "architectures": ["MarianMTModel"]}, "translation", "MarianMTModel"),
+        (
+            {"model_type": "mbart", "architectures": ["MBartForConditionalGeneration"]},
+            "translation",
+            "MBartForConditionalGeneration, which is made for several languages",
+        ),
         ({"architectures": ["BertModel"]}, "feature_extraction", "BertModel"),
         (
             {"architectures": ["BertModel"], "tag": "sentence-similarity"},
@@ -127,7 +143,7 @@ def test_a_models_task_is_found_with_the_reason(
         ),
         (
             {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
-            "T5ForConditionalGeneration has an encoder and a decoder",
+            "T5ForConditionalGeneration is not supported: its attention depends on distances",
         ),
         ({"model_type": "bart", "architectures": ["BartForSequenceClassification"]}, "has an encoder and a decoder"),
         ({"model_type": "our_own"}, r"model type 'our_own', which transformers [\d.]+ does not know$"),

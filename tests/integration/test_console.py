@@ -113,7 +113,7 @@ async def console(chromium: Browser, http_server: HttpServer) -> AsyncIterator[C
 
 def test_every_task_is_tried() -> None:
     # The fake back end, whose models the console is tried with, generates no text.
-    assert _SHOWN.keys() == TASKS.keys() - {"text_generation"}
+    assert _SHOWN.keys() == TASKS.keys() - {"text_generation", "summarization", "translation"}
 
 
 @pytest.mark.parametrize("task", _SHOWN)

@@ -24,9 +24,10 @@ from tests.sampling import Sample
 
 _MAX_TOKENS = 192
 _FAMILIES = ("gpt2", "llama", "qwen2")
-# Prompts take several steps, and a cache of 10 to 20 blocks is less than 12 texts need: some are preempted.
+# Prompts take several steps, and a cache of 24 to 48 blocks is less than 12 texts need, some with 4 beams: some are
+# preempted.
 _STAGE_OPTIONS = {
-    "neuron-executor": ("--step-tokens", "24", "--max-batch-size", "12", "--kv-cache-bytes", str(320 << 10))
+    "neuron-executor": ("--step-tokens", "24", "--max-batch-size", "12", "--kv-cache-bytes", str(768 << 10))
 }
 _AT_ONCE = 24
 
@@ -57,7 +58,9 @@ def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
             {"stop_token_ids": chosen.sample(range(5, 1200), 40)},
             {"repetition_penalty": 0.8, "min_new_tokens": 1},
             {"stop_strings": ["e", "at"]},
-        )[number % 6]
+            {"num_beams": 4, "no_repeat_ngram_size": 3},
+            {"num_beams": 3, "length_penalty": 2.0, "stop_token_ids": chosen.sample(range(5, 1200), 40)},
+        )[number % 8]
         yield prompt, options
 
 

@@ -1,5 +1,5 @@
-"""The question-answering pipeline of transformers 4, which 5 has none of, in the environment that `make setup` gives
-it.
+"""The pipelines of transformers 4 that 5 has none of (question-answering, summarization, translation), in the
+environment that `make setup` gives it.
 
 Run by `ask` there as: python -m tests.oracle.transformers4 JOB.json ANSWERS.json
 """
@@ -21,7 +21,10 @@ Answers: TypeAlias = list[list[dict[str, Any]]]
 
 
 def ask(
-    models: Mapping[str, tuple[Path, Any]], cases: Sequence[Mapping[str, Any]], folder: Path
+    models: Mapping[str, tuple[Path, Any]],
+    cases: Sequence[Mapping[str, Any]],
+    folder: Path,
+    task: str = "question-answering",
 ) -> tuple[str, dict[str, Answers]]:
     """The version of transformers, and by each model a list of answers for each case (the pipeline's arguments).
 
@@ -32,7 +35,7 @@ def ask(
         name: {"source": str(source), "tokenizer": _describe(tokenizer)} for name, (source, tokenizer) in models.items()
     }
     job, answers = folder / "job.json", folder / "answers.json"
-    job.write_text(json.dumps({"models": described, "cases": list(cases)}), encoding="utf-8")
+    job.write_text(json.dumps({"task": task, "models": described, "cases": list(cases)}), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT / "services"), str(_ROOT)])}
     subprocess.run(
         [_PYTHON, "-m", "tests.oracle.transformers4", job, answers],
@@ -54,7 +57,7 @@ def _describe(tokenizer: Any) -> dict[str, Any]:
 
 
 def main(job: Path, answers: Path) -> None:
-    """Answers the questions of a job."""
+    """Answers the cases of a job."""
     import torch
     import transformers
 
@@ -68,9 +71,14 @@ def main(job: Path, answers: Path) -> None:
         tokenizer = transformers.PreTrainedTokenizerFast(
             tokenizer_file=str(source / "tokenizer.json"), **described["tokenizer"]
         )
-        model = transformers.AutoModelForQuestionAnswering.from_pretrained(source)
-        pipeline = transformers.pipeline("question-answering", model=model, tokenizer=splitting(tokenizer))
-        results = [pipeline(**case) for case in content["cases"]]
+        if content["task"] == "question-answering":
+            model = transformers.AutoModelForQuestionAnswering.from_pretrained(source)
+            pipeline = transformers.pipeline("question-answering", model=model, tokenizer=splitting(tokenizer))
+            results = [pipeline(**case) for case in content["cases"]]
+        else:
+            model = transformers.AutoModelForSeq2SeqLM.from_pretrained(source)
+            pipeline = transformers.pipeline(content["task"], model=model, tokenizer=tokenizer)
+            results = [pipeline(case["text"], truncation=True, **case["options"]) for case in content["cases"]]
         found[name] = [[result] if isinstance(result, dict) else list(result) for result in results]
     answers.write_text(json.dumps({"version": transformers.__version__, "answers": found}), encoding="utf-8")
 

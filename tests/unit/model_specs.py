@@ -20,6 +20,8 @@ _OUTPUTS = {
     ),
     "image_classification": (OutputSpec(name="logits", axes=(3,)),),
     "text_generation": (),
+    "summarization": (),
+    "translation": (),
     "sparse_embedding": (OutputSpec(name="sparse_embedding", axes=(6,)),),
     "multi_vector_embedding": (OutputSpec(name="token_embeddings", axes=("tokens", 4)),),
 }

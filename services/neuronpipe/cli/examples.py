@@ -24,6 +24,8 @@ EXAMPLES: Mapping[str, Mapping[str, object]] = {
         "top_k": 3,
     },
     "text_generation": {"prompt": "A fine day", "options": {"max_new_tokens": 20}},
+    "summarization": {"text": "The cat sat on the mat. It was a fine day.", "options": {"max_new_tokens": 20}},
+    "translation": {"text": "A fine day.", "truncation": "right"},
     "sparse_embedding": {"text": "A fine day.", "top_k": 8},
     "multi_vector_embedding": {"text": "Who sat on the mat?", "is_query": True},
     "tokenization": {"text": "A fine day.", "skip_special_tokens": False},

@@ -23,6 +23,8 @@ _TEXT = {
     "context": "the text that is searched for answers",
     "query": "what the texts are ranked by",
     "source": "what the texts are compared with",
+    "source_language": "translation: the language of the text, as the model names it",
+    "target_language": "translation: the language of the translation, as the model names it",
     "prompt_name": "sentence-embedding, sparse-embedding: the prompt to put before the text, by its name",
     "hypothesis_template": "zero-shot-classification: a sentence with {} in place of the label",
 }
@@ -63,7 +65,7 @@ _IMAGE = {"image": "a JPEG, PNG or WebP file, or -; repeat it for several inputs
 FIELDS = (*_TEXT, *_TEXTS, *_NUMBER, *_NUMBERS, *_SWITCH, *_CHOICE, *_IMAGE)
 # Several values of these are several inputs.
 _REPEATED = ("text", "image")
-_OPTIONS = ("hypothesis_template", "ignore_labels", "prompt_name", "targets")
+_OPTIONS = ("hypothesis_template", "ignore_labels", "prompt_name", "targets", "source_language", "target_language")
 # Task → the fields without which it has no input.
 NEEDED: Mapping[str, Sequence[str]] = {
     "text_classification": ("text",),
@@ -77,6 +79,8 @@ NEEDED: Mapping[str, Sequence[str]] = {
     "zero_shot_classification": ("text", "candidate_labels"),
     "image_classification": ("image",),
     "text_generation": ("prompt",),
+    "summarization": ("text",),
+    "translation": ("text",),
     "sparse_embedding": ("text",),
     "multi_vector_embedding": ("text",),
     "tokenization": ("text",),

@@ -31,6 +31,10 @@ def _labels(result: Any, _: Any) -> _Rows:
     return ((one.score, one.label) for one in result.labels)
 
 
+def _texts(result: Any, _: Any) -> _Rows:
+    return ((one.text,) for one in result.sequences)
+
+
 _TABLES: Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]] = {
     "text_classification": ("SCORE LABEL", _labels),
     "zero_shot_classification": ("SCORE LABEL", _labels),
@@ -63,7 +67,9 @@ _TABLES: Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]] = {
             (one.score, number, one.token) for number, mask in enumerate(result.masks, 1) for one in mask.tokens
         ),
     ),
-    "text_generation": ("TEXT", lambda result, _: ((one.text,) for one in result.sequences)),
+    "text_generation": ("TEXT", _texts),
+    "summarization": ("TEXT", _texts),
+    "translation": ("TEXT", _texts),
     "multi_vector_embedding": ("SHAPE VECTOR", lambda result, _: [_features(to_array(result))]),
     "sparse_embedding": (
         "WEIGHT ID TOKEN",

@@ -167,7 +167,7 @@ class AsyncClient(TaskMethods):
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
 
-    async def generate(
+    def generate(
         self,
         model: str,
         prompt: str | None = None,
@@ -193,6 +193,12 @@ class AsyncClient(TaskMethods):
             version=version,
             priority=self._priority,
         )
+        return self.stream(request, timeout_s=timeout_s)
+
+    async def stream(
+        self, request: InferRequest, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[GenerateResponse, None]:
+        """As `generate`, for a request of any task that generates."""
         with self._connection.use() as stubs:
             deadline_s = self._deadline_s(timeout_s)
             call = stubs.inference.Generate(request, timeout=deadline_s, metadata=self._metadata)

@@ -1,10 +1,17 @@
-"""The requests of text generation, for both clients."""
+"""The requests of tasks that generate text, for both clients."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias, TypedDict
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
-from neuronpipe.api.v1.tasks_pb2 import ChatMessage, GenerationOptions, TaskInput, TextGenerationInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import (
+    ChatMessage,
+    EarlyStopping,
+    GenerationOptions,
+    TaskInput,
+    TextGenerationInput,
+    Truncation,
+)
 from neuronpipe.core.errors import InvalidInput
 
 # Messages of a chat, or what has their fields, role and content.
@@ -23,8 +30,15 @@ class Options(TypedDict, total=False):
     min_p: float
     seed: int
     repetition_penalty: float
+    no_repeat_ngram_size: int
     stop_strings: Iterable[str]
     stop_token_ids: Iterable[int]
+    bad_words_ids: Iterable[Iterable[int]]
+    forced_bos_token_id: int
+    forced_eos_token_id: int
+    num_beams: int
+    length_penalty: float
+    early_stopping: "EarlyStopping.ValueType"
     num_return_sequences: int
     top_logprobs: int
 
@@ -44,6 +58,39 @@ def generation_request(
         raise InvalidInput("prompt", "give either a prompt or messages")
     if not isinstance(prompt, str | None):
         raise InvalidInput("prompt", f"takes one text, not a value of the type {type(prompt).__name__}")
+    message = _options(options)
+    text_generation = TextGenerationInput(
+        prompt=prompt or "", messages=_chat(messages or ()), options=message, truncation=truncation
+    )
+    return InferRequest(
+        model=model, version=version, input=TaskInput(text_generation=text_generation), priority=priority
+    )
+
+
+def text_request(
+    task: str,
+    model: str,
+    texts: Mapping[str, str],
+    options: Any,
+    *,
+    truncation: "Truncation.ValueType",
+    version: str,
+    priority: "Priority.ValueType",
+) -> InferRequest:
+    """The request of a task that writes a text about another: `texts` are the fields of its input. Raises InvalidInput
+    as generation_request does.
+    """
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise InvalidInput(name, f"takes one text, not a value of the type {type(text).__name__}")
+    input = TaskInput()
+    getattr(input, task).MergeFrom(
+        type(getattr(input, task))(**texts, options=_options(options), truncation=truncation)
+    )
+    return InferRequest(model=model, version=version, input=input, priority=priority)
+
+
+def _options(options: Any) -> GenerationOptions:
     if isinstance(options.get("stop_strings"), str):
         raise InvalidInput("options.stop_strings", "takes a list of texts, not one text")
     message = GenerationOptions()
@@ -51,15 +98,12 @@ def generation_request(
         if name not in GenerationOptions.DESCRIPTOR.fields_by_name:
             raise TypeError(f"there is no option {name!r}")
         try:
+            if name == "bad_words_ids":
+                value = [{"token_ids": word} for word in value]
             message.MergeFrom(GenerationOptions(**{name: value}))
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"options.{name}", "takes another type of value, or a smaller number") from error
-    text_generation = TextGenerationInput(
-        prompt=prompt or "", messages=_chat(messages or ()), options=message, truncation=truncation
-    )
-    return InferRequest(
-        model=model, version=version, input=TaskInput(text_generation=text_generation), priority=priority
-    )
+    return message
 
 
 def _chat(messages: Messages) -> list[ChatMessage]:

@@ -109,6 +109,12 @@ class Client(TaskMethods):
             )
         )
 
+    def stream(
+        self, request: InferRequest, *, timeout_s: float | None = None
+    ) -> Generator[GenerateResponse, None, None]:
+        """See AsyncClient.stream."""
+        yield from self._answers(self._client.stream(request, timeout_s=timeout_s))
+
     def submit(
         self,
         requests: Iterable[InferRequest] = (),

@@ -1,7 +1,7 @@
 """The clients' methods for tasks."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import cast
+from typing import Unpack, cast
 
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
@@ -26,7 +26,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
 )
 from neuronpipe.client.features import to_array
-from neuronpipe.client.generation import Messages, generation_request
+from neuronpipe.client.generation import Messages, Options, generation_request, text_request
 from neuronpipe.client.task_call import TaskCall, TaskMethod, ValueT
 from neuronpipe.core.errors import InvalidInput
 
@@ -341,6 +341,50 @@ class TaskMethods:
             priority=self._priority,
         )
         return TaskCall(request, lambda result: result.text_generation.sequences[0])
+
+    @TaskMethod
+    def summarize(
+        self,
+        model: str,
+        text: str,
+        *,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+        **options: Unpack[Options],
+    ) -> TaskCall[GeneratedText]:
+        """The summary of a text. `options` are the fields of GenerationOptions."""
+        request = text_request(
+            "summarization",
+            model,
+            {"text": text},
+            options,
+            truncation=truncation,
+            version=version,
+            priority=self._priority,
+        )
+        return TaskCall(request, lambda result: result.summarization.sequences[0])
+
+    @TaskMethod
+    def translate(
+        self,
+        model: str,
+        text: str,
+        *,
+        source_language: str = "",
+        target_language: str = "",
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+        **options: Unpack[Options],
+    ) -> TaskCall[GeneratedText]:
+        """The translation of a text, for models of several languages into `target_language`.
+
+        `options` are the fields of GenerationOptions.
+        """
+        texts = {"text": text, "source_language": source_language, "target_language": target_language}
+        request = text_request(
+            "translation", model, texts, options, truncation=truncation, version=version, priority=self._priority
+        )
+        return TaskCall(request, lambda result: result.translation.sequences[0])
 
     @TaskMethod
     def tokenize(

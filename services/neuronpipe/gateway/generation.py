@@ -10,14 +10,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    FinishReason,
-    GeneratedText,
-    GenerationOptions,
-    TaskResult,
-    TextGenerationResult,
-    TokenLogprob,
-)
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskResult, TokenLogprob
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.core.items import (
@@ -33,14 +26,9 @@ from neuronpipe.core.items import (
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, InferenceRequest
 from neuronpipe.gateway.models import GatewayModel
+from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.generated_text import WINDOW_TOKENS
-from neuronpipe.tasks.text_generation import (
-    complete_options,
-    logprob_arrays,
-    options_of_each,
-    part_arrays,
-    window_arrays,
-)
+from neuronpipe.tasks.text_generation import logprob_arrays, options_of_each, part_arrays, window_arrays
 
 T = TypeVar("T")
 _MORE, _STOP_STRING = FinishReason.FINISH_REASON_UNSPECIFIED, FinishReason.FINISH_REASON_STOP_STRING
@@ -52,8 +40,10 @@ class TextRuns:
     def __init__(self, stages: Stages, request: InferenceRequest, model: GatewayModel, encoded: EncodedInput) -> None:
         self._request = request
         self._start = GenerationStart(model.key, encoded.tokens)
-        given = request.input.message.text_generation.options
-        options = complete_options(given, model.spec, encoded.tokens)
+        task = TASKS[model.spec.task]
+        assert task.complete  # noqa: S101 (the model generates)
+        self._task = task.name
+        options = task.complete(getattr(request.input.message, task.name), model.spec, encoded.tokens)
         several = enumerate(options_of_each(options))
         self._runs = [_TextRun(stages, request, model, encoded, one, number) for number, one in several]
         self.most_tokens = options.max_new_tokens * len(self._runs)
@@ -91,7 +81,9 @@ class TextRuns:
     async def postprocess(self, call: Call) -> Packed[TaskResult]:
         """The result, with the text of the last tokens."""
         texts = await _together([one.postprocess(call) for one in self._runs])
-        return pack_result(TaskResult(text_generation=TextGenerationResult(sequences=texts)))
+        result = TaskResult()
+        getattr(result, self._task).sequences.extend(texts)
+        return pack_result(result)
 
 
 class _TextRun:
@@ -152,6 +144,7 @@ class _TextRun:
         finally:
             executing.cancel()
             await asyncio.gather(executing, return_exceptions=True)
+        self.first_token_ns = self.first_token_ns or time.monotonic_ns()  # of a search the text comes as a whole
         if prediction.outputs:
             self._token_ids = prediction.outputs.arrays[0]["token_ids"].tolist()
             self._ended_by = int(prediction.outputs.arrays[0]["finish_reason"])
@@ -199,7 +192,7 @@ class _TextRun:
             TensorSets(arrays=[outputs]),
         )
         result = await self._stages.postprocess(item)
-        part = result.message.text_generation.sequences[0]
+        part: GeneratedText = getattr(result.message, self._model.spec.task).sequences[0]
         self._text += part.text
         self._released += len(part.token_ids)
         self._told_logprobs.extend(part.logprobs)

@@ -44,6 +44,8 @@ _INPUTS: dict[str, Callable[[str], Any]] = {
     "rerank": lambda text: {"query": _QUESTION, "texts": [text], "truncation": _CUT},
     "zero_shot_classification": lambda text: {"text": text, "candidate_labels": _CANDIDATE_LABELS, "truncation": _CUT},
     "text_generation": lambda text: {"prompt": text, "truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}},
+    "summarization": lambda text: {"text": text, "truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}},
+    "translation": lambda text: {"text": text, "truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}},
     "sparse_embedding": lambda text: {"text": text, "truncation": _CUT},
     "multi_vector_embedding": lambda text: {"text": text, "truncation": _CUT},
     "image_classification": lambda text: {"image": make_image(text)},

@@ -10,6 +10,7 @@ from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.background import run_beside
 from neuronpipe.core.logs import log
 from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.model import ModelSpec
 from neuronpipe.neuron_executor.backends import load_backend, load_decoder
 from neuronpipe.neuron_executor.backends.base import Backend, BackendRequest
 from neuronpipe.neuron_executor.batch_observer import BatchObserver
@@ -23,6 +24,7 @@ from neuronpipe.neuron_executor.warm_up import warm_up
 from neuronpipe.runtimes.cpus import cpu_threads
 from neuronpipe.runtimes.decoder import DecoderModel, Run
 from neuronpipe.tasks import TASKS
+from neuronpipe.tasks.text_generation import GenerationFacts
 
 
 class Devices:
@@ -47,7 +49,7 @@ class Devices:
         began_ns = time.monotonic_ns()
         name = bundle.artifact(self._settings.backend).backend
         model = await asyncio.to_thread(self._load_decoder, bundle)
-        await asyncio.to_thread(_warm_up, model, min(self._settings.step_tokens, bundle.spec.max_tokens - 1))
+        await asyncio.to_thread(_warm_up, model, bundle.spec, self._settings.step_tokens)
         observer = GenerationObserver(self._telemetry, bundle.spec, name)
         generator = Generator(
             model,
@@ -100,7 +102,7 @@ class Devices:
                 files,
                 artifact.properties,
                 threads=cpu_threads(settings.threads, 0),
-                max_tokens=settings.max_batch_size * bundle.spec.max_tokens,
+                max_tokens=settings.max_batch_size * (bundle.spec.max_tokens + _text_tokens(bundle.spec)),
                 max_bytes=settings.kv_cache_bytes,
             )
 
@@ -132,12 +134,22 @@ class Devices:
             )
 
 
-def _warm_up(model: DecoderModel, tokens: int) -> None:
+def _text_tokens(spec: ModelSpec) -> int:
+    """The most tokens that a sequence holds besides those of its source, with what comes before them."""
+    facts = GenerationFacts.of(spec)
+    return facts.max_text_tokens + len(facts.decoder_start_token_ids)
+
+
+def _warm_up(model: DecoderModel, spec: ModelSpec, step_tokens: int) -> None:
     """Computes a step with a prompt and a step after it, so that all is allocated when the first request comes."""
-    count = min(tokens, model.blocks * model.block_tokens - 1)
-    blocks = range(model.blocks)
-    model.compute([Run([0] * count, 0, blocks, is_scored=True)])
-    model.compute([Run([0], count, blocks, is_scored=True)])
+    start = GenerationFacts.of(spec).decoder_start_token_ids
+    source = range(1) if start else range(0)
+    if start:
+        model.read([0], source)
+    count = min(len(start) or step_tokens, spec.max_tokens - 1, (model.blocks - len(source)) * model.block_tokens - 1)
+    blocks = range(len(source), model.blocks)
+    model.compute([Run([0] * count, 0, blocks, True, len(source), source)])
+    model.compute([Run([0], count, blocks, True, len(source), source)])
 
 
 @asynccontextmanager

@@ -17,4 +17,6 @@ def load_text_of(written: bytes) -> TextOf:
             "the text of generated tokens needs the package tokenizers: pip install 'neuronpipe[postprocessor]'"
         ) from error
     tokenizer = Tokenizer.from_buffer(written)
-    return lambda token_ids: str(tokenizer.decode(token_ids))
+    # Of a Unigram model, special tokens are pieces that no text contains (bundles/compiler/tokenizers.py).
+    hidden = {number for piece, number in tokenizer.get_vocab().items() if piece.startswith("\0")}
+    return lambda token_ids: str(tokenizer.decode([one for one in token_ids if one not in hidden]))

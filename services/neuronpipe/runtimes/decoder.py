@@ -13,12 +13,15 @@ class Run:
     """Consecutive tokens of one sequence in a step. `past`: its tokens that are in `blocks` already.
 
     `blocks` has room for both, in order. `is_scored`: whether the scores after the last of these tokens are needed.
+    `source_tokens` and `source_blocks`: of a model with an encoder, the text that it has read, and where that is.
     """
 
     token_ids: Sequence[int]
     past: int
     blocks: Sequence[int]
     is_scored: bool
+    source_tokens: int = 0
+    source_blocks: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,12 @@ class DecoderModel(Protocol):
     @property
     def block_tokens(self) -> int:
         """The number of tokens for which a block has room."""
+
+    def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
+        """Reads a source: fills blocks with its cross keys and values. Of models with an encoder. As `compute`."""
+
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks, each from the first to the second, in order. As `compute`."""
 
     def compute(self, runs: Sequence[Run]) -> Scores:
         """Computes one step, and fills the runs' blocks. Releases the interpreter's lock. Raises RuntimeError."""

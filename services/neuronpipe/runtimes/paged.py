@@ -6,6 +6,7 @@ becomes a paged one here, when it is loaded.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +15,17 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.decoder import Run, Scores
 from neuronpipe.runtimes.openvino import engine, openvino, opset13, paged_attention_transformation
 
+# The names of a bundle's graphs. The second one is there for a model with an encoder.
+MODEL, ENCODER = "model", "encoder"
+
 # Tokens in a block, of OpenVINO's attention on CPUs.
 BLOCK_TOKENS = 32
 # The best tokens that the graph finds for each row: more than transformers' default of top_k, 50. To sort 32 rows of
 # 152,000 logits in NumPy takes 447 ms. In the order of ids where logits are equal, and 256 of them, a step of 32 rows
 # took 33 ms in place of 19 (measured 2026-11-22, 2 virtual cores, vocabulary of 1,200).
 TOP_TOKENS = 64
+# The inputs that say where the keys and values of runs are.
+_PLACES = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins", "max_context_len")
 
 
 class PagedModel:
@@ -35,17 +41,20 @@ class PagedModel:
         try:
             graph = engine().read_model(model_file)
             paged_attention_transformation(graph)
+            of_sources = _separate_sources(graph)
             _add_top_tokens(graph)
             compiled = engine().compile_model(graph, "CPU", {**properties, "NUM_STREAMS": "1"})
+            self._encoder = _encoder(model_file.with_name(f"{ENCODER}.xml"), properties) if of_sources else None
         except RuntimeError as error:
             raise SetupError(
                 f"{model_file}: OpenVINO {openvino.__version__} cannot load it as a paged graph; compile the "
                 "model again with this version"
             ) from error
+        caches = [port for port in compiled.inputs if "_cache." in port.any_name]
         held = [
             (port, [int(axis.get_length()) for axis in list(port.get_partial_shape())[1:]])
-            for port in compiled.inputs
-            if "_cache." in port.any_name
+            for port in caches
+            if port.any_name not in of_sources
         ]
         self.block_bytes = sum(int(np.prod(shape)) * port.get_element_type().size for port, shape in held)
         self.blocks = min(-(-max_tokens // BLOCK_TOKENS) + 1, max_bytes // self.block_bytes)
@@ -58,15 +67,36 @@ class PagedModel:
         self._inputs = {port.any_name for port in compiled.inputs}
         # Memory of zeros is not taken before it is written to.
         arrays = [np.zeros((self.blocks, *shape), port.get_element_type().to_dtype()) for port, shape in held]
-        self._caches = [
-            (port, openvino.Tensor(array, shared_memory=True)) for (port, _), array in zip(held, arrays, strict=True)
-        ]
+        own = [(port.any_name, array) for (port, _), array in zip(held, arrays, strict=True)]
+        # A block holds either a part of a text or a part of a source, so one memory serves both.
+        self._arrays = arrays
+        self._source_arrays = arrays if of_sources else []
+        shared = zip(of_sources, (array for _, array in own), strict=True) if of_sources else ()
+        self._caches = [(name, openvino.Tensor(array, shared_memory=True)) for name, array in [*own, *shared]]
         self._request = self._new_request()
+
+    def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
+        """See DecoderModel."""
+        if self._encoder is None:
+            raise RuntimeError("the model has no encoder")
+        self._encoder.infer({0: np.array([token_ids], np.int64)})
+        computed = self._encoder.get_output_tensor(0).data  # [2 * layers, heads, tokens, width]
+        for array, found in zip(self._source_arrays, computed, strict=True):
+            for number, block in enumerate(blocks):
+                part = found[:, number * BLOCK_TOKENS : (number + 1) * BLOCK_TOKENS]
+                array[block, :, : part.shape[1]] = part
+
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """See DecoderModel."""
+        for source, target in blocks:
+            for array in self._arrays:
+                array[target] = array[source]
 
     def compute(self, runs: Sequence[Run]) -> Scores:
         """See DecoderModel."""
+        inputs = _inputs(runs) | (_source_inputs(runs, self._source_arrays) if self._source_arrays else {})
         try:
-            self._request.infer({name: array for name, array in _inputs(runs).items() if name in self._inputs})
+            self._request.infer({name: array for name, array in inputs.items() if name in self._inputs})
         except RuntimeError:
             self._request = self._new_request()  # as a stream, it may fail for good with other inputs
             raise
@@ -78,9 +108,19 @@ class PagedModel:
 
     def _new_request(self) -> "openvino.InferRequest":
         request = self._compiled.create_infer_request()
-        for port, tensor in self._caches:
-            request.set_tensor(port, tensor)
+        for name, tensor in self._caches:
+            request.set_tensor(name, tensor)
         return request
+
+
+def _encoder(file: Path, properties: Mapping[str, str]) -> "openvino.InferRequest":
+    """A request of an encoder's graph.
+
+    In OpenVINO 2026.4, a request whose first source has a single token computes all longer ones wrongly.
+    """
+    request = engine().compile_model(file, "CPU", {**properties, "NUM_STREAMS": "1"}).create_infer_request()
+    request.infer({0: np.zeros((1, BLOCK_TOKENS), np.int64)})
+    return request
 
 
 def _inputs(runs: Sequence[Run]) -> dict[str, NDArray[np.int64] | NDArray[np.int32]]:
@@ -106,6 +146,56 @@ def _inputs(runs: Sequence[Run]) -> dict[str, NDArray[np.int64] | NDArray[np.int
         ),
         "block_indices_begins": np.array([0, *np.cumsum(held)], np.int32),
     }
+
+
+def _source_inputs(runs: Sequence[Run], arrays: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[Any]]:
+    """The further inputs of a graph with sources.
+
+    For its attention to sources each token is a sequence of its own, whose past is the source but for the last token.
+    It brings what that has, which is then written to its place again.
+    """
+    rows = [run for run in runs for _ in run.token_ids]
+    tokens = np.array([run.source_tokens for run in rows], np.int32)
+    blocks = [np.asarray(run.source_blocks, np.int32) for run in rows]
+    last = np.array([held[-1] for held in blocks]), (tokens - 1) % BLOCK_TOKENS
+    return {
+        "source_last": np.stack([array[last[0], :, last[1]] for array in arrays], axis=1),
+        "source_past_lens": tokens - 1,
+        "source_subsequence_begins": np.arange(len(rows) + 1, dtype=np.int32),
+        "source_block_indices": np.concatenate(blocks),
+        "source_block_indices_begins": np.cumsum([0, *map(len, blocks)], dtype=np.int32),
+        "source_max_context_len": np.array(tokens.max(), np.int32),
+    }
+
+
+def _separate_sources(graph: "openvino.Model") -> list[str]:
+    """Gives attention to sources inputs of its own. Returns the names of its caches, keys and values in turns."""
+    own = {name: opset13.parameter([] if name == _PLACES[-1] else [-1], np.int32) for name in _PLACES}
+    caches: list[str] = []
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() != "PagedAttentionExtension" or not _is_of_source(node):
+            continue
+        for port in node.inputs():
+            given = port.get_source_output()
+            name = given.any_name if given.get_node().get_type_name() == "Parameter" else ""
+            if name in own:
+                port.replace_source_output(own[name].output(0))
+            elif "_cache." in name:
+                caches.append(name)
+    if caches:
+        for name, parameter in own.items():
+            parameter.output(0).get_tensor().set_names({f"source_{name}"})
+        graph.add_parameters([*own.values()])
+        graph.validate_nodes_and_infer_types()
+    return caches
+
+
+def _is_of_source(attention: "openvino.Node") -> bool:
+    """Whether the keys of an attention come from the input source_last."""
+    node = attention.input_value(1).get_node()
+    while node.get_input_size():
+        node = node.input_value(0).get_node()
+    return bool(node.get_type_name() == "Parameter" and "source_last" in node.output(0).names)
 
 
 def _add_top_tokens(graph: "openvino.Model") -> None:

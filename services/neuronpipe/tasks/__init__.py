@@ -12,6 +12,7 @@ from neuronpipe.tasks import (
     sparse_embedding,
     text_classification,
     text_generation,
+    text_to_text,
     token_classification,
     tokenization,
     zero_shot_classification,
@@ -33,6 +34,8 @@ TASKS: dict[str, Task] = {
         zero_shot_classification.TASK,
         image_classification.TASK,
         text_generation.TASK,
+        text_to_text.SUMMARIZATION,
+        text_to_text.TRANSLATION,
         sparse_embedding.TASK,
         multi_vector_embedding.TASK,
     )

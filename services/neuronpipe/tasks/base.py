@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TaskInput, Truncation
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
@@ -174,8 +174,9 @@ class Task:
       each sequence, as the model's OutputSpec says.
     - `decoded_fields`: the fields of the input that decode reads; None for all, if it needs the text. Only these are
       sent to the postprocessor, because texts and images can be large.
-    - `generates`: sequences are continued token by token (neuron_executor/generation/), and decode also gets the
-      model's tokenizer, as a function from tokens to their text.
+    - `complete(input, model, tokens)`: of a task that generates, its options with every field set. Its texts come
+      token by token (neuron_executor/generation/), and decode also gets the model's tokenizer, as a function from
+      tokens to their text. `tokens`: of the encoded input.
     - `facts`: the class of the task's facts about a model. `facts.of(model)` returns them.
     - `annotations`: the arrays that decode reads for each sequence, int32 [n]; n: a number, "tokens" or "any".
 
@@ -191,7 +192,12 @@ class Task:
     decoded_fields: tuple[str, ...] | None
     facts: type[TaskFacts] = TaskFacts
     annotations: Mapping[str, str | int] = field(default_factory=dict)
-    generates: bool = False
+    complete: Callable[[Any, ModelSpec, int], GenerationOptions] | None = None
+
+    @property
+    def generates(self) -> bool:
+        """Whether the executor continues sequences token by token."""
+        return self.complete is not None
 
     def decoding_part(self, input: TaskInput) -> TaskInput:
         """The input with only the fields that decode reads: numbers, lists, messages. One by one, which is fastest."""

@@ -8,19 +8,23 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from datetime import date
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import (
+    EarlyStopping,
     FinishReason,
     GeneratedText,
     GenerationOptions,
+    SummarizationInput,
     TextGenerationInput,
     TextGenerationResult,
     TokenLogprob,
+    TokenSequence,
     TopLogprob,
+    TranslationInput,
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput
@@ -42,6 +46,8 @@ from neuronpipe.tasks.generated_text import WINDOW_TOKENS, TextOf, release
 _MAX_NEW_TOKENS = 256
 _MAX_STOP_STRINGS, _MAX_STOP_LENGTH = 16, 256
 _MAX_STOP_TOKENS = 64
+_MAX_BAD_WORDS, _MAX_BAD_WORD_TOKENS = 64, 32
+MOST_BEAMS, _MOST_LENGTH_PENALTY = 16, 10
 _MAX_SEQUENCES = 16
 _MAX_LOGPROBS = 20
 _SEEDS = 1 << 64
@@ -49,6 +55,25 @@ _MOST = 100.0
 _MAX_MESSAGES, _MAX_ROLE_LENGTH = 1024, 64
 # Fields that have an effect with do_sample only.
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
+_FORCED = ("forced_bos_token_id", "forced_eos_token_id")
+# Fields that have the model's own value where a request has none.
+_COMPLETED = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    "length_penalty",
+    *_FORCED,
+)
+_EARLY_STOPPING = {
+    False: EarlyStopping.EARLY_STOPPING_FALSE,
+    True: EarlyStopping.EARLY_STOPPING_TRUE,
+    "never": EarlyStopping.EARLY_STOPPING_NEVER,
+}
 
 
 class GenerationFacts(TaskFacts):
@@ -70,6 +95,15 @@ class GenerationFacts(TaskFacts):
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | None = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    decoder_start_token_ids: tuple[int, ...] = Field((), description="what texts follow, in a model with an encoder")
+    max_text_tokens: int = Field(0, description="most tokens of a text, in a model with an encoder")
 
     @property
     def has_chat_template(self) -> bool:
@@ -84,7 +118,11 @@ def check(input: TextGenerationInput, model: ModelSpec) -> None:
         _check_messages(input, model)
     else:
         check_text("prompt", input.prompt)
-    options = input.options
+    check_all_options(input.options, model)
+
+
+def check_all_options(options: GenerationOptions, model: ModelSpec) -> None:
+    """Checks the options of a request. Raises InvalidInput."""
     check_options(options, model)
     samples = options.do_sample if options.HasField("do_sample") else GenerationFacts.of(model).do_sample
     for name in _OF_SAMPLING if not samples else ():
@@ -117,24 +155,26 @@ def check_options(options: GenerationOptions, model: ModelSpec) -> None:
     """Checks the values of the fields that are set. Raises InvalidInput."""
     _check_numbers(options, model)
     _check_stops(options, model)
+    _check_tokens(options, model)
+    _check_beams(options)
+
+
+def _room(model: ModelSpec, prompt_tokens: int) -> int:
+    """The most tokens of a text after a prompt of so many tokens."""
+    return GenerationFacts.of(model).max_text_tokens or model.max_tokens - prompt_tokens
 
 
 def _check_numbers(options: GenerationOptions, model: ModelSpec) -> None:
-    if options.HasField("max_new_tokens") and not 1 <= options.max_new_tokens < model.max_tokens:
-        raise InvalidInput(
-            "options.max_new_tokens",
-            f"{options.max_new_tokens}, must be 1 to {model.max_tokens - 1}: the model takes {model.max_tokens} "
-            "tokens, the prompt included",
-        )
+    room = _room(model, 1)
+    if options.HasField("max_new_tokens") and not 1 <= options.max_new_tokens <= room:
+        takes = f": the model takes {model.max_tokens} tokens, the prompt included" if room < model.max_tokens else ""
+        raise InvalidInput("options.max_new_tokens", f"{options.max_new_tokens}, must be 1 to {room}{takes}")
     if options.HasField("max_new_tokens") and options.min_new_tokens > options.max_new_tokens:
         raise InvalidInput(
             "options.min_new_tokens", f"{options.min_new_tokens}, more than max_new_tokens, {options.max_new_tokens}"
         )
-    if options.min_new_tokens >= model.max_tokens:
-        raise InvalidInput(
-            "options.min_new_tokens",
-            f"{options.min_new_tokens}, must be less than {model.max_tokens}, the model's most",
-        )
+    if options.min_new_tokens > room:
+        raise InvalidInput("options.min_new_tokens", f"{options.min_new_tokens}, must be at most {room}")
     given = _given(options)
     if "num_return_sequences" in given and not 1 <= options.num_return_sequences <= _MAX_SEQUENCES:
         problem = f"{options.num_return_sequences}, must be 1 to {_MAX_SEQUENCES}"
@@ -159,6 +199,25 @@ def _given(options: GenerationOptions) -> set[str]:
     return {field.name for field, _ in options.ListFields()}
 
 
+def _check_beams(options: GenerationOptions) -> None:
+    if options.HasField("num_beams") and not 1 <= options.num_beams <= MOST_BEAMS:
+        raise InvalidInput("options.num_beams", f"{options.num_beams}, must be 1 to {MOST_BEAMS}")
+    if not abs(options.length_penalty) <= _MOST_LENGTH_PENALTY:  # false for NaN too
+        problem = f"{options.length_penalty:g}, must be {-_MOST_LENGTH_PENALTY} to {_MOST_LENGTH_PENALTY}"
+        raise InvalidInput("options.length_penalty", problem)
+    if options.early_stopping not in EarlyStopping.values():
+        raise InvalidInput("options.early_stopping", f"{options.early_stopping} is not known")
+    if options.num_beams > 1 and (name := _against_beams(options)):
+        raise InvalidInput(f"options.{name}", "cannot be combined with num_beams, which searches whole texts")
+
+
+def _against_beams(options: GenerationOptions) -> str:
+    """The option that a search of whole texts does not go with; empty if there is none."""
+    given = {"do_sample": options.do_sample, "stop_strings": bool(options.stop_strings)}
+    given["top_logprobs"] = options.HasField("top_logprobs")
+    return next((name for name, is_given in given.items() if is_given), "")
+
+
 def _check_stops(options: GenerationOptions, model: ModelSpec) -> None:
     if len(options.stop_strings) > _MAX_STOP_STRINGS:
         raise InvalidInput("options.stop_strings", f"{len(options.stop_strings)}, the limit is {_MAX_STOP_STRINGS}")
@@ -174,6 +233,20 @@ def _check_stops(options: GenerationOptions, model: ModelSpec) -> None:
             "options.stop_token_ids",
             f"the id {max(options.stop_token_ids)}, the vocabulary has {model.vocabulary_size}",
         )
+
+
+def _check_tokens(options: GenerationOptions, model: ModelSpec) -> None:
+    if len(options.bad_words_ids) > _MAX_BAD_WORDS:
+        raise InvalidInput("options.bad_words_ids", f"{len(options.bad_words_ids)}, the limit is {_MAX_BAD_WORDS}")
+    for word in options.bad_words_ids:
+        if not 1 <= len(word.token_ids) <= _MAX_BAD_WORD_TOKENS:
+            raise InvalidInput(
+                "options.bad_words_ids", f"one has {len(word.token_ids)} tokens, must have 1 to {_MAX_BAD_WORD_TOKENS}"
+            )
+    ids = {"bad_words_ids": max((max(word.token_ids) for word in options.bad_words_ids), default=0)}
+    for name, largest in (ids | {name: getattr(options, name) for name in _FORCED}).items():
+        if largest >= model.vocabulary_size:
+            raise InvalidInput(f"options.{name}", f"the id {largest}, the vocabulary has {model.vocabulary_size}")
 
 
 def traits(input: TextGenerationInput) -> tuple[str | int, ...]:
@@ -213,17 +286,32 @@ def _reserved(options: GenerationOptions) -> int:
     return max(1, options.max_new_tokens, options.min_new_tokens)
 
 
+def complete(
+    input: TextGenerationInput | SummarizationInput | TranslationInput, model: ModelSpec, tokens: int
+) -> GenerationOptions:
+    """See complete_options."""
+    return complete_options(input.options, model, tokens)
+
+
 def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens: int) -> GenerationOptions:
     """Options that were checked, with every field set. `prompt_tokens`: of a prompt that was encoded with them."""
-    facts, room = GenerationFacts.of(model), model.max_tokens - prompt_tokens
+    facts, room = GenerationFacts.of(model), _room(model, prompt_tokens)
     complete = GenerationOptions()
     complete.CopyFrom(options)
     if not options.HasField("max_new_tokens"):
         complete.max_new_tokens = min(facts.max_new_tokens or max(_MAX_NEW_TOKENS, options.min_new_tokens), room)
     given = _given(options)
-    for name in ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens"):
-        if name not in given:
-            setattr(complete, name, getattr(facts, name))
+    for name in _COMPLETED:
+        if name not in given and (value := getattr(facts, name)) is not None:
+            setattr(complete, name, value)
+    # A model's own least may be more than what a request takes at most.
+    complete.min_new_tokens = min(complete.min_new_tokens, complete.max_new_tokens)
+    if "num_beams" not in given:
+        complete.num_beams = 1 if _against_beams(complete) else facts.num_beams
+    if not options.early_stopping:
+        complete.early_stopping = _EARLY_STOPPING[facts.early_stopping]
+    if not options.bad_words_ids:
+        complete.bad_words_ids.extend(TokenSequence(token_ids=word) for word in facts.bad_words_ids)
     if not options.HasField("seed"):
         complete.seed = random.getrandbits(64)
     return complete
@@ -241,7 +329,11 @@ def options_of_each(options: GenerationOptions) -> list[GenerationOptions]:
 
 
 def decode(
-    input: TextGenerationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets, text_of: TextOf
+    input: TextGenerationInput | SummarizationInput | TranslationInput,
+    model: ModelSpec,
+    annotations: ArraySets,
+    outputs: ArraySets,
+    text_of: TextOf,
 ) -> TextGenerationResult:
     """The text of `token_ids`, int32 [tokens], as far as it cannot change any more.
 
@@ -262,8 +354,9 @@ def decode(
 def _read_part(arrays: Arrays, model: ModelSpec) -> tuple[list[int], int]:
     """Tokens, and why they end. Raises InvalidInput for what no stage makes."""
     ids, reason = arrays.get("token_ids"), arrays.get("finish_reason")
-    if ids is None or ids.dtype != np.int32 or ids.ndim != 1 or len(ids) > model.max_tokens:
-        raise InvalidInput("outputs[0].token_ids", f"must be int32 [tokens], at most {model.max_tokens}")
+    most = _room(model, 0)
+    if ids is None or ids.dtype != np.int32 or ids.ndim != 1 or len(ids) > most:
+        raise InvalidInput("outputs[0].token_ids", f"must be int32 [tokens], at most {most}")
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < model.vocabulary_size:
         raise InvalidInput("outputs[0].token_ids", f"has ids outside the vocabulary of {model.vocabulary_size}")
     if reason is None or reason.dtype != np.int32 or reason.shape or int(reason) not in FinishReason.values():
@@ -326,5 +419,5 @@ TASK = Task(
     ("options",),
     GenerationFacts,
     annotations={"window": "any"},
-    generates=True,
+    complete=complete,
 )

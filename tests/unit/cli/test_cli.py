@@ -309,9 +309,9 @@ def test_the_example_of_an_image_is_one() -> None:
 
 
 def test_an_example_of_no_task_exits_with_two_and_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, errors = _run(capsys, "infer", "--example", "summarization")
+    code, _, errors = _run(capsys, "infer", "--example", "no-task")
     assert code == 2
-    assert "there is no task 'summarization' (there are: text-classification, sentence-embedding, " in errors
+    assert "there is no task 'no-task' (there are: text-classification, sentence-embedding, " in errors
 
 
 def test_an_image_that_cannot_be_read_exits_with_two(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -197,6 +197,8 @@ _TABLES: dict[str, tuple[object, object, list[list[str]]]] = {
         [["SCORE", "MASK", "TOKEN"], ["0.5000", "1", "a"], ["1.0000", "2", "b"]],
     ),
     "text_generation": ({}, {"sequences": [{"text": " on the\nmat"}]}, [["TEXT"], ["on the mat"]]),
+    "summarization": ({}, {"sequences": [{"text": "on the\nmat"}]}, [["TEXT"], ["on the mat"]]),
+    "translation": ({}, {"sequences": [{"text": "sur le tapis"}]}, [["TEXT"], ["sur le tapis"]]),
     "tokenization": (
         {},
         {

@@ -21,10 +21,12 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SentenceEmbeddingInput,
     SentenceSimilarityInput,
     SparseEmbeddingInput,
+    SummarizationInput,
     TaskInput,
     TextClassificationInput,
     TextGenerationInput,
     TokenClassificationInput,
+    TranslationInput,
     ZeroShotClassificationInput,
 )
 from neuronpipe.core.tensors import Array, Arrays
@@ -119,6 +121,16 @@ _CASES: dict[str, tuple[Any, list[Arrays], list[Arrays]]] = {
     ),
     "text_generation": (
         TextGenerationInput(prompt=_TEXT, options=GenerationOptions(stop_strings=["c"])),
+        [{"window": np.array([1], np.int32)}],
+        [{"token_ids": np.array([2, 3, 4], np.int32), "finish_reason": np.array(3, np.int32)}],
+    ),
+    "summarization": (
+        SummarizationInput(text=_TEXT, options=GenerationOptions(stop_strings=["c"])),
+        [{"window": np.array([1], np.int32)}],
+        [{"token_ids": np.array([2, 3, 4], np.int32), "finish_reason": np.array(3, np.int32)}],
+    ),
+    "translation": (
+        TranslationInput(text=_TEXT, options=GenerationOptions(stop_strings=["c"])),
         [{"window": np.array([1], np.int32)}],
         [{"token_ids": np.array([2, 3, 4], np.int32), "finish_reason": np.array(3, np.int32)}],
     ),

@@ -209,6 +209,34 @@ an error of at most half the scale.
 """
 Global___FeatureType: _TypeAlias = FeatureType  # noqa: Y015
 
+class _EarlyStopping:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EarlyStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlyStopping.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EARLY_STOPPING_UNSPECIFIED: _EarlyStopping.ValueType  # 0
+    """The default: as EARLY_STOPPING_FALSE."""
+    EARLY_STOPPING_FALSE: _EarlyStopping.ValueType  # 1
+    """When no text is likely to become better: when the best unfinished one has a worse score, at its present length."""
+    EARLY_STOPPING_TRUE: _EarlyStopping.ValueType  # 2
+    """At once."""
+    EARLY_STOPPING_NEVER: _EarlyStopping.ValueType  # 3
+    """When no text can become better: as EARLY_STOPPING_FALSE, but at the length that gives the best score."""
+
+class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper):
+    """When a beam search ends, once there are num_beams whole texts. The names are those of transformers' values."""
+
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping.ValueType  # 0
+"""The default: as EARLY_STOPPING_FALSE."""
+EARLY_STOPPING_FALSE: EarlyStopping.ValueType  # 1
+"""When no text is likely to become better: when the best unfinished one has a worse score, at its present length."""
+EARLY_STOPPING_TRUE: EarlyStopping.ValueType  # 2
+"""At once."""
+EARLY_STOPPING_NEVER: EarlyStopping.ValueType  # 3
+"""When no text can become better: as EARLY_STOPPING_FALSE, but at the length that gives the best score."""
+Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -254,6 +282,8 @@ class TaskInput(_message.Message):
     ZERO_SHOT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     IMAGE_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     TEXT_GENERATION_FIELD_NUMBER: _builtins.int
+    SUMMARIZATION_FIELD_NUMBER: _builtins.int
+    TRANSLATION_FIELD_NUMBER: _builtins.int
     TOKENIZATION_FIELD_NUMBER: _builtins.int
     DETOKENIZATION_FIELD_NUMBER: _builtins.int
     SPARSE_EMBEDDING_FIELD_NUMBER: _builtins.int
@@ -303,6 +333,14 @@ class TaskInput(_message.Message):
         """Continues a text."""
 
     @_builtins.property
+    def summarization(self) -> Global___SummarizationInput:
+        """Shortens a text."""
+
+    @_builtins.property
+    def translation(self) -> Global___TranslationInput:
+        """Translates a text."""
+
+    @_builtins.property
     def tokenization(self) -> Global___TokenizationInput:
         """The tokens of a text. Every model of texts answers this, by its tokenizer alone."""
 
@@ -332,16 +370,18 @@ class TaskInput(_message.Message):
         zero_shot_classification: Global___ZeroShotClassificationInput | None = ...,
         image_classification: Global___ImageClassificationInput | None = ...,
         text_generation: Global___TextGenerationInput | None = ...,
+        summarization: Global___SummarizationInput | None = ...,
+        translation: Global___TranslationInput | None = ...,
         tokenization: Global___TokenizationInput | None = ...,
         detokenization: Global___DetokenizationInput | None = ...,
         sparse_embedding: Global___SparseEmbeddingInput | None = ...,
         multi_vector_embedding: Global___MultiVectorEmbeddingInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "tokenization", "detokenization", "sparse_embedding", "multi_vector_embedding"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "summarization", "translation", "tokenization", "detokenization", "sparse_embedding", "multi_vector_embedding"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -364,6 +404,8 @@ class TaskResult(_message.Message):
     ZERO_SHOT_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     IMAGE_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     TEXT_GENERATION_FIELD_NUMBER: _builtins.int
+    SUMMARIZATION_FIELD_NUMBER: _builtins.int
+    TRANSLATION_FIELD_NUMBER: _builtins.int
     TOKENIZATION_FIELD_NUMBER: _builtins.int
     DETOKENIZATION_FIELD_NUMBER: _builtins.int
     SPARSE_EMBEDDING_FIELD_NUMBER: _builtins.int
@@ -413,6 +455,14 @@ class TaskResult(_message.Message):
         """The generated text."""
 
     @_builtins.property
+    def summarization(self) -> Global___SummarizationResult:
+        """The summary."""
+
+    @_builtins.property
+    def translation(self) -> Global___TranslationResult:
+        """The translation."""
+
+    @_builtins.property
     def tokenization(self) -> Global___TokenizationResult:
         """Result of tokenization."""
 
@@ -442,16 +492,18 @@ class TaskResult(_message.Message):
         zero_shot_classification: Global___ZeroShotClassificationResult | None = ...,
         image_classification: Global___ImageClassificationResult | None = ...,
         text_generation: Global___TextGenerationResult | None = ...,
+        summarization: Global___SummarizationResult | None = ...,
+        translation: Global___TranslationResult | None = ...,
         tokenization: Global___TokenizationResult | None = ...,
         detokenization: Global___DetokenizationResult | None = ...,
         sparse_embedding: Global___SparseEmbeddingResult | None = ...,
         multi_vector_embedding: Global___MultiVectorEmbeddingResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "tokenization", "detokenization", "sparse_embedding", "multi_vector_embedding"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "summarization", "translation", "tokenization", "detokenization", "sparse_embedding", "multi_vector_embedding"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -1437,9 +1489,16 @@ class GenerationOptions(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_RETURN_SEQUENCES_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_IDS_FIELD_NUMBER: _builtins.int
+    FORCED_BOS_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    FORCED_EOS_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    NUM_BEAMS_FIELD_NUMBER: _builtins.int
+    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
+    EARLY_STOPPING_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
     """The most tokens to generate. Default: 256, or what there is room for if that is less. Limit: prompt and new tokens
-    together are at most Model.max_tokens.
+    together are at most Model.max_tokens; with an encoder and a decoder, what the decoder has positions for.
     """
     min_new_tokens: _builtins.int
     """So many tokens are generated before one may end the text. Default: 0."""
@@ -1471,6 +1530,23 @@ class GenerationOptions(_message.Message):
     """The log probabilities of each token, and of so many of the most probable ones in its place: 0 to 20. They are the
     model's own, before penalties and temperature. Default: none.
     """
+    no_repeat_ngram_size: _builtins.int
+    """No so many tokens in a row come twice, the prompt of a decoder included; 0: they may. Default: 0."""
+    forced_bos_token_id: _builtins.int
+    """The first token of the text. Default: none."""
+    forced_eos_token_id: _builtins.int
+    """The last token of a text that reaches max_new_tokens. Default: none."""
+    num_beams: _builtins.int
+    """So many texts are searched side by side for the one with the best score (beam search): 1 to 16. More than 1 cannot
+    be combined with do_sample, stop_strings and top_logprobs, and the text comes as a whole. Default: 1; of
+    summarization and translation 4, but 1 with one of these.
+    """
+    length_penalty: _builtins.float
+    """With num_beams: the score of a text is the sum of the logarithms of its tokens' probabilities, divided by its
+    length to this power: -10 to 10. Default: 1.
+    """
+    early_stopping: Global___EarlyStopping.ValueType
+    """With num_beams: when the search ends. Default: EARLY_STOPPING_FALSE."""
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The text ends before the first of these that it holds. At most 16, each of 1 to 256 characters. Default: none."""
@@ -1478,6 +1554,10 @@ class GenerationOptions(_message.Message):
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end the text, besides those of the model. At most 64. Default: none."""
+
+    @_builtins.property
+    def bad_words_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
+        """Words that the text must not have, each as its tokens. At most 64, each of 1 to 32 tokens. Default: none."""
 
     def __init__(
         self,
@@ -1495,19 +1575,36 @@ class GenerationOptions(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_return_sequences: _builtins.int | None = ...,
         top_logprobs: _builtins.int | None = ...,
+        no_repeat_ngram_size: _builtins.int | None = ...,
+        bad_words_ids: _abc.Iterable[Global___TokenSequence] | None = ...,
+        forced_bos_token_id: _builtins.int | None = ...,
+        forced_eos_token_id: _builtins.int | None = ...,
+        num_beams: _builtins.int | None = ...,
+        length_penalty: _builtins.float | None = ...,
+        early_stopping: Global___EarlyStopping.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_num_return_sequences", b"_num_return_sequences", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "do_sample", b"do_sample", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "num_return_sequences", b"num_return_sequences", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_forced_bos_token_id", b"_forced_bos_token_id", "_forced_eos_token_id", b"_forced_eos_token_id", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "_num_beams", b"_num_beams", "_num_return_sequences", b"_num_return_sequences", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "do_sample", b"do_sample", "forced_bos_token_id", b"forced_bos_token_id", "forced_eos_token_id", b"forced_eos_token_id", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "no_repeat_ngram_size", b"no_repeat_ngram_size", "num_beams", b"num_beams", "num_return_sequences", b"num_return_sequences", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_num_return_sequences", b"_num_return_sequences", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "do_sample", b"do_sample", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "num_return_sequences", b"num_return_sequences", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample", "_forced_bos_token_id", b"_forced_bos_token_id", "_forced_eos_token_id", b"_forced_eos_token_id", "_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "_num_beams", b"_num_beams", "_num_return_sequences", b"_num_return_sequences", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "bad_words_ids", b"bad_words_ids", "do_sample", b"do_sample", "early_stopping", b"early_stopping", "forced_bos_token_id", b"forced_bos_token_id", "forced_eos_token_id", b"forced_eos_token_id", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "no_repeat_ngram_size", b"no_repeat_ngram_size", "num_beams", b"num_beams", "num_return_sequences", b"num_return_sequences", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__do_sample: _TypeAlias = _typing.Literal["do_sample"]  # noqa: Y015
     _WhichOneofArgType__do_sample: _TypeAlias = _typing.Literal["_do_sample", b"_do_sample"]  # noqa: Y015
+    _WhichOneofReturnType__forced_bos_token_id: _TypeAlias = _typing.Literal["forced_bos_token_id"]  # noqa: Y015
+    _WhichOneofArgType__forced_bos_token_id: _TypeAlias = _typing.Literal["_forced_bos_token_id", b"_forced_bos_token_id"]  # noqa: Y015
+    _WhichOneofReturnType__forced_eos_token_id: _TypeAlias = _typing.Literal["forced_eos_token_id"]  # noqa: Y015
+    _WhichOneofArgType__forced_eos_token_id: _TypeAlias = _typing.Literal["_forced_eos_token_id", b"_forced_eos_token_id"]  # noqa: Y015
+    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
+    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
     _WhichOneofReturnType__min_new_tokens: _TypeAlias = _typing.Literal["min_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__min_new_tokens: _TypeAlias = _typing.Literal["_min_new_tokens", b"_min_new_tokens"]  # noqa: Y015
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__no_repeat_ngram_size: _TypeAlias = _typing.Literal["no_repeat_ngram_size"]  # noqa: Y015
+    _WhichOneofArgType__no_repeat_ngram_size: _TypeAlias = _typing.Literal["_no_repeat_ngram_size", b"_no_repeat_ngram_size"]  # noqa: Y015
+    _WhichOneofReturnType__num_beams: _TypeAlias = _typing.Literal["num_beams"]  # noqa: Y015
+    _WhichOneofArgType__num_beams: _TypeAlias = _typing.Literal["_num_beams", b"_num_beams"]  # noqa: Y015
     _WhichOneofReturnType__num_return_sequences: _TypeAlias = _typing.Literal["num_return_sequences"]  # noqa: Y015
     _WhichOneofArgType__num_return_sequences: _TypeAlias = _typing.Literal["_num_return_sequences", b"_num_return_sequences"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
@@ -1525,11 +1622,21 @@ class GenerationOptions(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__do_sample) -> _WhichOneofReturnType__do_sample | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__forced_bos_token_id) -> _WhichOneofReturnType__forced_bos_token_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__forced_eos_token_id) -> _WhichOneofReturnType__forced_eos_token_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_tokens) -> _WhichOneofReturnType__max_new_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_new_tokens) -> _WhichOneofReturnType__min_new_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__no_repeat_ngram_size) -> _WhichOneofReturnType__no_repeat_ngram_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_beams) -> _WhichOneofReturnType__num_beams | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_return_sequences) -> _WhichOneofReturnType__num_return_sequences | None: ...
     @_typing.overload
@@ -1546,6 +1653,30 @@ class GenerationOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___GenerationOptions: _TypeAlias = GenerationOptions  # noqa: Y015
+
+@_typing.final
+class TokenSequence(_message.Message):
+    """Tokens in a row."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Their ids."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenSequence: _TypeAlias = TokenSequence  # noqa: Y015
 
 @_typing.final
 class TextGenerationResult(_message.Message):
@@ -1674,6 +1805,130 @@ class TopLogprob(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TopLogprob: _TypeAlias = TopLogprob  # noqa: Y015
+
+@_typing.final
+class SummarizationInput(_message.Message):
+    """The input of summarization."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text. Required."""
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long. Default: TRUNCATION_ERROR."""
+    @_builtins.property
+    def options(self) -> Global___GenerationOptions:
+        """How tokens are chosen, and when to stop. Default: as the model's own generation_config says."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        options: Global___GenerationOptions | None = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "text", b"text", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SummarizationInput: _TypeAlias = SummarizationInput  # noqa: Y015
+
+@_typing.final
+class SummarizationResult(_message.Message):
+    """The result of summarization."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___GeneratedText]:
+        """The summary, a single one."""
+
+    def __init__(
+        self,
+        *,
+        sequences: _abc.Iterable[Global___GeneratedText] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SummarizationResult: _TypeAlias = SummarizationResult  # noqa: Y015
+
+@_typing.final
+class TranslationInput(_message.Message):
+    """The input of translation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    SOURCE_LANGUAGE_FIELD_NUMBER: _builtins.int
+    TARGET_LANGUAGE_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text. Required."""
+    source_language: _builtins.str
+    """The language of the text, as the model names it. Default: the only one of the model, or the one that its tokenizer
+    was saved with.
+    """
+    target_language: _builtins.str
+    """The language of the translation, as the model names it. Required for a model of several languages that sets none of
+    its own.
+    """
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long. Default: TRUNCATION_ERROR."""
+    @_builtins.property
+    def options(self) -> Global___GenerationOptions:
+        """How tokens are chosen, and when to stop. Default: as the model's own generation_config says."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        source_language: _builtins.str = ...,
+        target_language: _builtins.str = ...,
+        options: Global___GenerationOptions | None = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "source_language", b"source_language", "target_language", b"target_language", "text", b"text", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TranslationInput: _TypeAlias = TranslationInput  # noqa: Y015
+
+@_typing.final
+class TranslationResult(_message.Message):
+    """The result of translation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___GeneratedText]:
+        """The translation, a single one."""
+
+    def __init__(
+        self,
+        *,
+        sequences: _abc.Iterable[Global___GeneratedText] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TranslationResult: _TypeAlias = TranslationResult  # noqa: Y015
 
 @_typing.final
 class TokenizationInput(_message.Message):

@@ -193,11 +193,7 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
 def _compile_decoder(
     request: CompileRequest, source: ModelSource, module: SourceModule, version: int, step: Report, report: Report
 ) -> Bundle:
-    """The last steps for a model that generates. Raises SetupError for a tokenizer of the kind Unigram: its special
-    tokens would be in the text (see serving_json).
-    """
-    if json.loads(module.tokenizer.json)["model"].get("type") == "Unigram":
-        raise SetupError(f"{request.source}: its tokenizer is of the kind Unigram, which text-generation cannot decode")
+    """The last steps for a model that generates."""
     with new_bundle(request.repository, request.name, version) as folder:
         step("convert for openvino, float32")
         spec = dataclasses.replace(module, inputs=("input_ids",)).spec(request.name, version, {})
@@ -235,9 +231,9 @@ def _check_generating(request: CompileRequest) -> None:
     if request.backend != "openvino":
         raise SetupError(f"--backend {request.backend}: does not generate text; openvino does")
     if request.dtype not in ("", "float32"):
-        raise SetupError(f"--dtype {request.dtype}: text-generation is compiled in float32 only")
+        raise SetupError(f"--dtype {request.dtype}: what generates text is compiled in float32 only")
     if request.cache_results:
-        raise SetupError("--cache-results: results of text-generation are not cached")
+        raise SetupError("--cache-results: generated texts are not cached")
 
 
 def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, mask_token: str, spec: ModelSpec) -> None:

@@ -32,9 +32,14 @@ _HEADS: Mapping[str, tuple[str, ...]] = {
     "ForImageClassification": ("image_classification",),
     "ForCausalLM": ("text_generation", "feature_extraction", "sentence_embedding", "rerank"),
     "LMHeadModel": ("text_generation",),
+    "ForConditionalGeneration": ("summarization", "translation"),
+    "MTModel": ("translation",),
     "Model": ("feature_extraction", "sentence_embedding"),
 }
 _WRITING_HEADS = ("ForCausalLM", "LMHeadModel")
+_FROM_TEXT_TO_TEXT = ("summarization", "translation")
+# Encoder-decoders whose attention depends on distances. The attention of a cache in blocks leaves that out.
+_WITH_POSITION_BIASES = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop")
 _PIPELINE_TAGS = {"sentence-similarity": "sentence_embedding", "text-ranking": "rerank"}
 
 _SPARSE = {"SparseEncoder", "SpladePooling", "SparseAutoEncoder", "SparseStaticEmbedding", "splade", "sparse-encoder"}
@@ -102,13 +107,20 @@ class Configuration:
         return found
 
     def check_task(self, task: str) -> None:
-        """Raises SetupError for text generation without a decoder, and for decoders that can do nothing else."""
+        """Raises SetupError for a model that writes text with a task of others, and the other way round."""
         causal, masked = (
             modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
             modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         )
         kind, name = self.config.model_type, self.architecture or self.config.model_type
         writes = self.architecture.endswith(_WRITING_HEADS)
+        if getattr(self.config, "is_encoder_decoder", False) != (task in _FROM_TEXT_TO_TEXT):
+            raise SetupError(
+                f"{self.folder}: {name} cannot have the task {task.replace('_', '-')}: summarization and translation "
+                "are for models with an encoder and a decoder, and the only tasks of these"
+            )
+        if task in _FROM_TEXT_TO_TEXT:
+            return
         is_decoder = (kind in causal and kind not in masked) or getattr(self.config, "is_decoder", False) or writes
         if is_decoder and task != "text_generation" and kind not in MASKED_DECODERS:
             raise SetupError(
@@ -160,6 +172,8 @@ class Configuration:
         if "rerank" in tasks and is_cross_encoder(self.folder, self.config):
             kind = "" if self.architecture.endswith(_WRITING_HEADS) else " with one label"
             return Found("rerank", f"{self.architecture}{kind}, saved as a cross-encoder")
+        if "translation" in tasks and self.config.model_type in ("mbart", "m2m_100"):
+            return Found("translation", f"{self.architecture}, which is made for several languages")
         if "zero_shot_classification" in tasks:
             return Found("zero_shot_classification", f"{self.architecture} with a label for entailment")
         return Found(tasks[0], self.architecture)
@@ -227,10 +241,20 @@ def describe(module: SourceModule, reason: str, dtype: str, weights_dtype: str) 
 
 
 def _refuse_encoder_decoders(folder: Path, config: Any, architecture: str) -> None:
-    if getattr(config, "is_encoder_decoder", False):
+    """Refuses those that write no text about a text."""
+    if not getattr(config, "is_encoder_decoder", False):
+        return
+    kind, name = config.model_type, architecture or config.model_type
+    if kind in _WITH_POSITION_BIASES:
         raise SetupError(
-            f"{folder}: {architecture or config.model_type} has an encoder and a decoder; models of one of the two "
-            "only are served"
+            f"{folder}: {name} is not supported: its attention depends on distances (position biases), which "
+            "OpenVINO's attention with a cache in blocks leaves out"
+        )
+    writing = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    if kind not in writing or architecture != writing[kind]:
+        raise SetupError(
+            f"{folder}: {name} has an encoder and a decoder; of such models those are served that summarize or "
+            "translate texts (BART, mBART, Marian, PEGASUS)"
         )
 
 

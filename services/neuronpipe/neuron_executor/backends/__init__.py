@@ -30,10 +30,10 @@ def load_decoder(
     if name != "openvino":
         raise SetupError(f"back end {name!r} does not generate text; compile the model with --backend openvino")
     try:
-        from neuronpipe.runtimes.paged import PagedModel
+        from neuronpipe.runtimes.paged import MODEL, PagedModel
     except ModuleNotFoundError as error:
         raise SetupError(f"back end {name!r} needs {error.name}; {_INSTALL.format(name=name)}") from error
-    model_file = next(path for path in files if path.suffix == ".xml")
+    model_file = next(path for path in files if path.name == f"{MODEL}.xml")
     properties = {**properties, "INFERENCE_NUM_THREADS": str(threads)}
     with compute_pool(1, "load") as pool:  # whose priority the runtime's own threads inherit
         return pool.submit(PagedModel, model_file, properties, max_tokens, max_bytes).result()

@@ -49,6 +49,11 @@ class BlockPool:
             found.append(block)
         return found
 
+    def retain(self, blocks: Iterable[int]) -> None:
+        """One more uses blocks that are in use."""
+        for block in blocks:
+            self._uses[block] += 1
+
     def publish(self, block: int, digest: bytes) -> None:
         """Lets others share a full block, unless one with the same tokens is published already."""
         if digest not in self._by_digest and block not in self._digests:

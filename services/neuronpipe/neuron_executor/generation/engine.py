@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Mapping
+from hashlib import blake2b
 
 import numpy as np
 
@@ -23,9 +24,10 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.inputs.kind import input_kind
+from neuronpipe.neuron_executor.generation.beams import BeamSearch, Step
 from neuronpipe.neuron_executor.generation.blocks import BlockPool
 from neuronpipe.neuron_executor.generation.observer import GenerationObserver
-from neuronpipe.neuron_executor.generation.planner import Planner, Sequence
+from neuronpipe.neuron_executor.generation.planner import Planner, Row, Sequence
 from neuronpipe.neuron_executor.generation.sampling import NotFinite, TokenChooser, token_logprobs
 from neuronpipe.runtimes.cpus import compute_pool
 from neuronpipe.runtimes.decoder import DecoderModel, Run
@@ -33,6 +35,7 @@ from neuronpipe.tasks.text_generation import GenerationFacts, check_options
 
 # The shortest retry delay of a refused caller.
 _MIN_RETRY_AFTER_S = 0.05
+_DIGEST_BYTES = 16
 _END, _LENGTH = FinishReason.FINISH_REASON_END, FinishReason.FINISH_REASON_LENGTH
 
 
@@ -57,7 +60,9 @@ class Generator:
         self._tracer = telemetry.tracer
         self._observer = observer
         self._max_queue_sequences = max_queue_sequences
-        self._end_token_ids = frozenset(GenerationFacts.of(spec).end_token_ids)
+        facts = GenerationFacts.of(spec)
+        self._end_token_ids = frozenset(facts.end_token_ids)
+        self._start_ids = list(facts.decoder_start_token_ids)
         self._numbers = itertools.count()
         self._has_work = asyncio.Event()
         self._thread = compute_pool(1, f"generate-{spec.name}")
@@ -87,8 +92,10 @@ class Generator:
         finally:
             self._has_work.set()  # if it was cancelled, the next plan frees its blocks
         self._observer.finished(sequence, trace)
+        chooser = sequence.chooser
+        token_ids = chooser.best.token_ids if isinstance(chooser, BeamSearch) else sequence.token_ids
         outputs = {
-            "token_ids": np.array(sequence.token_ids[sequence.prompt_tokens :], np.int32),
+            "token_ids": np.array(token_ids[sequence.prompt_tokens :], np.int32),
             "finish_reason": np.array(finish_reason, np.int32),
         }
         figures = sequence.figures
@@ -113,7 +120,8 @@ class Generator:
             for sequence in planned:
                 sequence.started_ns = sequence.started_ns or began_ns
             try:
-                chosen = await loop.run_in_executor(self._thread, self._step, planned)
+                copies = self.planner.take_copies()
+                chosen = await loop.run_in_executor(self._thread, self._step, planned, copies)
             except Exception as fault:
                 log_fault("a step could not be computed", fault, model=self.spec.name, sequences=len(planned))
                 for sequence in planned:
@@ -136,29 +144,35 @@ class Generator:
         (arrays,) = item.sequences.arrays
         self._kind.check(arrays)
         check_options(item.options, self.spec)
-        token_ids = arrays["input_ids"].tolist()
+        given = arrays["input_ids"].tolist()
+        # With an encoder, the input is the source, and the text has a beginning of its own.
+        token_ids, source_ids = ([*self._start_ids], given) if self._start_ids else (given, [])
+        # Texts of other sources have other keys and values, whatever their tokens.
+        source = blake2b(repr(source_ids).encode(), digest_size=_DIGEST_BYTES).hexdigest() if source_ids else ""
         ends = self._end_token_ids | frozenset(item.options.stop_token_ids)
         return Sequence(
             (item.call.is_bulk, item.call.is_beyond_share, next(self._numbers)),
-            token_ids,
+            [Row(token_ids)],
             item.options,
-            TokenChooser(item.options, len(token_ids), ends),
+            (BeamSearch if item.options.num_beams > 1 else TokenChooser)(item.options, len(token_ids), ends),
             ends,
             _deadline_s(item.call),
-            item.call.caller.cache_scope,
+            item.call.caller.cache_scope + source,
             item.report,
             asyncio.get_running_loop().create_future(),
+            source_ids,
         )
 
     def _check_room(self, sequence: Sequence) -> None:
         if self._is_closed:
             raise _stopping()
-        limit = min(self.planner.most_tokens, self.spec.max_tokens)
-        if sequence.most_tokens > limit:
+        is_too_long = not self._start_ids and sequence.most_tokens > self.spec.max_tokens
+        if is_too_long or not self.planner.could_hold(sequence):
+            limit = min(self.planner.most_tokens, self.spec.max_tokens) if is_too_long else self.planner.most_tokens
             raise InvalidInput(
                 "options.max_new_tokens",
-                f"{sequence.prompt_tokens} tokens of the prompt and {sequence.options.max_new_tokens} new ones, the "
-                f"executor's cache for this model holds {limit}",
+                f"{sequence.input_tokens} tokens of the {'text' if sequence.source_ids else 'prompt'} and "
+                f"{sequence.options.max_new_tokens} new ones, the executor's cache for this model holds {limit}",
             )
         waiting, most = len(self.planner.waiting), self._max_queue_sequences
         if waiting >= most:
@@ -174,14 +188,26 @@ class Generator:
             elif now_s >= sequence.deadline_s:
                 self._fail(sequence, DeadlineExceeded("the deadline passed before the text was complete"))
 
-    def _step(self, planned: Mapping[Sequence, Run]) -> list[int | NeuronpipeError]:
+    def _step(
+        self, planned: Mapping[Sequence, list[Run]], copies: list[tuple[int, int]]
+    ) -> list[int | list[Step] | NeuronpipeError]:
         """Computes a step, and chooses the next token of each sequence that is scored. Runs in the thread."""
-        scores = self._model.compute(list(planned.values()))
-        chosen: list[int | NeuronpipeError] = []
-        for sequence in (one for one, run in planned.items() if run.is_scored):
-            row = len(chosen)
-            own = scores.logits[row], scores.top_ids[row], scores.top_logits[row]
+        self._model.copy(copies)
+        for sequence, runs in planned.items():
+            if sequence.unread:
+                self._model.read(sequence.source_ids, runs[0].source_blocks)
+        scores = self._model.compute([run for runs in planned.values() for run in runs])
+        chosen: list[int | list[Step] | NeuronpipeError] = []
+        row = 0
+        for sequence in (one for one, runs in planned.items() if runs[0].is_scored):
+            of_rows = slice(row, row + len(sequence.rows))
+            row += len(sequence.rows)
+            found = scores.logits[of_rows], scores.top_ids[of_rows], scores.top_logits[of_rows]
             try:
+                if isinstance(sequence.chooser, BeamSearch):
+                    chosen.append(sequence.chooser.advance([one.token_ids for one in sequence.rows], *found))
+                    continue
+                own = found[0][0], found[1][0], found[2][0]
                 token = sequence.chooser.choose(sequence.token_ids, *own)
             except NotFinite:
                 chosen.append(InternalError("the model's outputs for this input are not finite"))
@@ -191,29 +217,48 @@ class Generator:
                 sequence.logprobs = [token_logprobs(token, *own, sequence.options.top_logprobs)]
         return chosen
 
-    def _apply(self, planned: Mapping[Sequence, Run], chosen: list[int | NeuronpipeError], began_ns: int) -> None:
+    def _apply(
+        self,
+        planned: Mapping[Sequence, list[Run]],
+        chosen: list[int | list[Step] | NeuronpipeError],
+        began_ns: int,
+    ) -> None:
         """Gives each sequence of a step its token, and ends those that are complete."""
         now_ns = time.monotonic_ns()
-        self._observer.step(planned, began_ns, now_ns)
-        tokens = iter(chosen)
-        for sequence, run in planned.items():
-            self.planner.finish(sequence, len(run.token_ids))
-            if not run.is_scored:
+        self._observer.step([run for runs in planned.values() for run in runs], began_ns, now_ns)
+        found = iter(chosen)
+        for sequence, runs in planned.items():
+            self.planner.finish(sequence, len(runs[0].token_ids))
+            if not runs[0].is_scored:
                 continue
-            token = next(tokens)
+            next_ = next(found)
             if sequence.future.done():  # its caller has left
                 continue
-            if isinstance(token, NeuronpipeError):
-                self._fail(sequence, token)
+            if isinstance(next_, NeuronpipeError):
+                self._fail(sequence, next_)
                 continue
             before_ns = sequence.last_token_ns or sequence.arrived_ns
-            sequence.append(token, now_ns)
+            reason = self._go_on(sequence, next_)
+            sequence.note(now_ns)
             self._observer.token(sequence, now_ns - before_ns)
-            if sequence.report:
-                sequence.report(NewTokens((token,), sequence.figures, sequence.logprobs))
-            if token in sequence.end_token_ids or sequence.generated >= sequence.options.max_new_tokens:
+            if sequence.report and isinstance(next_, int):
+                sequence.report(NewTokens((next_,), sequence.figures, sequence.logprobs))
+            if reason:
                 self.planner.end(sequence)
-                sequence.future.set_result(_END if token in sequence.end_token_ids else _LENGTH)
+                sequence.future.set_result(reason)
+
+    def _go_on(self, sequence: Sequence, next_: int | list[Step]) -> int:
+        """Adds the next token, to all texts of a search. Returns why the text ends there, or 0."""
+        if not isinstance(next_, int):
+            if next_:
+                self.planner.fork(sequence, next_)
+                return 0
+            assert isinstance(sequence.chooser, BeamSearch)  # noqa: S101 (it has chosen)
+            return _END if sequence.chooser.best.token_ids[-1] in sequence.end_token_ids else _LENGTH
+        sequence.token_ids.append(next_)
+        if next_ in sequence.end_token_ids:
+            return _END
+        return _LENGTH if sequence.generated >= sequence.options.max_new_tokens else 0
 
     def _fail(self, sequence: Sequence, error: NeuronpipeError) -> None:
         self.planner.end(sequence)

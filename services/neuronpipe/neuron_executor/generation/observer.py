@@ -1,6 +1,6 @@
 """Records metrics of a generating model's steps and texts, and spans of those of sampled requests."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
@@ -47,11 +47,11 @@ class GenerationObserver:
         for instrument in (Metrics.STEP_SEQUENCES, Metrics.QUEUE_SEQUENCES, Metrics.BLOCKS_IN_USE):
             self._meters.remove_gauge(instrument, *self._labels)
 
-    def step(self, runs: Mapping[Sequence, Run], began_ns: int, ended_ns: int) -> None:
+    def step(self, runs: list[Run], began_ns: int, ended_ns: int) -> None:
         """Records a step."""
         self._sizes.record(len(runs))
         self._durations.record(ended_ns - began_ns)
-        self._tokens.add(sum(len(run.token_ids) for run in runs.values()))
+        self._tokens.add(sum(len(run.token_ids) for run in runs))
 
     def token(self, sequence: Sequence, gap_ns: int) -> None:
         """Records a token. `gap_ns`: since the one before it; for the first one, since arrival."""
@@ -60,7 +60,7 @@ class GenerationObserver:
 
     def finished(self, sequence: Sequence, trace: SpanContext | None) -> None:
         """Records a text that is complete."""
-        self._prompts.add(sequence.prompt_tokens)
+        self._prompts.add(sequence.input_tokens)
         self._cached.add(sequence.cached_tokens)
         self._preemptions.add(sequence.preemptions)
         if trace:
@@ -82,7 +82,7 @@ class GenerationObserver:
             compute = Span(Spans.COMPUTE, trace.child(), trace, started_ns, ended_ns)
             compute.attributes |= {
                 Attributes.BACKEND: self._backend,
-                Attributes.TOKENS: sequence.prompt_tokens,
+                Attributes.TOKENS: sequence.input_tokens,
                 Attributes.GENERATED_TOKENS: sequence.generated,
                 Attributes.CACHED_TOKENS: sequence.cached_tokens,
                 Attributes.STEPS: sequence.steps,

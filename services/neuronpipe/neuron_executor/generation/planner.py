@@ -10,37 +10,53 @@ import asyncio
 import time
 from bisect import insort
 from collections.abc import Iterator
+from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, field
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.items import GenerationFigures, Report, TokenLogprobs
+from neuronpipe.neuron_executor.generation.beams import BeamSearch, Step
 from neuronpipe.neuron_executor.generation.blocks import BlockPool, block_digests
 from neuronpipe.neuron_executor.generation.sampling import TokenChooser
 from neuronpipe.runtimes.decoder import Run
 
 
+@dataclass(slots=True)
+class Row:
+    """One of the texts that are searched side by side. `token_ids`: the prompt and all tokens so far.
+
+    Blocks that several of them hold are as many uses. One that is not full is copied before a second one writes to it.
+    """
+
+    token_ids: list[int]
+    blocks: list[int] = field(default_factory=list)
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """A text that is being generated.
+    """A text that is being generated, or several of one length of which the best is searched.
 
-    `token_ids`: the prompt and all tokens so far. `computed`: how many of these are in `blocks`. `future`: ends with
+    `rows`: these texts. `computed`: how many of their tokens are in their blocks. `future`: ends with
     the finish reason. `deadline_s`: on time.monotonic()'s clock. `rank`: those with a lower one go first: interactive
-    ones before bulk, then the older one. `scope`: see block_digests.
+    ones before bulk, then the older one. `scope`: see block_digests. `source_ids`: the text that the model reads first,
+    if it has an encoder; `source_blocks` hold it, once it `is_read`.
     """
 
     rank: tuple[bool, bool, int]
-    token_ids: list[int]
+    rows: list[Row]
     options: GenerationOptions
-    chooser: TokenChooser
+    chooser: TokenChooser | BeamSearch
     end_token_ids: frozenset[int]
     deadline_s: float
     scope: str
     report: Report | None
     future: "asyncio.Future[int]"
+    source_ids: Sequence_[int] = ()
+    source_blocks: list[int] = field(default_factory=list)
+    is_read: bool = False
     arrived_ns: int = field(default_factory=time.monotonic_ns)
     prompt_tokens: int = 0
     computed: int = 0
-    blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     steps: int = 0
@@ -55,9 +71,29 @@ class Sequence:
         self.prompt_tokens = len(self.token_ids)
 
     @property
+    def token_ids(self) -> list[int]:
+        """The tokens of the first text."""
+        return self.rows[0].token_ids
+
+    @property
+    def most_rows(self) -> int:
+        """The number of texts that may be searched side by side."""
+        return max(1, self.options.num_beams)
+
+    @property
     def most_tokens(self) -> int:
         """The tokens of the prompt, and of the longest text that may follow."""
         return self.prompt_tokens + self.options.max_new_tokens
+
+    @property
+    def input_tokens(self) -> int:
+        """The number of tokens that its caller sent."""
+        return len(self.source_ids) or self.prompt_tokens
+
+    @property
+    def unread(self) -> int:
+        """The tokens of its source, if that is to be read before anything is computed."""
+        return 0 if self.is_read else len(self.source_ids)
 
     @property
     def generated(self) -> int:
@@ -81,9 +117,8 @@ class Sequence:
             self.cached_tokens,
         )
 
-    def append(self, token_id: int, now_ns: int) -> None:
-        """Adds the next token."""
-        self.token_ids.append(token_id)
+    def note(self, now_ns: int) -> None:
+        """The next token is there."""
         if self.first_token_ns:
             self.longest_gap_ns = max(self.longest_gap_ns, now_ns - self.last_token_ns)
         else:
@@ -99,6 +134,7 @@ class Planner:
         self._pool = pool
         self._max_sequences = max_sequences
         self._step_tokens = max(step_tokens, max_sequences)
+        self._copies: list[tuple[int, int]] = []
         # Both by rank.
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -118,8 +154,13 @@ class Planner:
         """The number of blocks that sequences hold."""
         return self._pool.count - self._pool.free
 
+    def could_hold(self, sequence: Sequence) -> bool:
+        """Whether the longest text of a sequence, and its source, fit into the empty cache."""
+        own = sequence.most_rows * self._blocks(sequence.most_tokens)
+        return own + self._blocks(len(sequence.source_ids)) <= self._pool.count
+
     def add(self, sequence: Sequence) -> None:
-        """A new sequence, whose `most_tokens` fit into the cache."""
+        """A new sequence that the cache could hold."""
         insort(self.waiting, sequence, key=_rank)
 
     def end(self, sequence: Sequence) -> None:
@@ -130,20 +171,27 @@ class Planner:
             self.waiting.remove(sequence)
         self._give_back(sequence)
 
-    def plan(self) -> dict[Sequence, Run]:
+    def plan(self) -> dict[Sequence, list[Run]]:
         """The next step; nothing if there is no sequence."""
         planned: dict[Sequence, int] = {}
-        room = self._step_tokens
+        room, is_reading = self._step_tokens, False
         # Those with one token left first: each of them costs one token of the budget, and somebody reads along.
         for sequence in sorted(self.running, key=lambda one: (one.left > 1, one.rank)):
-            count = min(sequence.left, room)
+            # A search alone may be wider than the step.
+            count = min(sequence.left, room // len(sequence.rows) if planned else max(1, room // len(sequence.rows)))
             if count and sequence in self.running and self._hold(sequence, count, planned):
                 planned[sequence] = count
-            room = self._step_tokens - sum(planned.values())
-        while self.waiting and len(self.running) < self._max_sequences and room > 0:
+            room = self._step_tokens - sum(count * len(one.rows) for one, count in planned.items())
+        while self.waiting and self._has_room_for(self.waiting[0]):
             sequence = self.waiting[0]
+            if planned and room < len(sequence.rows):
+                break
             self._begin(sequence)
-            count = min(sequence.left, room)
+            count = min(sequence.left, max(1, room // len(sequence.rows)))
+            # A source is read as a whole, so one may be longer than the step.
+            if is_reading and sequence.unread > room - count * len(sequence.rows):
+                self._give_back(sequence)
+                break
             if self._missing(sequence, count) > self._pool.free:
                 self._give_back(sequence)
                 break
@@ -151,28 +199,48 @@ class Planner:
             self._take(sequence, count)
             insort(self.running, sequence, key=_rank)
             planned[sequence] = count
-            room -= count
-        return {one: self._run(one, count) for one, count in planned.items()}
+            room -= count * len(sequence.rows) + sequence.unread
+            is_reading = is_reading or sequence.unread > 0
+        return {one: self._runs(one, count) for one, count in planned.items()}
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """The blocks that are to be copied before the planned step, each from the first to the second."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def fork(self, sequence: Sequence, steps: Sequence_[Step]) -> None:
+        """The texts of a sequence go on, each as one of those before with another token."""
+        before = sequence.rows
+        sequence.rows = [
+            Row([*before[step.parent].token_ids, step.token_id], [*before[step.parent].blocks]) for step in steps
+        ]
+        for row in sequence.rows:
+            self._pool.retain(row.blocks)
+        for row in before:
+            self._pool.release(row.blocks)
 
     def finish(self, sequence: Sequence, count: int) -> None:
         """So many more tokens of a sequence are computed. Full blocks can be shared from now on."""
         sequence.computed += count
         sequence.steps += 1
+        sequence.is_read = True
         full = sequence.computed // self._pool.block_tokens
-        if full > len(sequence.digests):
+        if full > len(sequence.digests) and len(sequence.rows) == 1:
             known = len(sequence.digests)
             computed = sequence.token_ids[: full * self._pool.block_tokens]
             sequence.digests = block_digests(computed, self._pool.block_tokens, sequence.scope, sequence.digests)
             for index in range(known, full):
-                self._pool.publish(sequence.blocks[index], sequence.digests[index])
+                self._pool.publish(sequence.rows[0].blocks[index], sequence.digests[index])
 
     def _begin(self, sequence: Sequence) -> None:
         """Gives a sequence the published blocks with its first tokens. The last token is always computed anew."""
-        size = self._pool.block_tokens
+        if len(sequence.rows) > 1:
+            return
+        size, row = self._pool.block_tokens, sequence.rows[0]
         digests = block_digests(sequence.token_ids[:-1], size, sequence.scope)
-        sequence.blocks = self._pool.share(digests)
-        sequence.digests = digests[: len(sequence.blocks)]
-        sequence.computed = len(sequence.blocks) * size
+        row.blocks = self._pool.share(digests)
+        sequence.digests = digests[: len(row.blocks)]
+        sequence.computed = len(row.blocks) * size
         if not sequence.preemptions:
             sequence.cached_tokens = sequence.computed
 
@@ -195,24 +263,62 @@ class Planner:
         insort(self.waiting, sequence, key=_rank)
 
     def _give_back(self, sequence: Sequence) -> None:
-        self._pool.release(sequence.blocks)
-        sequence.blocks, sequence.digests, sequence.computed = [], [], 0
+        self._pool.release(sequence.source_blocks)
+        for row in sequence.rows:
+            self._pool.release(row.blocks)
+            row.blocks = []
+        sequence.digests, sequence.computed = [], 0
+        sequence.source_blocks, sequence.is_read = [], False
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._pool.block_tokens)
+
+    def _has_room_for(self, sequence: Sequence) -> bool:
+        rows = sum(one.most_rows for one in self.running)
+        return not rows or rows + sequence.most_rows <= self._max_sequences
 
     def _missing(self, sequence: Sequence, count: int) -> int:
-        return -(-(sequence.computed + count) // self._pool.block_tokens) - len(sequence.blocks)
+        of_source = self._blocks(len(sequence.source_ids)) - len(sequence.source_blocks)
+        held = self._blocks(sequence.computed + count)
+        return of_source + sum(max(0, held - len(row.blocks)) for row in sequence.rows) + self._shared_ends(sequence)
+
+    def _shared_ends(self, sequence: Sequence) -> int:
+        """How many rows are to write to a block that another one writes to, too."""
+        if len(sequence.rows) == 1 or not sequence.computed % self._pool.block_tokens:
+            return 0
+        return len(sequence.rows) - len({row.blocks[-1] for row in sequence.rows})
 
     def _take(self, sequence: Sequence, count: int) -> None:
-        sequence.blocks += self._pool.take(max(0, self._missing(sequence, count)))
+        taken = self._pool.take(self._missing(sequence, count))
+        if self._shared_ends(sequence):
+            written: set[int] = set()
+            for row in sequence.rows:
+                if row.blocks[-1] in written:
+                    own = taken.pop()
+                    self._copies.append((row.blocks[-1], own))
+                    self._pool.release(row.blocks[-1:])
+                    row.blocks[-1] = own
+                written.add(row.blocks[-1])
+        while len(sequence.source_blocks) < self._blocks(len(sequence.source_ids)):
+            sequence.source_blocks.append(taken.pop())
+        for row in sequence.rows:
+            while len(row.blocks) < self._blocks(sequence.computed + count):
+                row.blocks.append(taken.pop())
 
     @staticmethod
-    def _run(sequence: Sequence, count: int) -> Run:
+    def _runs(sequence: Sequence, count: int) -> list[Run]:
         end = sequence.computed + count
-        return Run(
-            sequence.token_ids[sequence.computed : end],
-            sequence.computed,
-            sequence.blocks,
-            is_scored=end == len(sequence.token_ids),
-        )
+        return [
+            Run(
+                row.token_ids[sequence.computed : end],
+                sequence.computed,
+                row.blocks,
+                end == len(row.token_ids),
+                len(sequence.source_ids),
+                sequence.source_blocks,
+            )
+            for row in sequence.rows
+        ]
 
 
 def _rank(sequence: Sequence) -> tuple[bool, bool, int]:

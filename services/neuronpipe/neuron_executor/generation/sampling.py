@@ -1,7 +1,7 @@
 """Chooses the next token of a sequence from its scores, as transformers' `generate` does.
 
-Sources: RepetitionPenaltyLogitsProcessor, MinNewTokensLengthLogitsProcessor, and the warpers of temperature, top_k,
-top_p and min_p in transformers/generation/logits_process.py, in this order.
+Sources, in this order: the processors RepetitionPenalty, NoRepeatNGram, NoBadWords, MinNewTokensLength, ForcedBOSToken
+and ForcedEOSToken, and the warpers of temperature, top_k, top_p and min_p in transformers/generation/logits_process.py.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,6 +20,48 @@ class NotFinite(Exception):
     """The scores are NaN or infinite."""
 
 
+class TokenRules:
+    """Which tokens may follow those of one sequence. Arguments as for TokenChooser."""
+
+    def __init__(self, options: GenerationOptions, prompt_tokens: int, end_token_ids: Collection[int]) -> None:
+        self._options = options
+        self._prompt_tokens = prompt_tokens
+        self._end_token_ids = sorted(end_token_ids)
+        words = [list(word.token_ids) for word in options.bad_words_ids]
+        self._bad_words = [word for word in words if len(word) > 1 or word[0] not in end_token_ids]
+
+    def forced(self, token_ids: Sequence[int]) -> int | None:
+        """The only token that may come next, if there is one."""
+        options, position = self._options, len(token_ids) - self._prompt_tokens
+        if position == options.max_new_tokens - 1 and options.HasField("forced_eos_token_id"):
+            return options.forced_eos_token_id
+        # In transformers, too, it is the second token of all, so that only prompts of one token are followed by it.
+        if len(token_ids) == 1 and options.HasField("forced_bos_token_id"):
+            return options.forced_bos_token_id
+        return None
+
+    def banned(self, token_ids: Sequence[int]) -> list[int]:
+        """The tokens that must not come next."""
+        options, size = self._options, self._options.no_repeat_ngram_size
+        may_end = len(token_ids) - self._prompt_tokens >= options.min_new_tokens
+        banned = [] if may_end else [*self._end_token_ids]
+        if 0 < size <= len(token_ids):
+            end = token_ids[len(token_ids) - size + 1 :]
+            places = range(len(token_ids) - size + 1)
+            banned += [token_ids[place + size - 1] for place in places if token_ids[place : place + size - 1] == end]
+        return banned + [word[-1] for word in self._bad_words if _ends_with(token_ids, word[:-1])]
+
+    def changed(self, token_ids: Sequence[int], scores: _Floats, banned: Sequence[int]) -> _Floats:
+        """The scores with the repetition penalty, and without the banned tokens."""
+        scores, penalty = scores.copy(), np.float32(self._options.repetition_penalty)
+        if penalty != 1:
+            seen = np.unique(np.asarray(token_ids))
+            of_seen = scores[seen]
+            scores[seen] = np.where(of_seen < 0, of_seen * penalty, of_seen / penalty)
+        scores[np.array(banned, np.int64)] = -np.inf
+        return scores
+
+
 class TokenChooser:
     """Chooses the tokens of one sequence. A pure function of its arguments: what else is in a batch changes nothing.
 
@@ -29,7 +71,7 @@ class TokenChooser:
     def __init__(self, options: GenerationOptions, prompt_tokens: int, end_token_ids: Collection[int]) -> None:
         self._options = options
         self._prompt_tokens = prompt_tokens
-        self._end_token_ids = np.array(sorted(end_token_ids), np.int64)
+        self._rules = TokenRules(options, prompt_tokens, end_token_ids)
 
     def choose(self, token_ids: Sequence[int], logits: _Floats, top_ids: _Ids, top_logits: _Floats) -> int:
         """The token after `token_ids`, the prompt and all tokens so far.
@@ -39,25 +81,18 @@ class TokenChooser:
         if not np.isfinite(top_logits[0]):
             raise NotFinite
         options, position = self._options, len(token_ids) - self._prompt_tokens
-        may_end = position >= options.min_new_tokens
-        is_changed = options.repetition_penalty != 1 or not may_end
+        if (forced := self._rules.forced(token_ids)) is not None:
+            return forced
+        banned = self._rules.banned(token_ids)
+        is_changed = options.repetition_penalty != 1 or bool(banned)
         if is_changed:
-            logits = self._changed(token_ids, logits, may_end=may_end)
+            logits = self._rules.changed(token_ids, logits, banned)
         if not options.do_sample:
             return int(logits.argmax()) if is_changed else int(top_ids[top_logits == top_logits[0]].min())
         if is_changed or not 0 < options.top_k <= len(top_ids):
             top_ids, top_logits = np.arange(len(logits), dtype=np.int32), logits
         order = np.lexsort((top_ids, -top_logits))  # equal ones by their ids, or a draw would depend on their order
         return self._drawn(top_ids[order], top_logits[order], position)
-
-    def _changed(self, token_ids: Sequence[int], logits: _Floats, *, may_end: bool) -> _Floats:
-        logits, penalty = logits.copy(), np.float32(self._options.repetition_penalty)
-        seen = np.unique(np.asarray(token_ids))
-        of_seen = logits[seen]
-        logits[seen] = np.where(of_seen < 0, of_seen * penalty, of_seen / penalty)
-        if not may_end:
-            logits[self._end_token_ids] = -np.inf
-        return logits
 
     def _drawn(self, ids: _Ids, logits: _Floats, position: int) -> int:
         """A token by its probability. `ids` and `logits`: best first."""
@@ -85,6 +120,10 @@ def token_logprobs(token_id: int, logits: _Floats, top_ids: _Ids, top_logits: _F
     order = np.lexsort((top_ids, -top_logits))[:count]
     best = (top_logits[order].astype(np.float64) - total).tolist()
     return TokenLogprobs(float(logits[token_id]) - total, top_ids[order].tolist(), best)
+
+
+def _ends_with(token_ids: Sequence[int], end: Sequence[int]) -> bool:
+    return not end or token_ids[-len(end) :] == end
 
 
 def _uniform(seed: int, position: int, sequence: int = 0) -> float:

@@ -38,6 +38,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SentenceSimilarityResult,
     SparseEmbeddingInput,
     SparseEmbeddingResult,
+    SummarizationInput,
+    SummarizationResult,
     TaskInput,
     TaskResult,
     TextClassificationInput,
@@ -48,6 +50,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TokenClassificationResult,
     TokenScore,
     TokenWeight,
+    TranslationInput,
+    TranslationResult,
     Truncation,
     ZeroShotClassificationInput,
     ZeroShotClassificationResult,
@@ -135,6 +139,28 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, d
         TaskInput(text_generation=TextGenerationInput(prompt="so", truncation=Truncation.TRUNCATION_LEFT)),
         TaskResult(
             text_generation=TextGenerationResult(
+                sequences=[GeneratedText(text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH)]
+            )
+        ),
+        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "count": [1]},
+    ),
+    "summarization": (
+        {"text": [["so"]]},
+        {"truncation": "left"},
+        TaskInput(summarization=SummarizationInput(text="so", truncation=Truncation.TRUNCATION_LEFT)),
+        TaskResult(
+            summarization=SummarizationResult(
+                sequences=[GeneratedText(text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH)]
+            )
+        ),
+        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "count": [1]},
+    ),
+    "translation": (
+        {"text": [["so"]]},
+        {"truncation": "right"},
+        TaskInput(translation=TranslationInput(text="so", truncation=Truncation.TRUNCATION_RIGHT)),
+        TaskResult(
+            translation=TranslationResult(
                 sequences=[GeneratedText(text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH)]
             )
         ),

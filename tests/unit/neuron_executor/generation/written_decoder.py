@@ -13,6 +13,7 @@ from neuronpipe.runtimes.decoder import Run, Scores
 
 VOCABULARY = 64
 _POISON = -1
+_MARK = 1000
 
 
 class WrittenDecoder:
@@ -26,6 +27,18 @@ class WrittenDecoder:
         self._failing_token_id = failing_token_id
         self._nan_token_id = nan_token_id
         self._written = np.full((blocks, self.block_tokens), _POISON)
+        self.read_sources: list[list[int]] = []
+
+    def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
+        """See DecoderModel. The tokens of a source are marked, so that its blocks are not those of a text."""
+        self.read_sources.append(list(token_ids))
+        for position, token_id in enumerate(token_ids):
+            self._written[blocks[position // self.block_tokens], position % self.block_tokens] = _MARK + token_id
+
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """See DecoderModel."""
+        for source, target in blocks:
+            self._written[target] = self._written[source]
 
     def compute(self, runs: Sequence[Run]) -> Scores:
         """See DecoderModel."""
@@ -39,6 +52,9 @@ class WrittenDecoder:
                 self._written[block, position % self.block_tokens] = token_id
             end = run.past + len(run.token_ids)
             held = self._written[list(run.blocks[: -(-end // self.block_tokens)])].reshape(-1)[:end]
+            source = self._written[list(run.source_blocks)].reshape(-1)[: run.source_tokens]
+            assert len(source) == run.source_tokens, "a source without blocks"
+            held = np.concatenate([source, held])
             assert _POISON not in held, "tokens that nobody computed"
             if run.is_scored:
                 logits.append(scores_after(held.tolist()))
@@ -55,9 +71,10 @@ def scores_after(token_ids: Sequence[int]) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(VOCABULARY).astype(np.float32)
 
 
-def greedy(prompt: Sequence[int], count: int) -> list[int]:
-    """The best tokens after a prompt."""
+def greedy(prompt: Sequence[int], count: int, source: Sequence[int] = ()) -> list[int]:
+    """The best tokens after a prompt, about a source."""
+    before = [_MARK + token_id for token_id in source]
     token_ids = list(prompt)
     for _ in range(count):
-        token_ids.append(int(scores_after(token_ids).argmax()))
+        token_ids.append(int(scores_after([*before, *token_ids]).argmax()))
     return token_ids[len(prompt) :]

@@ -18,6 +18,7 @@ from neuronpipe.bundles.compiler.tasks import (
     sparse_embedding,
     text_classification,
     text_generation,
+    text_to_text,
     token_classification,
     zero_shot_classification,
 )
@@ -37,6 +38,8 @@ SOURCE_TASKS: dict[str, SourceTask] = {
     "zero_shot_classification": zero_shot_classification.TASK,
     "image_classification": image_classification.TASK,
     "text_generation": text_generation.TASK,
+    "summarization": text_to_text.SUMMARIZATION,
+    "translation": text_to_text.TRANSLATION,
     "sparse_embedding": sparse_embedding.TASK,
     "multi_vector_embedding": multi_vector_embedding.TASK,
 }

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import transformers
@@ -14,12 +14,12 @@ from neuronpipe.bundles.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.text_generation import GenerationFacts
 
+FactsT = TypeVar("FactsT", bound=GenerationFacts)
+
 # Settings of a generation_config that change what `generate` returns, and that are not supported → the values with
 # which they change nothing.
 _UNSUPPORTED = {
-    "num_beams": (1,),
     "num_return_sequences": (1,),
-    "no_repeat_ngram_size": (0,),
     "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1.0,),
     "typical_p": (1.0,),
@@ -27,12 +27,9 @@ _UNSUPPORTED = {
     "eta_cutoff": (0.0,),
     "penalty_alpha": (),
     "guidance_scale": (1.0,),
-    "bad_words_ids": (),
     "sequence_bias": (),
     "suppress_tokens": ([],),
     "begin_suppress_tokens": ([],),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
     "exponential_decay_length_penalty": (),
     "stop_strings": ([],),
     "watermarking_config": (),
@@ -41,7 +38,8 @@ _UNSUPPORTED = {
 
 def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     model = load_weights(transformers.AutoModelForCausalLM, folder)
-    facts = {"text_generation": _facts(folder, model).model_copy(update=_chat(tokenizer.transformers_tokenizer))}
+    chat = _chat(tokenizer.transformers_tokenizer)
+    facts = {"text_generation": generation_facts(folder, model, GenerationFacts, **chat)}
     return source_module(
         Named(model, "logits"),
         model,
@@ -54,7 +52,8 @@ def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     )
 
 
-def _facts(folder: Path, model: Any) -> GenerationFacts:
+def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: Any) -> FactsT:
+    """What a model's generation_config says, and `further` facts. Raises SetupError for what is not supported."""
     config = model.generation_config
     for name, neutral in _UNSUPPORTED.items():
         value = getattr(config, name, None)
@@ -62,13 +61,16 @@ def _facts(folder: Path, model: Any) -> GenerationFacts:
             raise SetupError(
                 f"{folder}: its generation_config sets {name} to {value!r}, which is not supported; take it out there"
             )
+    if config.do_sample and (config.num_beams or 1) > 1:
+        raise SetupError(f"{folder}: its generation_config draws tokens with num_beams, which is not supported")
     ends = config.eos_token_id if config.eos_token_id is not None else model.config.eos_token_id
     given = {
         name: value
         for name in GenerationFacts.model_fields
         if (value := getattr(config, name, None)) is not None and name != "end_token_ids"
     }
-    return GenerationFacts(end_token_ids=(ends,) if isinstance(ends, int) else tuple(ends or ()), **given)
+    given["end_token_ids"] = (ends,) if isinstance(ends, int) else tuple(ends or ())
+    return kind(**given | further)
 
 
 def _chat(tokenizer: Any) -> dict[str, Any]:
@@ -98,15 +100,16 @@ def _window(config: Any) -> int | None:
     return int(window) if window else None
 
 
-def _encode(module: SourceModule, texts: Sequence[str]) -> Batch:
+def first_text(module: SourceModule, texts: Sequence[str]) -> Batch:
     """The first text alone: a decoder's tokenizer may have no padding."""
     encoded = module.tokenizer.transformers_tokenizer(texts[0], return_tensors="np", truncation=False)
     return {name: np.asarray(encoded[name], np.int64)[:, : module.max_tokens] for name in module.inputs}
 
 
-def _same_tokens(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+def same_tokens(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
     same: Measured = np.equal(outputs["logits"].argmax(axis=-1), reference["logits"].argmax(axis=-1)).mean(axis=-1)
     return same
 
 
-TASK = SourceTask(_load, _encode, _same_tokens, np.mean, "share of the same tokens as transformers' generate, greedy")
+MEANING = "share of the same tokens as transformers' generate, greedy"
+TASK = SourceTask(_load, first_text, same_tokens, np.mean, MEANING)

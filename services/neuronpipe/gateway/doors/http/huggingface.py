@@ -29,6 +29,8 @@ _TASKS: dict[str, Sequence[str]] = {
     "image-classification": ("image_classification",),
     "text-ranking": ("rerank",),
     "text-generation": ("text_generation",),
+    "summarization": ("summarization",),
+    "translation": ("translation",),
 }
 # A field of `inputs` that only one task has.
 _TELLING_INPUTS = {"source_sentence": "sentence_similarity", "question": "question_answering", "query": "rerank"}

@@ -150,6 +150,38 @@ class TextGeneration(Body):
     stream: bool | None = Field(None, description="one text as server-sent events, an event for each token")
 
 
+class WritingOptions(Body):
+    """Those of `generate`."""
+
+    max_new_tokens: Count | None = None
+    min_new_tokens: Count | None = None
+    num_beams: Count | None = None
+    length_penalty: float | None = None
+    no_repeat_ngram_size: Count | None = None
+    repetition_penalty: float | None = None
+
+
+class SummaryParameters(Body):
+    generate_parameters: WritingOptions = WritingOptions()
+    truncation: Literal["do_not_truncate", "longest_first", "only_first"] | None = None
+    clean_up_tokenization_spaces: Annotated[Any, only(False)] = None
+
+
+class Summarization(Body):
+    inputs: str | Many[str]
+    parameters: SummaryParameters = SummaryParameters()
+
+
+class TranslationParameters(SummaryParameters):
+    src_lang: str | None = None
+    tgt_lang: str | None = None
+
+
+class Translation(Body):
+    inputs: str | Many[str]
+    parameters: TranslationParameters = TranslationParameters()
+
+
 # Any of the bodies. The type for a model depends on its task.
 AnyBody = (
     TextClassification
@@ -162,4 +194,6 @@ AnyBody = (
     | SentenceSimilarity
     | TextRanking
     | TextGeneration
+    | Summarization
+    | Translation
 )

@@ -27,11 +27,13 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SentenceEmbeddingInput,
     SentenceSimilarityInput,
     SparseEmbeddingInput,
+    SummarizationInput,
     TaskInput,
     TaskResult,
     TextClassificationInput,
     TextGenerationInput,
     TokenClassificationInput,
+    TranslationInput,
     ZeroShotClassificationInput,
 )
 from neuronpipe.core.errors import InvalidInput
@@ -47,10 +49,13 @@ from neuronpipe.gateway.doors.http.huggingface_bodies import (
     QuestionAnswering,
     Sentences,
     SentenceSimilarity,
+    Summarization,
     TextClassification,
     TextGeneration,
     TextRanking,
     TokenClassification,
+    Translation,
+    WritingOptions,
     ZeroShotClassification,
 )
 from neuronpipe.gateway.doors.inference import truncation_of
@@ -282,6 +287,25 @@ def _read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
     return TaskInput(text_generation=TextGenerationInput(prompt=input, options=GenerationOptions(**options)))
 
 
+def _read_text(input: str, body: Summarization | Translation) -> dict[str, Any]:
+    """The fields of a text that another is to be written about."""
+    given = body.parameters
+    options = given.generate_parameters.model_dump(exclude_none=True)
+    cuts = given.truncation not in (None, "do_not_truncate")
+    return {"text": input, "options": GenerationOptions(**options), "truncation": truncation_of(cuts, None)}
+
+
+def _read_summary(input: str, body: Summarization, model: ModelSpec) -> TaskInput:
+    return TaskInput(summarization=SummarizationInput(**_read_text(input, body)))
+
+
+def _read_translation(input: str, body: Translation, model: ModelSpec) -> TaskInput:
+    given = body.parameters
+    fields = _read_text(input, body)
+    fields |= {"source_language": given.src_lang or "", "target_language": given.tgt_lang or ""}
+    return TaskInput(translation=TranslationInput(**fields))
+
+
 def write_text(text: GeneratedText, prompt: str, body: Prompted) -> dict[str, Any]:
     """A generated text, and with `details` why it ended."""
     answer: dict[str, Any] = {"generated_text": prompt + text.text if body.parameters.return_full_text else text.text}
@@ -313,6 +337,10 @@ TEXT_FIELDS = {
     "prompt": "inputs…",
     "options.stop_strings": "parameters.stop",
     **{f"options.{name}": f"parameters.{name}" for name in _OPTIONS},
+}
+
+_WRITING_FIELDS = _TEXT | {
+    f"options.{name}": f"parameters.generate_parameters.{name}" for name in WritingOptions.model_fields
 }
 
 CONVERTERS: dict[str, Converter] = {
@@ -400,6 +428,18 @@ CONVERTERS: dict[str, Converter] = {
         _read_prompt,
         lambda result, given, body: [write_text(result.text_generation.sequences[0], given, body)],
         TEXT_FIELDS,
+    ),
+    "summarization": Converter(
+        TypeAdapter(Summarization),
+        _read_summary,
+        lambda result, given, body: [{"summary_text": result.summarization.sequences[0].text}],
+        _WRITING_FIELDS,
+    ),
+    "translation": Converter(
+        TypeAdapter(Translation),
+        _read_translation,
+        lambda result, given, body: [{"translation_text": result.translation.sequences[0].text}],
+        _WRITING_FIELDS | {"source_language": "parameters.src_lang", "target_language": "parameters.tgt_lang"},
     ),
     "rerank": Converter(
         TypeAdapter(TextRanking),

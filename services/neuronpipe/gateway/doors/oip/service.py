@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from neuronpipe import __version__
-from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskResult, TextGenerationResult
+from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskResult
 from neuronpipe.bundles.served import ServedModel
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
@@ -223,7 +223,8 @@ def _part(event: GeneratedPart | InferenceResult, call: Call, model: NamedModel)
     if isinstance(event, GeneratedPart):
         text = GeneratedText(text=event.text, token_ids=event.token_ids)
     else:
-        text = GeneratedText(finish_reason=event.result.message.text_generation.sequences[0].finish_reason)
-    result = TaskResult(text_generation=TextGenerationResult(sequences=[text]))
+        text = GeneratedText(finish_reason=getattr(event.result.message, model.spec.task).sequences[0].finish_reason)
+    result = TaskResult()
+    getattr(result, model.spec.task).sequences.append(text)
     key = ModelKey(model.spec.name, model.spec.version)
     return InferenceResult(call.request_id, key, pack_result(result), Usage(), StageTimings(0))

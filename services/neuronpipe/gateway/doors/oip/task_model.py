@@ -24,7 +24,7 @@ STREAM = "stream"
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 _OPTIONAL = frozenset({"text_pair", "targets", "ignore_labels"})
 # A text that is the same for all rows.
-_PARAMETERS = frozenset({"hypothesis_template", "prompt_name"})
+_PARAMETERS = frozenset({"hypothesis_template", "prompt_name", "source_language", "target_language"})
 # Outputs have one datatype, and token ids are the input of MODEL/raw; the others are messages.
 _LEFT_OUT = frozenset({"type", "precision", "token_ids", "options", "messages"})
 # An output has one shape for all rows and texts.

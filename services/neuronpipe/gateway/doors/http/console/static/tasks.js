@@ -137,5 +137,13 @@ export const TASKS = {
     sample: { prompt: "Once upon a time", options: { max_new_tokens: 40 } },
     show: ({ sequences }) => sequences.map(({ text }) => make("p", {}, text)),
   },
+  summarization: {
+    sample: { text: "The Eiffel Tower is a tower in Paris. It was built for an exhibition, and is 330 metres high." },
+    show: ({ sequences }) => sequences.map(({ text }) => make("p", {}, text)),
+  },
+  translation: {
+    sample: { text: "The tower was built for an exhibition." },
+    show: ({ sequences }) => sequences.map(({ text }) => make("p", {}, text)),
+  },
   image_classification: { sample: { image: undefined, top_k: 5 }, show: labels },
 };

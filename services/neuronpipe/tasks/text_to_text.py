@@ -1,0 +1,137 @@
+"""Summarization and translation: a model with an encoder and a decoder writes a text about another one.
+
+Equal to transformers' `generate`, as text generation is, whose options these tasks have.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from neuronpipe.api.v1.tasks_pb2 import (
+    GenerationOptions,
+    SummarizationInput,
+    SummarizationResult,
+    TranslationInput,
+    TranslationResult,
+)
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import ArraySets
+from neuronpipe.tasks import text_generation
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
+from neuronpipe.tasks.generated_text import TextOf
+from neuronpipe.tasks.text_generation import GenerationFacts, check_all_options, complete, window_arrays
+
+
+class TranslationFacts(GenerationFacts):
+    """Facts about a model that translates. A model of one pair of languages names none."""
+
+    encoded: ClassVar[tuple[str, ...]] = (*GenerationFacts.encoded, "languages", "source_language")
+
+    languages: Mapping[str, int] = Field({}, description="its languages, each with its token")
+    source_language: str = Field("", description="that of texts whose language is not said")
+
+
+def _check_text(input: SummarizationInput | TranslationInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
+    check_text("text", input.text)
+    check_truncation(input.truncation)
+    check_all_options(input.options, model)
+
+
+def _check_translation(input: TranslationInput, model: ModelSpec) -> None:
+    """Raises InvalidInput, which names the languages that the model knows."""
+    _check_text(input, model)
+    facts = TranslationFacts.of(model)
+    known = ", ".join(facts.languages)
+    for name in ("source_language", "target_language"):
+        language = getattr(input, name)
+        if language and not facts.languages:
+            raise InvalidInput(name, f"model {model.name!r} translates one pair of languages; leave it out")
+        if language and language not in facts.languages:
+            raise InvalidInput(name, f"{language[:64]!r} is not known to model {model.name!r}, which knows: {known}")
+    says_target = input.target_language or facts.forced_bos_token_id is not None
+    if facts.languages and not says_target and not {*facts.languages.values()} & {*facts.decoder_start_token_ids}:
+        raise InvalidInput("target_language", f"is missing; model {model.name!r} knows: {known}")
+    if input.target_language and input.options.HasField("forced_bos_token_id"):
+        raise InvalidInput("options.forced_bos_token_id", "cannot be combined with target_language, which sets it")
+
+
+def _encode(input: SummarizationInput | TranslationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """The text as one sequence. The annotation is what the new text follows. Raises InvalidInput."""
+    encoded = encode_text(tokenizer, model, input.text, None, input.truncation)
+    start = window_arrays(list(GenerationFacts.of(model).decoder_start_token_ids))
+    return Encoded(encoded.sequences, start, encoded.truncated_tokens)
+
+
+def _encode_translation(input: TranslationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    """As _encode, with the token of the text's language in place of that of the tokenizer's own."""
+    encoded, facts = _encode(input, tokenizer, model), TranslationFacts.of(model)
+    if input.source_language in ("", facts.source_language):
+        return encoded
+    ids, languages = encoded.sequences[0]["input_ids"], facts.languages
+    own, other = languages[facts.source_language], languages[input.source_language]
+    # What a text spells is text, so only the special token of the language has this id.
+    return Encoded(
+        [{"input_ids": np.where(ids == own, np.int32(other), ids)}], encoded.annotations, encoded.truncated_tokens
+    )
+
+
+def _complete_translation(input: TranslationInput, model: ModelSpec, tokens: int) -> GenerationOptions:
+    """The options; the language of the translation is its first token."""
+    options = complete(input, model, tokens)
+    if input.target_language:
+        options.forced_bos_token_id = TranslationFacts.of(model).languages[input.target_language]
+    return options
+
+
+def _decode_summary(
+    input: SummarizationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets, text_of: TextOf
+) -> SummarizationResult:
+    """See text_generation.decode."""
+    decoded = text_generation.decode(input, model, annotations, outputs, text_of)
+    return SummarizationResult(sequences=decoded.sequences)
+
+
+def _decode_translation(
+    input: TranslationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets, text_of: TextOf
+) -> TranslationResult:
+    """See text_generation.decode."""
+    decoded = text_generation.decode(input, model, annotations, outputs, text_of)
+    return TranslationResult(sequences=decoded.sequences)
+
+
+def _traits(input: SummarizationInput) -> tuple[str | int, ...]:
+    """What of an input its encoding depends on."""
+    return input.text, or_default(input.truncation)
+
+
+def _translation_traits(input: TranslationInput) -> tuple[str | int, ...]:
+    """What of an input its encoding depends on."""
+    return input.text, or_default(input.truncation), input.source_language
+
+
+SUMMARIZATION = Task(
+    "summarization",
+    _check_text,
+    _traits,
+    _encode,
+    _decode_summary,
+    ("options",),
+    GenerationFacts,
+    annotations={"window": "any"},
+    complete=complete,
+)
+TRANSLATION = Task(
+    "translation",
+    _check_translation,
+    _translation_traits,
+    _encode_translation,
+    _decode_translation,
+    ("options",),
+    TranslationFacts,
+    annotations={"window": "any"},
+    complete=_complete_translation,
+)

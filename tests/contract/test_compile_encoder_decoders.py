@@ -1,0 +1,54 @@
+"""A model with an encoder and a decoder is compiled if the graphs that run choose the tokens of `generate`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.core.errors import SetupError
+from neuronpipe.tasks.text_generation import GenerationFacts
+from tests.encoder_decoders import MODELS, TOKENS, save_encoder_decoder
+from tests.sampling import sample_of
+
+_TASKS = {"bart": "summarization", "marian": "translation", "pegasus": "summarization", "mbart": "translation"}
+
+
+def _compile(source: Path, repository: Path, **changes: Any) -> Any:
+    described: dict[str, Any] = {"source": str(source), "task": "", "repository": repository, "name": "m"}
+    return compile_bundle(CompileRequest(**described | changes), lambda line: None)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_every_token_is_compared(family: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    if family not in sample_of(pytestconfig).some(list(MODELS)):
+        pytest.skip("not in the sample of this run")
+    source = save_encoder_decoder(family, tmp_path / "source", max_length=40, min_length=5, forced_eos_token_id=2)
+    bundle = _compile(source, tmp_path / "repository")
+    accuracy = bundle.manifest.artifacts[0].accuracy
+    facts = GenerationFacts.of(bundle.spec)
+    assert accuracy.agreement == 1
+    assert accuracy.largest_difference <= 1e-4 * accuracy.largest_output
+    assert (bundle.spec.task, bundle.spec.max_tokens) == (_TASKS[family], TOKENS)
+    assert (facts.decoder_start_token_ids, facts.max_text_tokens) == ((2,), TOKENS - 1)
+    assert (facts.max_new_tokens, facts.min_new_tokens, facts.forced_eos_token_id) == (39, 4, 2)
+
+
+def test_a_model_with_position_biases_is_refused_by_name(tmp_path: Path) -> None:
+    transformers.T5Config(architectures=["T5ForConditionalGeneration"]).save_pretrained(tmp_path / "source")
+    with pytest.raises(SetupError, match="T5ForConditionalGeneration is not supported: its attention depends on dist"):
+        _compile(tmp_path / "source", tmp_path / "repository")
+
+
+def test_a_classifier_with_a_decoder_is_refused(tmp_path: Path) -> None:
+    transformers.BartConfig(architectures=["BartForSequenceClassification"]).save_pretrained(tmp_path / "source")
+    with pytest.raises(SetupError, match="of such models those are served that summarize or translate"):
+        _compile(tmp_path / "source", tmp_path / "repository")
+
+
+@pytest.mark.parametrize("task", ["text_generation", "fill_mask"])
+def test_another_task_is_refused(task: str, tmp_path: Path) -> None:
+    source = save_encoder_decoder("bart", tmp_path / "source")
+    with pytest.raises(SetupError, match=f"cannot have the task {task.replace('_', '-')}: summarization and transl"):
+        _compile(source, tmp_path / "repository", task=task)

@@ -1,0 +1,189 @@
+"""Summaries and translations equal transformers' `generate` in float32, through four processes, with texts that come
+and leave while others are generated.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+import transformers
+
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, FinishReason, GeneratedText, TaskInput, Truncation
+from neuronpipe.client import AsyncClient
+from tests.encoder_decoders import TOKENS, save_encoder_decoder
+from tests.oracle.comparison import Comparison
+from tests.oracle.serving import Served, serving
+from tests.oracle.texts import PICKED, generated
+from tests.oracle.transformers4 import ask
+from tests.sampling import Sample
+
+_TASKS = {"bart": "summarization", "pegasus": "summarization", "marian": "translation", "mbart": "translation"}
+# A cache of about 20 blocks is less than the texts need together: some are preempted.
+_STAGE_OPTIONS = {
+    "neuron-executor": ("--step-tokens", "48", "--max-batch-size", "12", "--kv-cache-bytes", str(700 << 10))
+}
+_AT_ONCE = 24
+_EARLY, _NEVER = EarlyStopping.EARLY_STOPPING_TRUE, EarlyStopping.EARLY_STOPPING_NEVER
+_MEANINGS = {0: False, _EARLY: True, _NEVER: "never"}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {family: save_encoder_decoder(family, folder / family) for family in _TASKS}
+
+
+@pytest_asyncio.fixture(scope="module")
+async def served(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    named = {family: (_TASKS[family], source) for family, source in sources.items()}
+    async with serving(tmp_path_factory.mktemp("repository"), named, stage_options=_STAGE_OPTIONS) as running:
+        yield running
+
+
+def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Texts of up to 160 tokens and more, and options in turns."""
+    chosen = random.Random(41)
+    texts = [*PICKED, *generated(42, 70, words=(1, 40)), *generated(43, 20, words=(60, 200))]
+    for number, text in enumerate(texts):
+        options: dict[str, Any] = {"max_new_tokens": chosen.choice((1, 8, 32, 50))}
+        options |= (
+            {},
+            {"repetition_penalty": 1.3},
+            {"min_new_tokens": min(8, options["max_new_tokens"]), "no_repeat_ngram_size": 3},
+            {"stop_token_ids": chosen.sample(range(5, 1200), 40)},
+            {"no_repeat_ngram_size": 1, "forced_bos_token_id": chosen.randrange(5, 1200)},
+            {"forced_eos_token_id": 2, "bad_words_ids": [[chosen.randrange(5, 1200)] for _ in range(60)]},
+            {"no_repeat_ngram_size": 2, "bad_words_ids": [[chosen.randrange(5, 1200), 7]]},
+            {"num_beams": 4},
+            {"num_beams": 3, "length_penalty": 2.0, "early_stopping": _EARLY, "no_repeat_ngram_size": 3},
+            {"num_beams": 2, "length_penalty": -1.0, "early_stopping": _NEVER},
+            {
+                "num_beams": 4,
+                "length_penalty": 0.8,
+                "early_stopping": _NEVER,
+                "forced_bos_token_id": 0,
+                "forced_eos_token_id": 2,
+                "min_new_tokens": min(6, options["max_new_tokens"]),
+            },
+            {"num_beams": 5, "repetition_penalty": 1.2, "stop_token_ids": chosen.sample(range(5, 1200), 10)},
+            {"num_beams": 4, "bad_words_ids": [[chosen.randrange(5, 1200)] for _ in range(60)]},
+            {"num_beams": 4, "early_stopping": _EARLY, "stop_token_ids": chosen.sample(range(5, 1200), 60)},
+        )[number % 14]
+        yield text, options
+
+
+def _options(case: tuple[str, dict[str, Any]]) -> Mapping[str, Any]:
+    return {name: "set" for name in case[1] if name != "max_new_tokens"}
+
+
+@pytest.mark.parametrize("family", _TASKS)
+async def test_texts_equal_those_of_generate(
+    family: str,
+    served: Served,
+    sources: dict[str, Path],
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
+) -> None:
+    compared = comparison(f"{_TASKS[family]}-{family}", f"generate, transformers {transformers.__version__}")
+    reference = _Reference(sources[family])
+    cases = sample.draw(_cases(), _options, at_least=100)
+    turns, chance = asyncio.Semaphore(_AT_ONCE), random.Random(44)
+
+    async def ask(number: int, text: str, options: dict[str, Any]) -> GeneratedText:
+        async with turns:
+            await asyncio.sleep(chance.random() / 50)
+            if number % 4 == 0:
+                await _leave(served.client, family, text)
+            method = served.client.summarize if _TASKS[family] == "summarization" else served.client.translate
+            options = {"num_beams": 1, **options}
+            return await method(family, text, truncation=Truncation.TRUNCATION_RIGHT, **options)
+
+    found = await asyncio.gather(*(ask(number, *case) for number, case in enumerate(cases)))
+    for (text, options), ours in zip(cases, found, strict=True):
+        said = {"text": ours.text, "token_ids": list(ours.token_ids), "end": FinishReason.Name(ours.finish_reason)}
+        compared.compare((text, options), said, reference.generate(text, **options))
+    compared.check(at_least=100 if sample.is_whole else len(cases))
+
+
+@pytest.mark.parametrize("family", ["bart", "marian"])
+async def test_texts_equal_those_of_the_pipeline_with_its_own_defaults(
+    family: str,
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
+    tmp_path: Path,
+) -> None:
+    """The pipelines of transformers 4: 4 beams where the model says nothing, and its lengths count the first token."""
+    task = _TASKS[family]
+    own: dict[str, Any] = {"max_length": 36, "min_length": 12, "no_repeat_ngram_size": 3}
+    if family == "bart":
+        own |= {"num_beams": 3, "length_penalty": 2.0, "early_stopping": True}
+    source = save_encoder_decoder(family, tmp_path / "source", forced_bos_token_id=0, forced_eos_token_id=2, **own)
+    given: list[dict[str, Any]] = [
+        {},
+        {"num_beams": 1},
+        {"num_beams": 2, "length_penalty": 0.5},
+        {"max_new_tokens": 20},
+    ]
+    every: list[dict[str, Any]] = [
+        {"text": text, "options": given[number % 4]} for number, text in enumerate(generated(45, 60, words=(5, 90)))
+    ]
+    cases = sample.draw(every, lambda case: case["options"], at_least=60)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    version, answers = ask({family: (source, tokenizer)}, cases, tmp_path, task)
+    compared = comparison(f"{task}-{family}-pipeline", f"pipeline({task!r}), transformers {version}")
+    async with serving(tmp_path / "repository", {family: (task, source)}) as served:
+        method = served.client.summarize if task == "summarization" else served.client.translate
+        asked = (method(family, one["text"], truncation=Truncation.TRUNCATION_RIGHT, **one["options"]) for one in cases)
+        found = await asyncio.gather(*asked)
+    for case, text, ((expected,),) in zip(cases, found, ([one] for one in answers[family]), strict=True):
+        (wanted,) = expected.values()
+        compared.compare((case["text"], case["options"]), {"text": text.text}, {"text": wanted})
+    compared.check(at_least=len(cases))
+
+
+async def _leave(client: AsyncClient, model: str, text: str) -> None:
+    """A caller who reads a chunk and leaves."""
+    input = TaskInput()
+    given = getattr(input, _TASKS[model])
+    given.text, given.truncation, given.options.max_new_tokens = text, Truncation.TRUNCATION_RIGHT, 60
+    given.options.num_beams = 1
+    events = client.stream(InferRequest(model=model, input=input))
+    async for event in events:
+        if event.HasField("chunk"):
+            break
+    await events.aclose()
+
+
+class _Reference:
+    """transformers, one text at a time."""
+
+    def __init__(self, source: Path) -> None:
+        self._model = transformers.AutoModelForSeq2SeqLM.from_pretrained(source).float().eval()
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+
+    def generate(self, text: str, *, stop_token_ids: tuple[int, ...] = (), **options: Any) -> dict[str, Any]:
+        """The text, its tokens, and why it ended."""
+        # Special tokens that a text spells are text.
+        ids = self._tokenizer(text, truncation=True, max_length=TOKENS, return_tensors="pt", split_special_tokens=True)
+        ends = [2, *stop_token_ids]
+        found = self._model.generate(
+            ids["input_ids"],
+            attention_mask=torch.ones_like(ids["input_ids"]),
+            do_sample=False,
+            eos_token_id=ends,
+            **{"num_beams": 1, **options, "early_stopping": _MEANINGS[options.get("early_stopping", 0)]},
+        )[0].tolist()[1:]
+        # What follows the end of the best text is padding.
+        found = found[: next((place for place, one in enumerate(found, 1) if one in ends), len(found))]
+        end = "END" if found[-1] in ends else "LENGTH"
+        return {
+            "text": self._tokenizer.decode(found, skip_special_tokens=True),
+            "token_ids": found,
+            "end": f"FINISH_REASON_{end}",
+        }

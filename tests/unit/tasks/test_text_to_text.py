@@ -1,0 +1,93 @@
+"""Translations are of the language and into the language that a request says, or the model's own."""
+
+from typing import Any
+
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, SummarizationInput, TranslationInput
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.tasks.text_to_text import SUMMARIZATION, TRANSLATION
+from tests.unit.model_specs import model_spec
+from tests.unit.tasks.word_tokenizer import WordTokenizer
+
+_LANGUAGES = {"en_XX": 1, "de_DE": 500, "fr_XX": 501}
+
+
+def _model(**changes: Any) -> ModelSpec:
+    # WordTokenizer begins a text with token 1, as a model of several languages does with that of its language.
+    described: dict[str, Any] = {"languages": _LANGUAGES, "source_language": "en_XX", "decoder_start_token_ids": (2,)}
+    return model_spec("translation", max_text_tokens=20, **described | changes)
+
+
+def _complete(model: ModelSpec, **fields: Any) -> GenerationOptions:
+    input = TranslationInput(text="a b", **fields)
+    TRANSLATION.check(input, model)
+    assert TRANSLATION.complete
+    return TRANSLATION.complete(input, model, 4)
+
+
+def test_the_language_of_a_translation_is_its_first_token() -> None:
+    assert _complete(_model(), target_language="de_DE").forced_bos_token_id == 500
+
+
+def test_a_model_with_a_language_of_its_own_needs_none() -> None:
+    assert _complete(_model(forced_bos_token_id=501)).forced_bos_token_id == 501
+    assert not _complete(_model(decoder_start_token_ids=(501,))).HasField("forced_bos_token_id")
+
+
+def test_a_text_in_another_language_has_its_token() -> None:
+    encoded = [
+        TRANSLATION.encode(TranslationInput(text="a b", source_language=name), WordTokenizer(), _model())
+        for name in ("", "en_XX", "fr_XX")
+    ]
+    ids = [one.sequences[0]["input_ids"].tolist() for one in encoded]
+    assert ids[0] == ids[1]
+    assert ids[2] == [501, *ids[0][1:]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({}, "target_language: is missing; model 'small' knows: en_XX, de_DE, fr_XX"),
+        ({"target_language": "xx"}, "target_language: 'xx' is not known to model 'small', which knows: en_XX, de_DE"),
+        ({"source_language": "xx", "target_language": "de_DE"}, "source_language: 'xx' is not known to model 'small'"),
+    ],
+)
+def test_a_language_that_is_missing_or_unknown_is_refused_with_those_that_the_model_knows(
+    fields: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        _complete(_model(), **fields)
+    assert problem in refused.value.message
+
+
+def test_a_model_of_one_pair_takes_no_language() -> None:
+    with pytest.raises(InvalidInput, match="translates one pair of languages; leave it out"):
+        _complete(_model(languages={}), target_language="de_DE")
+    assert not _complete(_model(languages={})).HasField("forced_bos_token_id")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"max_new_tokens": 21}, "options.max_new_tokens: 21, must be 1 to 20"),
+        ({"forced_bos_token_id": 1000}, "options.forced_bos_token_id: the id 1000, the vocabulary has 1000"),
+        ({"forced_eos_token_id": 1000}, "options.forced_eos_token_id: the id 1000, the vocabulary has 1000"),
+        ({"bad_words_ids": [{"token_ids": [5, 1000]}]}, "options.bad_words_ids: the id 1000, the vocabulary has 1000"),
+        ({"bad_words_ids": [{"token_ids": []}]}, "options.bad_words_ids: one has 0 tokens, must have 1 to 32"),
+        ({"bad_words_ids": [{"token_ids": [5]}] * 65}, "options.bad_words_ids: 65, the limit is 64"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_bad_options_are_refused_by_name(options: dict[str, Any], problem: str) -> None:
+    model = model_spec("summarization", max_text_tokens=20, decoder_start_token_ids=(2,))
+    with pytest.raises(InvalidInput) as refused:
+        SUMMARIZATION.check(SummarizationInput(text="a", options=GenerationOptions(**options)), model)
+    assert problem in refused.value.message
+
+
+def test_a_long_text_leaves_all_of_the_decoder_to_its_summary() -> None:
+    model = model_spec("summarization", max_text_tokens=20, decoder_start_token_ids=(2,))
+    assert SUMMARIZATION.complete
+    assert SUMMARIZATION.complete(SummarizationInput(text="a"), model, 16).max_new_tokens == 20
