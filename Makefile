@@ -11,7 +11,7 @@
 # fuzz      a million random sequences through the scheduler, and a million messages to every method of real servers, or
 #           for FUZZ_S seconds: an hour
 # soak      ten minutes each of twice and of eight times the load that can be borne, a minute of certificates that
-#           change every second, and ten thousand jobs while workers die
+#           change every second, ten thousand jobs while workers die, and a hundred swaps of versions under load
 # ray       batch transform on Ray Data, in an environment of its own
 # bench     every measurement, written to docs/benchmarks
 # bench-quick  a short look, written to .cache/bench/quick
@@ -50,6 +50,8 @@ FUZZ_S ?= inf
 SOAK_S ?= 600
 ROTATION_S ?= 60
 JOBS ?= 10000
+SWAPS ?= 100
+GENERATIONS ?= 10000
 PYTEST := -m pytest --numprocesses $(WORKERS)
 # Tests that also run with the transformers version of the Neuron SDK. Those that compile for Neuron take long.
 # With the newer transformers, they run only in `make oracle`.
@@ -165,8 +167,9 @@ fuzz: .venv/.dev
 .PHONY: soak
 soak: .venv/.dev redis-server
 	NEURONPIPE_SOAK_S=$(SOAK_S) NEURONPIPE_ROTATION_S=$(ROTATION_S) NEURONPIPE_JOBS=$(JOBS) \
-	  $(BIN)/python -m pytest --timeout 1800 \
-	  tests/integration/test_overload.py tests/integration/test_tls.py tests/integration/test_job_faults.py
+	  NEURONPIPE_SWAPS=$(SWAPS) NEURONPIPE_GENERATIONS=$(GENERATIONS) $(BIN)/python -m pytest --timeout 1800 \
+	  tests/integration/test_overload.py tests/integration/test_tls.py tests/integration/test_job_faults.py \
+	  tests/integration/test_registry.py tests/integration/test_generation.py
 
 .PHONY: bench bench-quick bench-cache
 bench-cache: .venv/.dev redis-server

@@ -22,7 +22,7 @@ _NEEDS = {
     "neuronpipe.load.run": _BASE,
     "neuronpipe.cli.trace": _BASE,
     "neuronpipe.local.server": _SERVER,
-    "neuronpipe.tokenizer.server": _SERVER | {"tokenizers", "PIL"},
+    "neuronpipe.tokenizer.server": _SERVER | {"tokenizers", "PIL", "jinja2", "markupsafe"},
     "neuronpipe.neuron_executor.server": _SERVER,
     "neuronpipe.neuron_executor.backends.fake": _BASE | _PYDANTIC,
     "neuronpipe.postprocessor.server": _SERVER,
@@ -38,6 +38,8 @@ _HEAVY = {
     "transformers",
     "tokenizers",
     "PIL",
+    "jinja2",
+    "markupsafe",
     "openvino",
     "huggingface_hub",
     "safetensors",
@@ -94,7 +96,9 @@ def test_commands_of_callers_run_where_only_the_client_is_installed(command: str
 
 def test_a_package_that_a_part_needs_and_lacks_is_noticed() -> None:
     with pytest.raises(AssertionError, match="No module named 'tokenizers'"):
-        _python(_PROGRAM.format(module="neuronpipe.tokenizer.server", allowed=_SERVER | {"PIL"}))
+        _python(
+            _PROGRAM.format(module="neuronpipe.tokenizer.server", allowed=_SERVER | {"PIL", "jinja2", "markupsafe"})
+        )
 
 
 @pytest.mark.parametrize("module", _NEEDS)

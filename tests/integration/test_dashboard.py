@@ -12,13 +12,15 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from demo.processes import four_processes
 from neuronpipe.client import Client
-from neuronpipe.core.metrics import Meters
+from neuronpipe.core.metrics import Meters, Telemetry
+from neuronpipe.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.neuron_executor.neuron_metrics import record_snapshot
 from neuronpipe.neuron_executor.neuron_monitor import parse_snapshot
 from neuronpipe.telemetry.prometheus import MetricsPort
 from neuronpipe.tls.files import TlsFiles, watched_tls
 from neuronpipe.tls.telemetry import show_tls
 from tests.certificates import Authority
+from tests.unit.model_specs import model_spec
 from tests.unit.neuron_executor.fake_monitor import SAMPLE
 
 pytestmark = pytest.mark.local_only
@@ -63,6 +65,9 @@ def series(fake_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     meters = Meters()
     record_snapshot(meters, snapshot)
     show_tls(meters, "server", watched_tls(TlsFiles(tls / "tls.crt", tls / "tls.key"), "server"))
+    # What a model that generates shows: none is served here.
+    generation = GenerationObserver(Telemetry(meters=meters), model_spec("text_generation"), "openvino")
+    generation.watch(running=lambda: 1, waiting=lambda: 0, blocks=lambda: 0.5)
     with contextlib.closing(MetricsPort("127.0.0.1:0", meters)) as port:
         _scrape(port.address, found)
     return found

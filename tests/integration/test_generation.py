@@ -1,6 +1,8 @@
 """Text generation behaves the same in one process and in four: streams, ends, leaves and refuses."""
 
 import asyncio
+import os
+import random
 import signal
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 import transformers
 
 from demo.processes import ServiceProcess, four_processes
@@ -32,6 +35,8 @@ pytestmark = pytest.mark.local_only
 _PROMPT = "A module is a file"
 # Twice as many as the executor runs in a step.
 _MANY = 64
+# `make soak` sends 10,000.
+_SOAKED = int(os.environ.get("NEURONPIPE_GENERATIONS", "60"))
 _METRICS = ("--metrics-listen", "127.0.0.1:0")
 
 
@@ -141,6 +146,29 @@ async def test_a_seed_gives_the_same_text_alone_and_among_others(client: AsyncCl
     assert len({one.text for one in among}) > 1
 
 
+async def test_log_probabilities_are_those_of_the_model(client: AsyncClient, repository: Path) -> None:
+    source = repository.parent / "source"
+    model = transformers.AutoModelForCausalLM.from_pretrained(source).float().eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    prompt = tokenizer(_PROMPT)["input_ids"]
+    options: dict[str, Any] = {"max_new_tokens": 8, "top_logprobs": 3, "repetition_penalty": 1.3, "do_sample": True}
+    events = await _generate(client, seed=4, temperature=1.4, **options)
+    text = events[-1].response.result.text_generation.sequences[0]
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *text.token_ids]])).logits[0, len(prompt) - 1 : -1]
+    expected = logits.log_softmax(dim=-1)
+    assert [one.token_id for one in text.logprobs] == list(text.token_ids)
+    for row, one in zip(expected, text.logprobs, strict=True):
+        assert one.logprob == pytest.approx(float(row[one.token_id]), abs=1e-3)
+        best = row.topk(3)
+        assert [top.token_id for top in one.top] == best.indices.tolist()
+        assert [top.logprob for top in one.top] == pytest.approx(best.values.tolist(), abs=1e-3)
+        assert one.text == tokenizer.decode([one.token_id], skip_special_tokens=True)
+    assert [one for event in events for one in event.chunk.logprobs] == list(text.logprobs)
+    whole = (await client.infer(_request(seed=4, temperature=1.4, **options))).result
+    assert whole.text_generation.sequences[0] == text
+
+
 async def test_several_texts_are_those_of_seeds_in_a_row(client: AsyncClient) -> None:
     options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": True, "temperature": 1.5}
     seeds = ((1 << 64) - 1, 0, 1)
@@ -208,6 +236,7 @@ async def test_other_tasks_of_texts_are_refused(client: AsyncClient) -> None:
         ({"do_sample": True, "temperature": float("nan")}, "options.temperature: nan, must be more than 0"),
         ({"do_sample": True, "top_p": 1.5}, "options.top_p: 1.5, must be more than 0, and at most 1"),
         ({"do_sample": True, "min_p": -0.1}, "options.min_p: -0.1, must be 0 to 1"),
+        ({"top_logprobs": 21}, "options.top_logprobs: 21, must be 0 to 20"),
         ({"num_return_sequences": 2}, "options.num_return_sequences: more than 1 text need do_sample"),
         ({"do_sample": True, "num_return_sequences": 17}, "options.num_return_sequences: 17, must be 1 to 16"),
         ({"do_sample": True, "num_return_sequences": 0}, "options.num_return_sequences: 0, must be 1 to 16"),
@@ -257,6 +286,44 @@ async def test_callers_that_leave_free_their_blocks(processes: dict[str, dict[st
             while _in_use(four["neuron-executor"]):
                 await asyncio.sleep(0.05)
         assert (await client.generate_text("writer", _PROMPT, max_new_tokens=4)).token_ids
+
+
+async def test_many_mixed_requests_leave_no_block_in_use(processes: dict[str, dict[str, ServiceProcess]]) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance, four, turns = random.Random(seed), processes["four processes"], asyncio.Semaphore(_MANY)
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"do_sample": True, "num_return_sequences": 3},
+        {"stop_strings": ["e"]},
+        {"top_logprobs": 2},
+        {"repetition_penalty": 1.2},
+    )
+
+    async def ask(client: AsyncClient, number: int) -> str:
+        text = "module " * chance.randint(1, 60)
+        given = {"messages": [_said(text)]} if chance.random() < 0.3 else {"prompt": f"{number % 7} {text}"}
+        options = kinds[number % len(kinds)] | {"max_new_tokens": chance.randint(1, 40)}
+        reads = chance.randint(1, 8) if chance.random() < 0.4 else 0
+        try:
+            async with turns:
+                events = client.generate("writer", timeout_s=None if number % 10 else 0.05, **given, **options)
+                async for event in events:
+                    if event.HasField("chunk") and reads:
+                        reads -= 1
+                        if not reads:
+                            await events.aclose()
+                            return "left"
+        except DeadlineExceeded:
+            return "late"
+        return "whole"
+
+    async with AsyncClient(four["gateway"].target, timeout_s=None, retries=False) as client:
+        ends = await asyncio.gather(*(ask(client, number) for number in range(_SOAKED)))
+        async with asyncio.timeout(60):
+            while _in_use(four["neuron-executor"]):
+                await asyncio.sleep(0.05)
+        assert {"left", "whole"} <= set(ends)
 
 
 def _in_use(executor: ServiceProcess) -> float:

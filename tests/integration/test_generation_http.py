@@ -137,6 +137,27 @@ async def test_n_texts_are_choices(theirs: openai.AsyncOpenAI, ours: Client) -> 
         await theirs.completions.create(model="writer", prompt=_PROMPT, n=2, temperature=0)
 
 
+async def test_log_probabilities_have_openais_forms(theirs: openai.AsyncOpenAI, ours: Client) -> None:
+    expected = ours.generate("writer", messages=_CHAT, max_new_tokens=6, top_logprobs=2)
+    tokens = [*expected][-1].response.result.text_generation.sequences[0].logprobs
+    options: dict[str, Any] = {"model": "writer", "messages": _CHAT, "max_tokens": 6, "logprobs": True}
+    answer = await theirs.chat.completions.create(top_logprobs=2, **options)
+    assert answer.choices[0].logprobs
+    found = answer.choices[0].logprobs.content or []
+    assert [(one.token, one.logprob) for one in found] == [(one.text, pytest.approx(one.logprob)) for one in tokens]
+    assert [[top.token for top in one.top_logprobs] for one in found] == [
+        [top.text for top in one.top] for one in tokens
+    ]
+    stream = await theirs.chat.completions.create(top_logprobs=2, stream=True, **options)
+    parts = [chunk.choices[0].logprobs async for chunk in stream]
+    assert [one for part in parts if part for one in part.content or ()] == found
+    completion = await theirs.completions.create(model="writer", prompt=_PROMPT, max_tokens=6, logprobs=2)
+    lists = completion.choices[0].logprobs
+    assert lists
+    assert len(lists.tokens or ()) == len(lists.token_logprobs or ()) == len(lists.top_logprobs or ()) == 6
+    assert (lists.text_offset or [None])[0] == 0
+
+
 async def test_a_stop_string_ends_both_forms(theirs: openai.AsyncOpenAI, ours: Client) -> None:
     whole = ours.generate_text("writer", _PROMPT, max_new_tokens=24).text
     stop = whole[len(whole) // 2 :][:3]
@@ -226,6 +247,7 @@ def test_huggingfaces_client_gets_the_text_of_our_own(
         assert full.generated_text == _PROMPT + expected.text
         assert full.details
         assert full.details.generated_tokens == len(expected.token_ids)
+        assert [token.id for token in full.details.tokens] == list(expected.token_ids)
     if path != "/generate":
         parts = list(client.text_generation(_PROMPT, max_new_tokens=12, stream=True, details=True, **options))
         assert "".join(part.token.text for part in parts) == expected.text
@@ -233,6 +255,7 @@ def test_huggingfaces_client_gets_the_text_of_our_own(
         assert [part.generated_text for part in parts] == [None] * len(expected.token_ids) + [expected.text]
         assert parts[-1].details
         assert parts[-1].details.generated_tokens == len(expected.token_ids)
+        assert all(part.token.logprob < 0 for part in parts[:-1])
         assert parts[-1].details.finish_reason == ("stop_sequence" if "stop" in options else "length")
 
 

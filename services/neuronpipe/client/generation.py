@@ -26,6 +26,7 @@ class Options(TypedDict, total=False):
     stop_strings: Iterable[str]
     stop_token_ids: Iterable[int]
     num_return_sequences: int
+    top_logprobs: int
 
 
 def generation_request(

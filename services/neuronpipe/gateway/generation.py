@@ -16,6 +16,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     GenerationOptions,
     TaskResult,
     TextGenerationResult,
+    TokenLogprob,
 )
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import Unavailable
@@ -27,12 +28,19 @@ from neuronpipe.core.items import (
     PostprocessItem,
     Prediction,
     Stages,
+    TokenLogprobs,
 )
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, InferenceRequest
 from neuronpipe.gateway.models import GatewayModel
 from neuronpipe.tasks.generated_text import WINDOW_TOKENS
-from neuronpipe.tasks.text_generation import complete_options, options_of_each, part_arrays, window_arrays
+from neuronpipe.tasks.text_generation import (
+    complete_options,
+    logprob_arrays,
+    options_of_each,
+    part_arrays,
+    window_arrays,
+)
 
 T = TypeVar("T")
 _MORE, _STOP_STRING = FinishReason.FINISH_REASON_UNSPECIFIED, FinishReason.FINISH_REASON_STOP_STRING
@@ -108,6 +116,8 @@ class _TextRun:
         # On time.monotonic_ns(); 0 until it is there.
         self.first_token_ns = 0
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._told_logprobs: list[TokenLogprob] = []
         self._figures = GenerationFigures()
         self._has_news = asyncio.Event()
         # The text so far, and the number of its tokens.
@@ -153,11 +163,12 @@ class _TextRun:
         if not self._is_stopped:
             reason = (await self._decode(call, self._ended_by)).finish_reason
         ids = self._token_ids[: self._released]
-        return GeneratedText(text=self._text, token_ids=ids, finish_reason=reason)
+        return GeneratedText(text=self._text, token_ids=ids, finish_reason=reason, logprobs=self._told_logprobs)
 
     def _note(self, tokens: NewTokens) -> None:
         self.first_token_ns = self.first_token_ns or time.monotonic_ns()
         self._token_ids.extend(tokens.token_ids)
+        self._logprobs.extend(tokens.logprobs)
         self._figures = tokens.figures
         self._has_news.set()
 
@@ -177,20 +188,25 @@ class _TextRun:
     async def _decode(self, call: Call, finish_reason: int) -> GeneratedText:
         """The text of the tokens that are none yet, as far as it cannot change any more."""
         before = self._encoded.annotations.arrays[0]["window"].tolist() + self._token_ids[: self._released]
+        (outputs,) = part_arrays(self._token_ids[self._released :], finish_reason)
+        if self.options.HasField("top_logprobs"):
+            outputs = {**outputs, **logprob_arrays(self._logprobs[self._released :])}
         item = PostprocessItem(
             call,
             self._model.key,
             self._request.input,
             TensorSets(arrays=window_arrays(before[-WINDOW_TOKENS:])),
-            TensorSets(arrays=part_arrays(self._token_ids[self._released :], finish_reason)),
+            TensorSets(arrays=[outputs]),
         )
         result = await self._stages.postprocess(item)
         part = result.message.text_generation.sequences[0]
         self._text += part.text
         self._released += len(part.token_ids)
+        self._told_logprobs.extend(part.logprobs)
         self._is_stopped = part.finish_reason == _STOP_STRING
         if self._request.listener and part.token_ids:
-            self._request.listener(GeneratedPart(part.text, list(part.token_ids), self._number))
+            told = GeneratedPart(part.text, list(part.token_ids), self._number, list(part.logprobs))
+            self._request.listener(told)
         return part
 
     def _stopped(self) -> Prediction:

@@ -1,11 +1,11 @@
 """The requests that doors pass to the pipeline, and its results."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome
-from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
+from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult, TokenLogprob
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.items import EncodedInput, ModelKey
@@ -44,6 +44,7 @@ class GeneratedPart:
     text: str
     token_ids: list[int]
     sequence: int = 0
+    logprobs: Sequence[TokenLogprob] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from neuronpipe.core.items import (
     Prediction,
     StageItem,
     TokenizeItem,
+    TokenLogprobs,
 )
 from neuronpipe.core.packed import Packed, TensorSets
 from neuronpipe.core.streams import AnnouncedModels
@@ -36,6 +37,8 @@ ValueT = TypeVar("ValueT")
 _SMALL_INPUT_BYTES = 512
 # Almost 300 years: the longest deadline that the message can hold.
 _FOREVER_NS = (1 << 63) - 1
+# Of a version.
+_MAX_DIGITS = 18
 
 
 class Codec(Protocol[ItemT, ValueT]):
@@ -110,6 +113,10 @@ class ExecuteCodec:
         if isinstance(value, NewTokens):
             outcome.new_tokens.token_ids.extend(value.token_ids)
             _write_figures(value.figures, outcome.new_tokens.figures)
+            for one in value.logprobs:
+                outcome.new_tokens.logprobs.add(
+                    logprob=one.logprob, top_token_ids=one.top_token_ids, top_logprobs=one.top_logprobs
+                )
             return
         prediction = outcome.prediction
         if value.generation:
@@ -123,7 +130,11 @@ class ExecuteCodec:
 
     def read_value(self, outcome: wire.ExecuteOutcome) -> Prediction | NewTokens:
         if outcome.HasField("new_tokens"):
-            return NewTokens(list(outcome.new_tokens.token_ids), _read_figures(outcome.new_tokens.figures))
+            tokens = outcome.new_tokens
+            logprobs = [
+                TokenLogprobs(one.logprob, list(one.top_token_ids), list(one.top_logprobs)) for one in tokens.logprobs
+            ]
+            return NewTokens(list(tokens.token_ids), _read_figures(tokens.figures), logprobs)
         prediction = outcome.prediction
         return Prediction(
             TensorSets(data=list(prediction.outputs)),
@@ -193,7 +204,7 @@ def write_models(models: Iterable[ModelKey], message: Announcement | NeededModel
 
 def read_models(message: Announcement | NeededModels) -> frozenset[ModelKey]:
     """The models of a message."""
-    return frozenset(ModelKey(model.name, int(model.version)) for model in message.models if model.version.isdecimal())
+    return frozenset(ModelKey(model.name, int(model.version)) for model in message.models if _is_version(model.version))
 
 
 def read_problems(announcement: Announcement) -> dict[ModelKey, str]:
@@ -201,8 +212,13 @@ def read_problems(announcement: Announcement) -> dict[ModelKey, str]:
     return {
         ModelKey(model.name, int(model.version)): model.problem
         for model in announcement.failed
-        if model.version.isdecimal()
+        if _is_version(model.version)
     }
+
+
+def _is_version(word: str) -> bool:
+    # int() raises ValueError from 4,301 digits on, and anybody who reaches a stage may send them.
+    return word.isdecimal() and len(word) <= _MAX_DIGITS
 
 
 def _decoding_part(input: Packed[TaskInput]) -> bytes:

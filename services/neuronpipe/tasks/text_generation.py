@@ -6,7 +6,7 @@ Equal to transformers' `generate` with the same options, whose names they have. 
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import ClassVar
 
@@ -19,11 +19,14 @@ from neuronpipe.api.v1.tasks_pb2 import (
     GenerationOptions,
     TextGenerationInput,
     TextGenerationResult,
+    TokenLogprob,
+    TopLogprob,
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.items import TokenLogprobs
 from neuronpipe.core.model import ModelSpec, TaskFacts
-from neuronpipe.core.tensors import Arrays, ArraySets
+from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import (
     Encoded,
     Task,
@@ -40,6 +43,7 @@ _MAX_NEW_TOKENS = 256
 _MAX_STOP_STRINGS, _MAX_STOP_LENGTH = 16, 256
 _MAX_STOP_TOKENS = 64
 _MAX_SEQUENCES = 16
+_MAX_LOGPROBS = 20
 _SEEDS = 1 << 64
 _MOST = 100.0
 _MAX_MESSAGES, _MAX_ROLE_LENGTH = 1024, 64
@@ -135,6 +139,8 @@ def _check_numbers(options: GenerationOptions, model: ModelSpec) -> None:
     if "num_return_sequences" in given and not 1 <= options.num_return_sequences <= _MAX_SEQUENCES:
         problem = f"{options.num_return_sequences}, must be 1 to {_MAX_SEQUENCES}"
         raise InvalidInput("options.num_return_sequences", problem)
+    if options.top_logprobs > _MAX_LOGPROBS:
+        raise InvalidInput("options.top_logprobs", f"{options.top_logprobs}, must be 0 to {_MAX_LOGPROBS}")
     for name, most, is_included in (
         ("temperature", _MOST, False),
         ("repetition_penalty", _MOST, False),
@@ -248,6 +254,8 @@ def decode(
     released = release(text_of, window, token_ids, input.options.stop_strings, is_last=is_last)
     reason = FinishReason.FINISH_REASON_STOP_STRING if released.is_stopped else FinishReason.ValueType(finish_reason)
     text = GeneratedText(text=released.text, token_ids=token_ids[: released.tokens], finish_reason=reason)
+    if input.options.HasField("top_logprobs"):
+        text.logprobs.extend(_logprobs(outputs[0], token_ids, text_of)[: released.tokens])
     return TextGenerationResult(sequences=[text])
 
 
@@ -261,6 +269,42 @@ def _read_part(arrays: Arrays, model: ModelSpec) -> tuple[list[int], int]:
     if reason is None or reason.dtype != np.int32 or reason.shape or int(reason) not in FinishReason.values():
         raise InvalidInput("outputs[0].finish_reason", "must be a FinishReason, int32 []")
     return ids.tolist(), int(reason)
+
+
+def _logprobs(arrays: Arrays, token_ids: list[int], text_of: TextOf) -> list[TokenLogprob]:
+    """The log probabilities of tokens, with their texts. Raises InvalidInput for what no stage makes."""
+    logprobs, ids, tops = (arrays.get(name) for name in ("logprobs", "top_ids", "top_logprobs"))
+    tokens = len(token_ids)
+    if logprobs is None or logprobs.dtype != np.float32 or logprobs.shape != (tokens,):
+        raise InvalidInput("outputs[0].logprobs", "must be float32 [tokens]")
+    if ids is None or ids.dtype != np.int32 or ids.shape[:1] != (tokens,) or ids.ndim != 2:
+        raise InvalidInput("outputs[0].top_ids", "must be int32 [tokens, n]")
+    if tops is None or tops.dtype != np.float32 or tops.shape != ids.shape or ids.shape[1] > _MAX_LOGPROBS:
+        raise InvalidInput("outputs[0].top_logprobs", f"must be float32 [tokens, n], n of at most {_MAX_LOGPROBS}")
+    if ids.size and ids.min() < 0:
+        raise InvalidInput("outputs[0].top_ids", "has ids below 0")
+    return [
+        TokenLogprob(
+            token_id=token_id,
+            text=text_of([token_id]),
+            logprob=logprob,
+            top=[
+                TopLogprob(token_id=top, text=text_of([top]), logprob=value)
+                for top, value in zip(ids[row].tolist(), tops[row].tolist(), strict=True)
+            ],
+        )
+        for row, (token_id, logprob) in enumerate(zip(token_ids, logprobs.tolist(), strict=True))
+    ]
+
+
+def logprob_arrays(logprobs: Sequence[TokenLogprobs]) -> dict[str, Array]:
+    """The log probabilities of a part's tokens, besides `part_arrays`."""
+    shape = len(logprobs), len(logprobs[0].top_token_ids) if logprobs else 0
+    return {
+        "logprobs": np.array([one.logprob for one in logprobs], np.float32),
+        "top_ids": np.array([one.top_token_ids for one in logprobs], np.int32).reshape(shape),
+        "top_logprobs": np.array([one.top_logprobs for one in logprobs], np.float32).reshape(shape),
+    }
 
 
 def window_arrays(token_ids: list[int]) -> ArraySets:

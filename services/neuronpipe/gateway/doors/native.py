@@ -128,6 +128,7 @@ def _write_event(event: Event, request_id: str, response: wire.GenerateResponse)
     elif isinstance(event, GeneratedPart):
         response.chunk.text, response.chunk.sequence = event.text, event.sequence
         response.chunk.token_ids.extend(event.token_ids)
+        response.chunk.logprobs.extend(event.logprobs)
     else:
         _write_result(event, response.response)
 

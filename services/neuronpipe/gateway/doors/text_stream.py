@@ -51,4 +51,5 @@ def _joined(events: Iterable[GenerationStart | GeneratedPart]) -> Iterable[Gener
             parts.setdefault(event.sequence, []).append(event)
     for sequence, several in parts.items():
         token_ids = [token_id for one in several for token_id in one.token_ids]
-        yield GeneratedPart("".join(one.text for one in several), token_ids, sequence)
+        logprobs = [logprob for one in several for logprob in one.logprobs]
+        yield GeneratedPart("".join(one.text for one in several), token_ids, sequence, logprobs)

@@ -26,7 +26,7 @@ from neuronpipe.inputs.kind import input_kind
 from neuronpipe.neuron_executor.generation.blocks import BlockPool
 from neuronpipe.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.neuron_executor.generation.planner import Planner, Sequence
-from neuronpipe.neuron_executor.generation.sampling import NotFinite, TokenChooser
+from neuronpipe.neuron_executor.generation.sampling import NotFinite, TokenChooser, token_logprobs
 from neuronpipe.runtimes.cpus import compute_pool
 from neuronpipe.runtimes.decoder import DecoderModel, Run
 from neuronpipe.tasks.text_generation import GenerationFacts, check_options
@@ -180,14 +180,15 @@ class Generator:
         chosen: list[int | NeuronpipeError] = []
         for sequence in (one for one, run in planned.items() if run.is_scored):
             row = len(chosen)
+            own = scores.logits[row], scores.top_ids[row], scores.top_logits[row]
             try:
-                chosen.append(
-                    sequence.chooser.choose(
-                        sequence.token_ids, scores.logits[row], scores.top_ids[row], scores.top_logits[row]
-                    )
-                )
+                token = sequence.chooser.choose(sequence.token_ids, *own)
             except NotFinite:
                 chosen.append(InternalError("the model's outputs for this input are not finite"))
+                continue
+            chosen.append(token)
+            if sequence.options.HasField("top_logprobs"):
+                sequence.logprobs = [token_logprobs(token, *own, sequence.options.top_logprobs)]
         return chosen
 
     def _apply(self, planned: Mapping[Sequence, Run], chosen: list[int | NeuronpipeError], began_ns: int) -> None:
@@ -209,7 +210,7 @@ class Generator:
             sequence.append(token, now_ns)
             self._observer.token(sequence, now_ns - before_ns)
             if sequence.report:
-                sequence.report(NewTokens((token,), sequence.figures))
+                sequence.report(NewTokens((token,), sequence.figures, sequence.logprobs))
             if token in sequence.end_token_ids or sequence.generated >= sequence.options.max_new_tokens:
                 self.planner.end(sequence)
                 sequence.future.set_result(_END if token in sequence.end_token_ids else _LENGTH)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
-from neuronpipe.core.items import GenerationFigures, Report
+from neuronpipe.core.items import GenerationFigures, Report, TokenLogprobs
 from neuronpipe.neuron_executor.generation.blocks import BlockPool, block_digests
 from neuronpipe.neuron_executor.generation.sampling import TokenChooser
 from neuronpipe.runtimes.decoder import Run
@@ -42,6 +42,7 @@ class Sequence:
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     steps: int = 0
     cached_tokens: int = 0
     preemptions: int = 0

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
+from neuronpipe.core.items import TokenLogprobs
 
 _Floats = NDArray[np.float32]
 _Ids = NDArray[np.int32]
@@ -75,6 +76,15 @@ class TokenChooser:
         sums = np.cumsum(weights)
         drawn = np.searchsorted(sums, _uniform(options.seed, position) * sums[-1], side="right")
         return int(ids[min(int(drawn), len(weights) - 1)])
+
+
+def token_logprobs(token_id: int, logits: _Floats, top_ids: _Ids, top_logits: _Floats, count: int) -> TokenLogprobs:
+    """The log probabilities of a token and of the `count` best ones, by the scores as `choose` gets them."""
+    largest = float(top_logits[0])
+    total = largest + float(np.log(np.exp(logits - np.float32(largest), dtype=np.float64).sum()))
+    order = np.lexsort((top_ids, -top_logits))[:count]
+    best = (top_logits[order].astype(np.float64) - total).tolist()
+    return TokenLogprobs(float(logits[token_id]) - total, top_ids[order].tolist(), best)
 
 
 def _uniform(seed: int, position: int, sequence: int = 0) -> float:

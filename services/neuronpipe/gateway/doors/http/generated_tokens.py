@@ -36,9 +36,11 @@ async def _values(
     async with aclosing(events):
         async for event in events:
             if isinstance(event, GeneratedPart):
-                for place, token_id in enumerate(event.token_ids, 1):
+                given: list[float | None] = [one.logprob for one in event.logprobs]
+                logprobs = given or [None] * len(event.token_ids)
+                for place, (token_id, logprob) in enumerate(zip(event.token_ids, logprobs, strict=True), 1):
                     index, last = index + 1, token_id
-                    yield _value(index, token_id, event.text if place == len(event.token_ids) else "")
+                    yield _value(index, token_id, event.text if place == len(event.token_ids) else "", logprob)
             elif isinstance(event, InferenceResult):
                 text = event.result.message.text_generation.sequences[0]
                 whole = write_text(text, prompt, body)["generated_text"]
@@ -46,6 +48,8 @@ async def _values(
                 yield _value(index, last, "", is_special=True) | {"generated_text": whole, "details": details}
 
 
-def _value(index: int, token_id: int, text: str, *, is_special: bool = False) -> dict[str, Any]:
-    token = {"id": token_id, "text": text, "logprob": None, "special": is_special}
+def _value(
+    index: int, token_id: int, text: str, logprob: float | None = None, *, is_special: bool = False
+) -> dict[str, Any]:
+    token = {"id": token_id, "text": text, "logprob": logprob, "special": is_special}
     return {"index": index, "token": token, "generated_text": None, "details": None}

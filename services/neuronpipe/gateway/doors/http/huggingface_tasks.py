@@ -276,6 +276,8 @@ def _read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
         options["do_sample"] = given.do_sample is not False
     if given.do_sample is False:
         options = {name: value for name, value in options.items() if name not in _SAMPLING}
+    if given.details:
+        options["top_logprobs"] = 0
     options["stop_strings"] = [*(given.stop or ()), *(given.stop_sequences or ())]
     return TaskInput(text_generation=TextGenerationInput(prompt=input, options=GenerationOptions(**options)))
 
@@ -284,7 +286,10 @@ def write_text(text: GeneratedText, prompt: str, body: Prompted) -> dict[str, An
     """A generated text, and with `details` why it ended."""
     answer: dict[str, Any] = {"generated_text": prompt + text.text if body.parameters.return_full_text else text.text}
     if body.parameters.details:
-        answer["details"] = text_details(text, body) | {"prefill": [], "tokens": []}
+        tokens = [
+            {"id": one.token_id, "text": one.text, "logprob": one.logprob, "special": False} for one in text.logprobs
+        ]
+        answer["details"] = text_details(text, body) | {"prefill": [], "tokens": tokens}
     return answer
 
 

@@ -1,9 +1,11 @@
 """OpenAI's chat completions and completions, whole and as events."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -15,6 +17,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     GenerationOptions,
     TaskInput,
     TextGenerationInput,
+    TokenLogprob,
+    TopLogprob,
 )
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.gateway.doors.http.bodies import Body, Count, Many, Unsupported, only, write_body
@@ -33,6 +37,7 @@ _FIELDS = {
     "options.min_new_tokens": "min_tokens",
     "options.stop_strings": "stop",
     "options.num_return_sequences": "n",
+    "options.top_logprobs": "top_logprobs",
     **{f"options.{name}": name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty")},
     "options.stop_token_ids": "stop_token_ids",
 }
@@ -82,8 +87,8 @@ class _Completion(Body):
 class ChatRequest(_Completion):
     messages: Annotated[Many[SaidMessage], Field(min_length=1)]
     max_completion_tokens: Count | None = None
-    logprobs: Annotated[Any, only(False)] = None
-    top_logprobs: Annotated[Any, only(0)] = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, lt=1 << 32)] | None = None
     tools: Annotated[Any, only([])] = None
     tool_choice: Annotated[Any, only("none", "auto")] = None
     functions: Annotated[Any, only([])] = None
@@ -94,7 +99,7 @@ class ChatRequest(_Completion):
 
 class CompletionRequest(_Completion):
     prompt: Annotated[str | Many[str], Field(description="a text; or several, of which each gets a choice")]
-    logprobs: Unsupported = None
+    logprobs: Annotated[int, Field(ge=0, lt=1 << 32)] | None = None
     echo: Annotated[Any, only(False)] = None
     best_of: Annotated[Any, only(1)] = None
     suffix: Annotated[Any, only("")] = None
@@ -109,14 +114,14 @@ class Answered(Body):
 class ChatChoice(Body):
     index: int
     message: Answered
-    logprobs: None
+    logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length"]
 
 
 class CompletionChoice(Body):
     index: int
     text: str
-    logprobs: None
+    logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length"]
 
 
@@ -172,7 +177,8 @@ ROUTES = (CHAT, COMPLETIONS)
 class _Form:
     """How one of the two writes its answers.
 
-    `whole`: a text in a choice. `part`: a part of it in a choice of a chunk. `begin`: the first choice of a stream.
+    `whole`: a text in a choice. `part`: a part of it in a choice of a chunk. `logprobs`: those of tokens in a choice,
+    before which there are so many characters. `begin`: the first choice of a stream.
     """
 
     id: str
@@ -180,7 +186,26 @@ class _Form:
     part_object: str
     whole: Callable[[str], dict[str, Any]]
     part: Callable[[str], dict[str, Any]]
+    logprobs: Callable[[Sequence[TokenLogprob], int], dict[str, Any]]
     begin: Mapping[str, Any] | None = None
+
+
+def _chat_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    def written(one: TokenLogprob | TopLogprob) -> dict[str, Any]:
+        return {"token": one.text, "logprob": one.logprob, "bytes": list(one.text.encode())}
+
+    content = [written(one) | {"top_logprobs": [written(top) for top in one.top]} for one in logprobs]
+    return {"content": content, "refusal": None}
+
+
+def _completion_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    ends = [*accumulate((len(one.text) for one in logprobs), initial=offset)]
+    return {
+        "tokens": [one.text for one in logprobs],
+        "token_logprobs": [one.logprob for one in logprobs],
+        "top_logprobs": [{top.text: top.logprob for top in one.top} for one in logprobs],
+        "text_offset": ends[:-1],
+    }
 
 
 _CHAT = _Form(
@@ -189,10 +214,16 @@ _CHAT = _Form(
     "chat.completion.chunk",
     lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
     lambda text: {"delta": {"content": text} if text else {}},
+    _chat_logprobs,
     {"delta": {"role": "assistant", "content": ""}},
 )
 _COMPLETION = _Form(
-    "cmpl", "text_completion", "text_completion", lambda text: {"text": text}, lambda text: {"text": text}
+    "cmpl",
+    "text_completion",
+    "text_completion",
+    lambda text: {"text": text},
+    lambda text: {"text": text},
+    _completion_logprobs,
 )
 
 
@@ -214,20 +245,26 @@ def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
             lambda index: _FIELDS | {name: f"{name}[{index}]"} if tasks[1:] else _FIELDS,
         )
         texts = [text for one in results for text in one.result.message.text_generation.sequences]
-        choices = [_choice(index, form.whole(one.text), _reason(one)) for index, one in enumerate(texts)]
+        choices = [
+            _choice(index, form.whole(one.text), _reason(one), one.logprobs and form.logprobs(one.logprobs, 0))
+            for index, one in enumerate(texts)
+        ]
         usage = _usage([one.usage for one in results])
         return HttpResponse(write_body(head | {"object": form.whole_object, "choices": choices, "usage": usage}))
 
     async def chat(request: HttpRequest) -> HttpResponse:
         body: ChatRequest = request.body
-        options = _options(body, body.max_completion_tokens or body.max_tokens)
+        if body.top_logprobs is not None and not body.logprobs:
+            raise InvalidInput("top_logprobs", "has an effect only with logprobs")
+        top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        options = _options(body, body.max_completion_tokens or body.max_tokens, top_logprobs)
         messages = [ChatMessage(role=one.role, content=_content(one)) for one in body.messages]
         input = TextGenerationInput(messages=messages, options=options)
         return await answer(request, _CHAT, [input], "messages")
 
     async def completions(request: HttpRequest) -> HttpResponse:
         body: CompletionRequest = request.body
-        options = _options(body, body.max_tokens or _MAX_TOKENS)
+        options = _options(body, body.max_tokens or _MAX_TOKENS, body.logprobs)
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         if body.stream and len(prompts) > 1:
             raise InvalidInput("prompt", f"{len(prompts)} texts, a stream takes one")
@@ -243,12 +280,16 @@ async def _chunks(
     """The chunks of a stream."""
     has_usage = body.stream_options is not None and body.stream_options.include_usage
     head |= {"object": form.part_object} | ({"usage": None} if has_usage else {})
+    offsets: Counter[int] = Counter()
     for index in range(body.n or 1) if form.begin else ():
         yield head | {"choices": [_choice(index, form.begin or {}, None)]}
     async with aclosing(events):
         async for event in events:
-            if isinstance(event, GeneratedPart) and event.text:
-                yield head | {"choices": [_choice(event.sequence, form.part(event.text), None)]}
+            if isinstance(event, GeneratedPart) and (event.text or event.logprobs):
+                offset = offsets[event.sequence]
+                offsets[event.sequence] += sum(len(one.text) for one in event.logprobs)
+                logprobs = form.logprobs(event.logprobs, offset) if event.logprobs else None
+                yield head | {"choices": [_choice(event.sequence, form.part(event.text), None, logprobs)]}
             elif isinstance(event, InferenceResult):
                 for index, text in enumerate(event.result.message.text_generation.sequences):
                     yield head | {"choices": [_choice(index, form.part(""), _reason(text))]}
@@ -256,8 +297,8 @@ async def _chunks(
                     yield head | {"choices": [], "usage": _usage([event.usage])}
 
 
-def _choice(index: int, text: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
-    return {"index": index, **text, "logprobs": None, "finish_reason": reason}
+def _choice(index: int, text: Mapping[str, Any], reason: str | None, logprobs: Any = None) -> dict[str, Any]:
+    return {"index": index, **text, "logprobs": logprobs or None, "finish_reason": reason}
 
 
 def _reason(text: GeneratedText) -> str:
@@ -279,7 +320,7 @@ def _content(message: SaidMessage) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def _options(body: _Completion, max_tokens: int | None) -> GenerationOptions:
+def _options(body: _Completion, max_tokens: int | None, top_logprobs: int | None) -> GenerationOptions:
     """The options. Tokens are drawn where something says how; a temperature of 0 says that they are not."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop
     options = GenerationOptions(stop_strings=stops or (), stop_token_ids=body.stop_token_ids or ())
@@ -297,6 +338,7 @@ def _options(body: _Completion, max_tokens: int | None) -> GenerationOptions:
         given["do_sample"] = True
     given |= {"max_new_tokens": max_tokens, "min_new_tokens": body.min_tokens}
     given |= {"repetition_penalty": body.repetition_penalty, "num_return_sequences": body.n}
+    given["top_logprobs"] = top_logprobs
     for name, value in given.items():
         if value is not None:
             try:

@@ -27,6 +27,8 @@ _OPTIONAL = frozenset({"text_pair", "targets", "ignore_labels"})
 _PARAMETERS = frozenset({"hypothesis_template", "prompt_name"})
 # Outputs have one datatype, and token ids are the input of MODEL/raw; the others are messages.
 _LEFT_OUT = frozenset({"type", "precision", "token_ids", "options", "messages"})
+# An output has one shape for all rows and texts.
+_LOGPROBS = frozenset({"logprobs", "top_logprobs"})
 _DATATYPES = {
     FieldDescriptor.TYPE_STRING: BYTES,
     FieldDescriptor.TYPE_DOUBLE: "FP64",
@@ -54,7 +56,7 @@ class TaskModel:
         self._texts = [one for one in fields if one.type in _TEXTS and one.name not in _PARAMETERS]
         self._options = {one.name: one for one in fields if one not in self._texts and one.name not in _LEFT_OUT}
         nested = [one for field in fields if field.name == "options" for one in _fields(field) if not one.is_repeated]
-        self._nested = {one.name: one for one in nested}
+        self._nested = {one.name: one for one in nested if one.name not in _LOGPROBS}
         self.parameters = {name: _described(one) for name, one in (self._options | self._nested).items()}
         if TASKS[task].generates:
             self.parameters[STREAM] = "a boolean, for ModelStreamInfer"
@@ -142,6 +144,8 @@ def _fields(field: FieldDescriptor) -> list[FieldDescriptor]:
 
 def _leaves(field: FieldDescriptor, path: _Path) -> Iterator[tuple[FieldDescriptor, _Path]]:
     for one in _fields(field):
+        if one.name in _LOGPROBS:
+            continue
         if one.message_type:
             yield from _leaves(one, (*path, one.name))
         else:
