@@ -11,13 +11,14 @@
 # fuzz      a million random sequences through the scheduler, and a million messages to every method of real servers, or
 #           for FUZZ_S seconds: an hour
 # soak      ten minutes each of twice and of eight times the load that can be borne, a minute of certificates that
-#           change every second, and ten thousand jobs while workers die
+#           change every second, ten thousand jobs while workers die, and a hundred swaps of versions under load
 # ray       batch transform on Ray Data, in an environment of its own
 # bench     every measurement, written to docs/benchmarks
 # bench-quick  a short look, written to .cache/bench/quick
 # bench-cache  the caches, written to docs/benchmarks
 # bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to docs/benchmarks/neuron-sim.md
 # verify-deploy  the Kubernetes manifests of deploy/: rendered in all combinations, validated, and asked by rules
+# simulate-cluster  rules of autoscaling under simulated loads, written to docs/autoscaling.md
 # up        the whole system in containers; up-observability with Jaeger, Prometheus and Grafana
 # certificates  of the layer tls, made anew while it runs
 # down      ends it and deletes what it made; logs, ps, redeploy service=NAME: of the running one
@@ -49,6 +50,7 @@ FUZZ_S ?= inf
 SOAK_S ?= 600
 ROTATION_S ?= 60
 JOBS ?= 10000
+SWAPS ?= 100
 GENERATIONS ?= 10000
 PYTEST := -m pytest --numprocesses $(WORKERS)
 # Tests that also run with the transformers version of the Neuron SDK. Those that compile for Neuron take long.
@@ -165,9 +167,9 @@ fuzz: .venv/.dev
 .PHONY: soak
 soak: .venv/.dev redis-server
 	NEURONPIPE_SOAK_S=$(SOAK_S) NEURONPIPE_ROTATION_S=$(ROTATION_S) NEURONPIPE_JOBS=$(JOBS) \
-	  NEURONPIPE_GENERATIONS=$(GENERATIONS) $(BIN)/python -m pytest --timeout 1800 \
+	  NEURONPIPE_SWAPS=$(SWAPS) NEURONPIPE_GENERATIONS=$(GENERATIONS) $(BIN)/python -m pytest --timeout 1800 \
 	  tests/integration/test_overload.py tests/integration/test_tls.py tests/integration/test_job_faults.py \
-	  tests/integration/test_generation.py
+	  tests/integration/test_registry.py tests/integration/test_generation.py
 
 .PHONY: bench bench-quick bench-cache
 bench-cache: .venv/.dev redis-server
@@ -181,6 +183,14 @@ bench-quick: .venv/.dev
 .PHONY: bench-neuron-sim
 bench-neuron-sim: .venv/.dev
 	$(BIN)/python -m tests.bench.neuron_sim
+
+# The plots are drawn by matplotlib, which nothing else needs.
+.venv/.simulate: pyproject.toml constraints.txt .venv/.dev
+	$(BIN)/$(PIP) -c constraints.txt -e '.[simulate]'
+	touch $@
+.PHONY: simulate-cluster
+simulate-cluster: .venv/.simulate
+	$(BIN)/python -m tests.bench.cluster
 
 .PHONY: ray
 ray: .venv/.dev .venv-ray/.ready

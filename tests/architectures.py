@@ -52,7 +52,8 @@ class Architecture:
     model_type: str
     tokenizer: Callable[..., Any]
     config: Mapping[str, Any] = field(default_factory=dict)
-    is_decoder: bool = False
+    tasks: tuple[str, ...] = ()
+    """Of a family that is published for some tasks only."""
 
     def make_source(self, folder: Path, task: str) -> Path:
         """A small model of this architecture with a task's head, and its tokenizer."""
@@ -103,21 +104,26 @@ _DEBERTA_3 = {
     "position_biased_input": False,
 }
 
+_SCORES = ("text_classification", "rerank", "zero_shot_classification")
+_SCORES_AND_VECTORS = (*_SCORES, "sentence_embedding", "sentence_similarity")
+# Models of late interaction have a layer behind an encoder, which is the same for all of them.
+_NOT_OF_ALL = ("image_classification", "multi_vector_embedding")
+_LATE_INTERACTION = ("BERT", "XLM-R", "ModernBERT")
 _DECODER = {**_BERT, "num_key_value_heads": 2, "head_dim": 8}
 _GEMMA = {**_DECODER, "query_pre_attn_scalar": 8, "sliding_window": 16}
 _GEMMA_3 = {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"]}
 
 # Decoders, for vectors and scores.
 DECODERS: dict[str, Architecture] = {
-    "Llama": Architecture("llama", byte_level_bpe, _DECODER, is_decoder=True),
-    "Mistral": Architecture("mistral", byte_level_bpe, {**_DECODER, "sliding_window": 16}, is_decoder=True),
-    "Qwen2": Architecture("qwen2", byte_level_bpe, _DECODER, is_decoder=True),
-    "Qwen3": Architecture("qwen3", byte_level_bpe, _DECODER, is_decoder=True),
-    "Gemma": Architecture("gemma", byte_level_bpe, _DECODER, is_decoder=True),
-    "Gemma 2": Architecture("gemma2", byte_level_bpe, _GEMMA, is_decoder=True),
-    "Gemma 3": Architecture("gemma3_text", byte_level_bpe, _GEMMA_3, is_decoder=True),
+    "Llama": Architecture("llama", byte_level_bpe, _DECODER, tasks=_SCORES_AND_VECTORS),
+    "Mistral": Architecture("mistral", byte_level_bpe, {**_DECODER, "sliding_window": 16}, tasks=_SCORES_AND_VECTORS),
+    "Qwen2": Architecture("qwen2", byte_level_bpe, _DECODER, tasks=_SCORES_AND_VECTORS),
+    "Qwen3": Architecture("qwen3", byte_level_bpe, _DECODER, tasks=_SCORES_AND_VECTORS),
+    "Gemma": Architecture("gemma", byte_level_bpe, _DECODER, tasks=_SCORES_AND_VECTORS),
+    "Gemma 2": Architecture("gemma2", byte_level_bpe, _GEMMA, tasks=_SCORES_AND_VECTORS),
+    "Gemma 3": Architecture("gemma3_text", byte_level_bpe, _GEMMA_3, tasks=_SCORES_AND_VECTORS),
     "Gemma 3, bidirectional": Architecture(
-        "gemma3_text", byte_level_bpe, {**_GEMMA_3, "use_bidirectional_attention": True}, is_decoder=True
+        "gemma3_text", byte_level_bpe, {**_GEMMA_3, "use_bidirectional_attention": True}, tasks=_SCORES_AND_VECTORS
     ),
 }
 
@@ -150,6 +156,10 @@ ENCODERS: dict[str, Architecture] = {
     "ModernBERT": Architecture("modernbert", word_piece, {**_BERT, "num_hidden_layers": 4, "local_attention": 16}),
     "BigBird": Architecture("big_bird", unigram_pairs, {**_BERT, "block_size": 16, "num_random_blocks": 1}),
     "Longformer": Architecture("longformer", byte_level_bpe, {**_ROBERTA, "attention_window": [8, 8]}),
+    "Nomic BERT": Architecture("nomic_bert", word_piece, _BERT, _SCORES_AND_VECTORS),
+    "GTE": Architecture("gte", unigram, _BERT, _SCORES_AND_VECTORS),
+    "Jina v3": Architecture("jina_embeddings_v3", unigram, _BERT, _SCORES_AND_VECTORS),
+    "EuroBERT": Architecture("eurobert", byte_level_bpe, _BERT, _SCORES_AND_VECTORS),
 }
 TEXT_ARCHITECTURES = ENCODERS | DECODERS
 ARCHITECTURES = (*TEXT_ARCHITECTURES, *IMAGE_FAMILIES)
@@ -159,10 +169,10 @@ def tasks_of(architecture: str) -> tuple[str, ...]:
     """The tasks that models of the architecture can have."""
     if architecture not in TEXT_ARCHITECTURES:
         return ("image_classification",)
-    # transformers has these heads for some decoders only, and nobody publishes such models.
-    heads = ("fill_mask", "sparse_embedding", "question_answering", "token_classification")
-    lacking = heads if architecture in DECODERS else ()
-    return tuple(task for task in _HEADS if task not in ("image_classification", *lacking))
+    if tasks := TEXT_ARCHITECTURES[architecture].tasks:
+        return tasks
+    lacking = ("image_classification",) if architecture in _LATE_INTERACTION else _NOT_OF_ALL
+    return tuple(task for task in _HEADS if task not in lacking)
 
 
 def make_source(folder: Path, architecture: str, task: str) -> Path:

@@ -28,7 +28,7 @@ from neuronpipe.neuron_executor.backends.base import Backend, BackendError, Back
 from neuronpipe.neuron_executor.batching.outputs import cut
 from neuronpipe.runtimes.neuron import device_count
 from neuronpipe.tasks import TASKS
-from tests.architectures import ARCHITECTURES, DECODERS, MAX_TOKENS, TEXT_ARCHITECTURES, make_source
+from tests.architectures import ARCHITECTURES, MAX_TOKENS, TEXT_ARCHITECTURES, make_source
 from tests.conftest import DOUBLES
 from tests.images import IMAGE_FAMILIES
 from tests.measured_models import GRAPHS, PAGE, RECORD, page, wanted
@@ -36,6 +36,7 @@ from tests.sampling import Sample, sample_of
 
 _SEED = 20261121
 _PLACES = [*BACKENDS, "torch on a GPU", "neuronx on a device"]
+_NEWER = [name for name, one in TEXT_ARCHITECTURES.items() if one.tasks]
 _COMPILED = [name for name in ARCHITECTURES if name != "Longformer"]
 _CORES = 2
 _DEVICES = device_count()  # before the double has this process see none
@@ -50,7 +51,7 @@ def _reason_to_skip(place: str, architecture: str, sample: Sample) -> str | None
         return "compiling images for Neuron is not supported yet"
     if place == "fake":
         return "the fake back end computes no model, so none is different from another"
-    if (place != "openvino" or architecture in DECODERS) and architecture not in sample.some(_COMPILED):
+    if (place != "openvino" or architecture in _NEWER) and architecture not in sample.some(_COMPILED):
         return f"compiling takes long, so {sample.describe()} is tested; `make oracle` tests all"
     if place == "torch on a GPU" and not torch.cuda.is_available():
         return "no CUDA device"

@@ -135,6 +135,14 @@ def test_a_models_task_is_found_with_the_reason(
             {"model_type": "nomic_own", "auto_map": {"AutoModel": "m.M"}},
             "has code of its own .auto_map., which is not run$",
         ),
+        (
+            {"model_type": "new", "auto_map": {"AutoModel": "m.NewModel"}},
+            "which is not run; of GTE, take a folder of the model type gte, as alibaba-nlp-community/gte-multiling",
+        ),
+        (
+            {"model_type": "nomic_bert", "n_embd": 768, "rotary_emb_base": 1000, "auto_map": {"AutoModel": "m.Own"}},
+            r"Nomic's own code, .* in its names, hidden_size: 768 \(n_embd\), rope_parameters.rope_theta: 1000 \(rot",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

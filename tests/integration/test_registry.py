@@ -238,6 +238,10 @@ async def test_a_day_of_a_platform_engineer(versions: Path) -> None:
                 answers[(await client.infer(request, timeout_s=30)).version] += 1
             # One degree of freedom: what one fair split in a thousand exceeds.
             assert (answers["1"] - 100) ** 2 / 100 + (answers["2"] - 100) ** 2 / 100 < 10.83
+            for name in ("ann", "bob", "cleo"):  # whoever gives a key stays with one version
+                async with AsyncClient(processes["gateway"].target, route_key=name) as own:
+                    found = await own.infer_batch([classify(f"text {number}") for number in range(20)])
+                assert len({outcome.response.version for outcome in found}) == 1
             _registry(versions, "rollback", "classifier", "--note", "canary is slow")
             assert "canary is slow" in _registry(versions, "history", "classifier")
             _registry(versions, "reject", "classifier", "2", "--author", "bob")

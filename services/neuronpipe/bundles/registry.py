@@ -4,6 +4,7 @@ A `Registry` never changes; each operation returns the next one, with one more e
 """
 
 import getpass
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,7 +118,7 @@ class Change(Routing):
 class Signed:
     """Who makes a change, why, and when."""
 
-    author: str = field(default_factory=getpass.getuser)
+    author: str = field(default_factory=lambda: _user())
     note: str = ""
     time: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -326,6 +327,14 @@ def _resolved(target: str, aliases: Mapping[str, int]) -> int:
     if target not in aliases:
         raise ValueError(f"{target!r} is neither a version nor an alias of the model")
     return aliases[target]
+
+
+def _user() -> str:
+    """The name of this process's user; its number in a container that does not know it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
 
 
 def _pending(signed: Signed) -> Approval:

@@ -234,7 +234,8 @@ class Lookups(Generic[ValueT]):
                 self._fail(RemoteError(type(fault).__name__))
                 continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_failed.wait(), _MEASURE_EVERY_S)
+                async with asyncio.timeout(_MEASURE_EVERY_S):
+                    await self._has_failed.wait()
             self._has_failed.clear()
 
     async def _measure(self) -> None:

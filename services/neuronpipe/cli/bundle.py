@@ -1,9 +1,9 @@
-"""`neuronpipe bundle`: signs bundles, and verifies their signatures."""
+"""`neuronpipe bundle`: signs bundles, verifies their signatures, and compares them."""
 
 import argparse
 from pathlib import Path
 
-HELP = "sign bundles, or verify their files and signatures"
+HELP = "sign bundles, verify their files and signatures, or say what differs between two"
 EXTRA = "server"
 
 # Digits of a key's id that are shown.
@@ -27,6 +27,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_trusted_keys(verify, required=True)
     for verb in (sign, verify):
         verb.add_argument("bundles", nargs="+", type=Path, metavar="BUNDLE", help="a bundle's folder, MODEL/VERSION")
+    diff = verbs.add_parser("diff", help="say what differs between two bundles: settings of the manifest, and files")
+    diff.set_defaults(verb=_diff)
+    for name in ("before", "after"):
+        diff.add_argument(name, type=Path, metavar=name.upper(), help="a bundle's folder, MODEL/VERSION")
 
 
 def add_trusted_keys(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
@@ -70,6 +74,14 @@ def _verify(options: argparse.Namespace) -> None:
         bundle.files.check()
         described = _described(bundle.key, len(bundle.manifest.files))
         print(f"{folder}: {described}, signed with the key {bundle.signer[:_SHOWN]}")
+
+
+def _diff(options: argparse.Namespace) -> None:
+    from neuronpipe.bundles.difference import differences
+    from neuronpipe.bundles.repository import read_bundle
+
+    for line in differences(read_bundle(options.before), read_bundle(options.after)):
+        print(line)
 
 
 def _described(key: tuple[str, int], files: int) -> str:

@@ -28,6 +28,7 @@ from neuronpipe.client.generation import Messages, Options, generation_request
 from neuronpipe.client.jobs import AsyncJob, JobCalls, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
+from neuronpipe.core.names import ROUTE_KEY
 from neuronpipe.rpc.api_key import key_metadata
 from neuronpipe.rpc.client import error_of
 from neuronpipe.rpc.connection import Connection
@@ -100,6 +101,7 @@ class AsyncClient(TaskMethods):
         is_bulk: bool = False,
         tls: TlsFiles | None = None,
         api_key: str | None = None,
+        route_key: str = "",
     ) -> None:
         """`target`: a gRPC target such as "host:50050" or "dns:///gateway:50050"; calls are balanced over all of its
         addresses (round-robin).
@@ -109,10 +111,13 @@ class AsyncClient(TaskMethods):
 
         `api_key`: an API key or a token (JWT), sent with every call; None: that of the variable NEURONPIPE_API_KEY, if
         there is one. Raises SetupError for what is no key.
+
+        `route_key`: where requests are shared out among versions of a model, all of this client's get the same one;
+        ASCII. Empty: each request by its id.
         """
         super().__init__(is_bulk=is_bulk)
         self._timeout_s = timeout_s
-        self._metadata = key_metadata(api_key)
+        self._metadata = [*key_metadata(api_key), *([(ROUTE_KEY, route_key)] if route_key else ())]
         self._connection = Connection(target, _Stubs.of, RETRIES if retries else None, tls)
         self._jobs = JobCalls(self._connection, self._metadata, timeout_s)
 

@@ -46,6 +46,7 @@ class Client(TaskMethods):
         is_bulk: bool = False,
         tls: TlsFiles | None = None,
         api_key: str | None = None,
+        route_key: str = "",
     ) -> None:
         """See AsyncClient."""
         super().__init__(is_bulk=is_bulk)
@@ -53,7 +54,9 @@ class Client(TaskMethods):
         self._lock = threading.RLock()
         self._is_closed = False
         is_made: concurrent.futures.Future[None] = concurrent.futures.Future()
-        make = partial(AsyncClient, target, timeout_s=timeout_s, retries=retries, tls=tls, api_key=api_key)
+        make = partial(
+            AsyncClient, target, timeout_s=timeout_s, retries=retries, tls=tls, api_key=api_key, route_key=route_key
+        )
         hold = partial(self._hold, make, is_made)
         self._thread = threading.Thread(target=lambda: asyncio.run(hold()), name="neuronpipe-client", daemon=True)
         self._thread.start()

@@ -54,7 +54,8 @@ async def running_far_stages(
         )
     ):
         try:
-            await asyncio.wait_for(complete.wait(), _CONNECT_LIMIT_S)
+            async with asyncio.timeout(_CONNECT_LIMIT_S):
+                await complete.wait()
         except TimeoutError:  # a stage that is down must not keep the others' models from being listed
             log_warning("stages not reached yet", stages=sorted(coalescers.keys() - reached))
         yield coalescers

@@ -99,7 +99,8 @@ class Fronts:
                 event = "a front process ended; another takes its place"
                 log_warning(event, front=front.number, code=code, in_s=pause_s)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._ending.wait(), pause_s)
+                    async with asyncio.timeout(pause_s):
+                        await self._ending.wait()
         finally:
             front.ended.set()
 

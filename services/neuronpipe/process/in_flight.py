@@ -215,7 +215,8 @@ class InFlight:
     async def wait_until_idle(self, limit_s: float) -> None:
         """Returns once no call is in flight, and after `limit_s` in any case."""
         try:
-            await asyncio.wait_for(self._idle.wait(), limit_s)
+            async with asyncio.timeout(limit_s):
+                await self._idle.wait()
         except TimeoutError:
             return
 

@@ -37,6 +37,8 @@ ValueT = TypeVar("ValueT")
 _SMALL_INPUT_BYTES = 512
 # Almost 300 years: the longest deadline that the message can hold.
 _FOREVER_NS = (1 << 63) - 1
+# Of a version.
+_MAX_DIGITS = 18
 
 
 class Codec(Protocol[ItemT, ValueT]):
@@ -202,7 +204,7 @@ def write_models(models: Iterable[ModelKey], message: Announcement | NeededModel
 
 def read_models(message: Announcement | NeededModels) -> frozenset[ModelKey]:
     """The models of a message."""
-    return frozenset(ModelKey(model.name, int(model.version)) for model in message.models if model.version.isdecimal())
+    return frozenset(ModelKey(model.name, int(model.version)) for model in message.models if _is_version(model.version))
 
 
 def read_problems(announcement: Announcement) -> dict[ModelKey, str]:
@@ -210,8 +212,13 @@ def read_problems(announcement: Announcement) -> dict[ModelKey, str]:
     return {
         ModelKey(model.name, int(model.version)): model.problem
         for model in announcement.failed
-        if model.version.isdecimal()
+        if _is_version(model.version)
     }
+
+
+def _is_version(word: str) -> bool:
+    # int() raises ValueError from 4,301 digits on, and anybody who reaches a stage may send them.
+    return word.isdecimal() and len(word) <= _MAX_DIGITS
 
 
 def _decoding_part(input: Packed[TaskInput]) -> bytes:

@@ -1,10 +1,13 @@
 """cli/bundle.py, and the options of other commands that sign and verify."""
 
+import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from neuronpipe import cli
+from neuronpipe.bundles.manifest import Source
 from tests.unit.bundles.written import write_bundle
 
 
@@ -43,6 +46,34 @@ def test_bundles_are_signed_and_verified_by_their_folders(capsys: pytest.Capture
         0,
         f"models/m/1: m version 1, 3 files, signed with the key {key}\n",
     )
+
+
+def test_what_differs_between_two_bundles_is_said(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    second = folder / "models/m/2"
+    write_bundle(folder / "models", "m", 2, cache_results=True)
+    manifest = json.loads((second / "manifest.json").read_text())
+    (second / "tokenizer.json").write_text("{ }")
+    (second / "notes.txt").write_text("12345")
+    manifest["files"]["tokenizer.json"] = sha256(b"{ }").hexdigest()
+    manifest["files"]["notes.txt"] = sha256(b"12345").hexdigest()
+    (second / "manifest.json").write_text(json.dumps(manifest))
+    assert _run(capsys, "bundle diff models/m/1 models/m/2") == (
+        0,
+        "cache_results: false -> true\n"
+        "model.version: 1 -> 2\n"
+        "notes.txt: only in models/m/2, 5 bytes\n"
+        "tokenizer.json: differs, 2 -> 3 bytes\n"
+        # model.bin of 256 bytes and model.xml of 8.
+        "264 of 272 bytes are the same in both\n",
+    )
+    assert _run(capsys, "bundle diff models/m/1 models/m/1") == (0, "266 of 266 bytes are the same in both\n")
+
+
+def test_settings_that_begin_alike_differ_where_they_are_long(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    for version in (3, 4):
+        location = "/" + 100 * "x" + str(version)
+        write_bundle(folder / "models", "m", version, source=Source(location=location, weights_sha256=""))
+    assert "source.location: " in _run(capsys, "bundle diff models/m/3 models/m/4")[1]
 
 
 def test_a_bundle_that_is_refused_ends_the_command_with_the_code_of_a_bundle(

@@ -637,6 +637,7 @@ async def test_what_a_gateway_needs_is_anything_until_it_says_so_and_nothing_whe
     await gateway.receive()
     assert models.needed == [None]
     needed = stages_pb2.NeededModels(models=[stages_pb2.ServedModel(name="a", version="1")])
+    needed.models.add(name="a", version="9" * 5000)  # no version has so many digits
     gateway._messages.put_nowait(TokenizeRequest(needed=needed))
     gateway._messages.put_nowait(TokenizeRequest(needed=stages_pb2.NeededModels()))
     gateway.end()

@@ -40,6 +40,9 @@ _PIPELINE_TAGS = {"sentence-similarity": "sentence_embedding", "text-ranking": "
 _SPARSE = {"SparseEncoder", "SpladePooling", "SparseAutoEncoder", "SparseStaticEmbedding", "splade", "sparse-encoder"}
 _MULTI_VECTOR = {"MultiVectorEncoder", "ColBERT", "HF_ColBERT", "colbert", "pylate", "late-interaction"}
 
+# Model types of a model's own code → where transformers has the same model.
+_KNOWN_AS = {"new": "; of GTE, take a folder of the model type gte, as alibaba-nlp-community/gte-multilingual-base is"}
+
 _SHOWN_LABELS = 8
 
 
@@ -178,7 +181,7 @@ def read_configuration(folder: Path) -> Configuration:
         )
         raise SetupError(
             f"{folder}: config.json has the model type {kind!r}, which transformers {transformers.__version__} does "
-            f"not know{remote}"
+            f"not know{remote}{_KNOWN_AS.get(str(kind), '')}"
         )
     check_configuration(folder, content)
     try:

@@ -92,12 +92,36 @@ def _encoder_of_a_pair(content: Mapping[str, Any]) -> str:
     return next((name for name in content.get("architectures") or () if str(name).endswith("EncoderModel")), "")
 
 
+# The names in the configuration of Nomic's own code → those of transformers, which leaves out what it does not know.
+_NOMIC_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "rotary_emb_base": "rope_parameters.rope_theta",
+}
+
+
+def _unread_names(content: Mapping[str, Any]) -> str:
+    """Of a model of Nomic in its own form: what its configuration would have to say."""
+    if content.get("model_type") != "nomic_bert":
+        return ""
+    unread = {old: new for old, new in _NOMIC_NAMES.items() if old in content}
+    return ", ".join(f"{new}: {content[old]} ({old})" for old, new in unread.items())
+
+
 # A test of config.json → the error message.
 _CONFIGURATIONS: tuple[tuple[Callable[[Mapping[str, Any]], object], str], ...] = (
     (
         _quantization,
         "its weights are quantized by {}; compile the original in its place, with --dtype int8 to have it "
         "quantized here",
+    ),
+    (
+        _unread_names,
+        "config.json has the names of Nomic's own code, which transformers leaves out; write there, in its names, {}, "
+        "and take auto_map out",
     ),
     (
         _encoder_of_a_pair,

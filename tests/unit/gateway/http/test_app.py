@@ -214,6 +214,11 @@ async def test_a_priority_that_is_none_is_refused(browser: Browser) -> None:
     assert (status, body["error"]["message"]) == (400, "neuronpipe-priority: must be interactive or bulk")
 
 
+async def test_a_route_key_goes_on(browser: Browser) -> None:
+    await browser.post("/v1/embeddings", _BODY, neuronpipe_route_key="ann")
+    assert browser.pipeline.asked[0].call.route_key == "ann"
+
+
 async def test_a_trace_goes_on(browser: Browser) -> None:
     traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     await browser.post("/v1/embeddings", _BODY, traceparent=traceparent, tracestate="a=b")

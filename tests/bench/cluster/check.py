@@ -1,0 +1,74 @@
+"""The model beside real executors: one to four processes, whose fake device takes a known time for each batch."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from demo.processes import ServiceProcess
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.bundles.manifest import MANIFEST_FILE
+from tests.bench.cluster.executors import Device
+from tests.bench.cluster.scenarios import FIXED, Scenario, run
+from tests.bench.systems import NO_CACHE
+from tests.models import classifier
+
+_SECONDS = 10.0
+# 100 requests a second for each executor: little CPU time, so that four of them fit on this machine.
+_DEVICE = Device(cores=1, overhead_s=0.08, token_s=0.0, tokens=0.0, max_batch=8)
+_LOADS = (0.5, 0.8)
+
+
+def compared(
+    counts: tuple[int, ...] = (1, 2, 4),
+) -> Iterator[tuple[int, float, tuple[float, float], tuple[float, float]]]:
+    """executors, share of their capacity, p50 and p99 in seconds of the model, and of the real ones."""
+    with tempfile.TemporaryDirectory(prefix="cluster-") as folder:
+        repository = _repository(Path(folder))
+        for count in counts:
+            for load in _LOADS:
+                rate = load * count * _DEVICE.requests_per_s
+                yield count, load, _simulated(count, rate), _real(repository, count, rate)
+
+
+def _simulated(count: int, rate: float) -> tuple[float, float]:
+    found = run(Scenario("", "", 1000, lambda now_s: rate, (count, count), 0), FIXED, _DEVICE)
+    return found.p50_s, found.p99_s
+
+
+def _real(repository: Path, count: int, rate: float) -> tuple[float, float]:
+    at = ("--repository", str(repository))
+    with ExitStack() as stack:
+        executors = [
+            stack.enter_context(ServiceProcess("neuron-executor", *at, "--cores", "1", "--max-batch-size", "8"))
+            for _ in range(count)
+        ]
+        targets = ",".join(one.wait_until_ready().target for one in executors)
+        near = ("--tokenizer-target", "local", "--postprocessor-target", "local", "--executor-target", targets)
+        gateway = stack.enter_context(ServiceProcess("gateway", *at, *near, *NO_CACHE)).wait_until_ready()
+        gateway.wait_for("all stages reached")
+        words = f"load --target {gateway.target} --model classifier --rate {rate} --duration {_SECONDS} --json -"
+        made = subprocess.run(
+            [sys.executable, "-m", "neuronpipe", *words.split()], stdout=subprocess.PIPE, text=True, check=True
+        )
+    figures = json.loads(made.stdout)["latency_ms"]
+    return figures["p50"] / 1000, figures["p99"] / 1000
+
+
+def _repository(folder: Path) -> Path:
+    request = CompileRequest(
+        source=str(classifier(folder / "source")),
+        task="text_classification",
+        repository=folder / "repository",
+        name="classifier",
+        backend="fake",
+    )
+    compile_bundle(request, lambda line: None)
+    [manifest] = request.repository.rglob(MANIFEST_FILE)
+    content = json.loads(manifest.read_text())
+    content["artifacts"][0]["properties"] = {"device_time_s": str(_DEVICE.overhead_s)}
+    manifest.write_text(json.dumps(content))
+    return request.repository

@@ -1,0 +1,74 @@
+"""deploy/systemd: the units fit the service, and systemd's own proxy ends when its callers have gone."""
+
+import configparser
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from demo.processes import ServiceProcess
+from neuronpipe.cli.serve import settings_parser
+from neuronpipe.client import Client
+from neuronpipe.local.settings import AllSettings
+from tests.integration.requests import classify
+
+_UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
+_PROXY = Path("/lib/systemd/systemd-socket-proxyd")
+
+
+def _unit(name: str) -> dict[str, dict[str, str]]:
+    parser = configparser.ConfigParser(interpolation=None, strict=True)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(_UNITS / name)
+    return {section: dict(parser[section]) for section in parser.sections()}
+
+
+def test_the_units_call_the_service_with_settings_that_it_has() -> None:
+    service, proxy = _unit("neuronpipe.service")["Service"], _unit("neuronpipe-proxy.service")
+    words = service["ExecStart"].split()
+    assert words[1:3] == ["serve", "all"]
+    given = AllSettings(**vars(settings_parser("all").parse_args(words[3:])))
+    path = given.listen.removeprefix("unix:")
+    assert Path(path).is_relative_to(Path("/run") / service["RuntimeDirectory"])
+    assert proxy["Service"]["ExecStart"].split()[-1] == path
+    assert f"--target {given.listen};" in service["ExecStartPost"]
+    assert proxy["Unit"]["Requires"] == proxy["Unit"]["After"] == "neuronpipe.service"
+    assert proxy["Service"]["User"] == service["User"]  # of the socket's folder
+    assert _unit("neuronpipe.socket")["Socket"]["Service"] == "neuronpipe-proxy.service"
+    # process/life.py: a second for late callers, ten to unload.
+    assert float(service["TimeoutStopSec"]) > given.grace_s + 11
+    assert 0 < given.max_connection_idle_s < 300
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+    return port
+
+
+def test_the_proxy_passes_calls_on_and_ends_when_its_callers_have_gone(
+    fake_repository: Path, tmp_path: Path, free_port: int
+) -> None:
+    activate = shutil.which("systemd-socket-activate")
+    if not activate or not _PROXY.exists():
+        pytest.skip("needs systemd's socket-activate and socket-proxyd")
+    path, address = tmp_path / "gateway.sock", f"127.0.0.1:{free_port}"
+    options = ("--repository", str(fake_repository), "--listen", f"unix:{path}")
+    with ServiceProcess("all", *options) as process:
+        process.wait_until_ready()
+        # It becomes the proxy with the first connection.
+        command = [activate, "-l", address, str(_PROXY), "--exit-idle-time=1s", str(path)]
+        proxy = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            assert proxy.stderr
+            assert "Listening on" in proxy.stderr.readline()
+            with Client(address) as client:
+                assert client.infer(classify("A fine day.")).HasField("result")
+            assert proxy.wait(timeout=60) == 0
+        finally:
+            proxy.kill()
+            proxy.communicate()
