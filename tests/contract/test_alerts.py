@@ -107,3 +107,10 @@ def test_jobs_that_wait_for_long_fire_once_however_many_workers_tell_of_them(
 def test_a_job_that_was_set_aside_fires(tmp_path: Path, dead: str, fires: bool) -> None:
     series = {'neuronpipe_jobs_dead{job="worker", instance="w:9464"}': dead}
     _check(tmp_path, "NeuronpipeJobsDead", series, [{"severity": "warning"}] if fires else [])
+
+
+@pytest.mark.parametrize(("loaded", "fires"), [("0x10", True), ("1x10", False)])
+def test_a_file_that_cannot_be_used_fires(tmp_path: Path, loaded: str, fires: bool) -> None:
+    labels = {"job": "gateway", "instance": "g:9464", "neuronpipe_file": "registry.json"}
+    series = {f'neuronpipe_file_loaded{{{_GATEWAY}, neuronpipe_file="registry.json"}}': loaded}
+    _check(tmp_path, "NeuronpipeFileRejected", series, [{"severity": "warning", **labels}] if fires else [])

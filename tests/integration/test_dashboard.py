@@ -20,6 +20,7 @@ from neuronpipe.telemetry.prometheus import MetricsPort
 from neuronpipe.tls.files import TlsFiles, watched_tls
 from neuronpipe.tls.telemetry import show_tls
 from tests.certificates import Authority
+from tests.integration.job_system import job_system, text_request, until
 from tests.unit.model_specs import model_spec
 from tests.unit.neuron_executor.fake_monitor import SAMPLE
 
@@ -57,6 +58,7 @@ def series(fake_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> d
             client.embed("minilm", "A fine day.")
         for process in processes.values():
             _scrape(str(process.wait_for("metrics")["address"]), found)
+    _scrape_worker(fake_repository, found)
     # What neuron-monitor says, where there are NeuronCores.
     snapshot = parse_snapshot(
         SAMPLE.read_bytes().replace(b'"device_latency":null', b'"device_latency":{"p50":0.001}'), 4242
@@ -64,6 +66,9 @@ def series(fake_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     assert snapshot
     meters = Meters()
     record_snapshot(meters, snapshot)
+    # What workers count where others died, and where somebody is to be told.
+    meters.counter(Metrics.JOBS_RETRIED).add()
+    meters.counter(Metrics.NOTIFICATIONS, "accepted").add()
     show_tls(meters, "server", watched_tls(TlsFiles(tls / "tls.crt", tls / "tls.key"), "server"))
     # What a model that generates shows: none is served here.
     generation = GenerationObserver(Telemetry(meters=meters), model_spec("text_generation"), "openvino")
@@ -71,6 +76,20 @@ def series(fake_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     with contextlib.closing(MetricsPort("127.0.0.1:0", meters)) as port:
         _scrape(port.address, found)
     return found
+
+
+def _scrape_worker(repository: Path, found: dict[str, set[str]]) -> None:
+    """The series of a worker that has run a job."""
+    with job_system(repository) as jobs, jobs.worker("--metrics-listen", "127.0.0.1:0") as worker:
+        with Client(jobs.gateway.target) as client:
+            client.submit([text_request("A fine day.")]).wait(60)
+        address = str(worker.wait_for("metrics")["address"])
+
+        def shows_jobs() -> bool:
+            _scrape(address, found)
+            return "neuronpipe_jobs_oldest_seconds" in found
+
+        until(shows_jobs, "the worker shows jobs")
 
 
 def _scrape(address: str, found: dict[str, set[str]]) -> None:

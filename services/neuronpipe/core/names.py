@@ -100,7 +100,7 @@ class Attributes:
     TENANT = Name("neuronpipe.tenant", "the tenant of the caller; none where callers are not authenticated")
     QUOTA = Name("neuronpipe.quota", "requests_in_flight, tokens_in_flight or tokens_per_minute")
     FILE = Name("neuronpipe.file", "the option that names the file, or registry.json")
-    VERSION_STATE = Name("neuronpipe.version.state", "loading, ready, draining, closed or failed")
+    VERSION_STATE = Name("neuronpipe.model.state", "loading, ready, draining, closed or failed")
     PRIORITY = Name("neuronpipe.request.priority", "interactive or bulk")
     STAGE = Name(
         "neuronpipe.stage",

@@ -13,6 +13,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     FilledMask,
     FillMaskInput,
     FillMaskResult,
+    GeneratedText,
+    GenerationOptions,
     ImageClassificationInput,
     ImageClassificationResult,
     LabelScore,
@@ -30,6 +32,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SentenceSimilarityResult,
     SparseEmbeddingInput,
     SparseEmbeddingResult,
+    SummarizationInput,
+    SummarizationResult,
     TaskInput,
     TaskResult,
     TextClassificationInput,
@@ -38,6 +42,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TokenClassificationResult,
     TokenScore,
     TokenWeight,
+    TranslationInput,
+    TranslationResult,
     Truncation,
     ZeroShotClassificationInput,
     ZeroShotClassificationResult,
@@ -54,6 +60,8 @@ _MASK = FilledMask(tokens=[TokenScore(token="sat", score=0.5, token_id=7)], star
 _SECOND_MASK = FilledMask(tokens=[TokenScore(token="on", score=0.25, token_id=8)], start=8, end=11)
 
 _RESULTS = {
+    "summarization": TaskResult(summarization=SummarizationResult(sequences=[GeneratedText(text="short")])),
+    "translation": TaskResult(translation=TranslationResult(sequences=[GeneratedText(text="court")])),
     "text_classification": TaskResult(text_classification=TextClassificationResult(labels=_LABELS)),
     "image_classification": TaskResult(image_classification=ImageClassificationResult(labels=_LABELS)),
     "zero_shot_classification": TaskResult(zero_shot_classification=ZeroShotClassificationResult(labels=_LABELS)),
@@ -90,6 +98,8 @@ _SPECS = [
     model_spec(
         "zero_shot_classification", name="entailer", labels=("x", "y", "z"), also_answers=("text_classification",)
     ),
+    model_spec("summarization", name="shortener", decoder_start_token_ids=(2,), max_text_tokens=9),
+    model_spec("translation", name="translator", languages={"fr": 5}, decoder_start_token_ids=(2,), max_text_tokens=9),
     model_spec("token_classification", name="tagger"),
     model_spec("fill_mask", name="filler"),
     model_spec("question_answering", name="answerer"),
@@ -112,6 +122,29 @@ def test_every_task_has_its_json() -> None:
 
 
 _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
+    (
+        "shortener",
+        {"inputs": "t", "parameters": {"truncation": "only_first", "generate_parameters": {"num_beams": 2}}},
+        TaskInput(
+            summarization=SummarizationInput(
+                text="t", options=GenerationOptions(num_beams=2), truncation=Truncation.TRUNCATION_RIGHT
+            )
+        ),
+        [{"summary_text": "short"}],
+    ),
+    (
+        "translator",
+        {"inputs": "t", "parameters": {"tgt_lang": "fr"}},
+        TaskInput(
+            translation=TranslationInput(
+                text="t",
+                target_language="fr",
+                options=GenerationOptions(),
+                truncation=Truncation.TRUNCATION_ERROR,
+            )
+        ),
+        [{"translation_text": "court"}],
+    ),
     (
         "labels",
         {"inputs": "t", "parameters": {"top_k": 9, "function_to_apply": "sigmoid"}},
