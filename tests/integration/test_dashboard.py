@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from demo.processes import four_processes
 from neuronpipe.client import Client
 from neuronpipe.core.metrics import Meters, Telemetry
+from neuronpipe.core.names import Metrics
 from neuronpipe.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.neuron_executor.neuron_metrics import record_snapshot
 from neuronpipe.neuron_executor.neuron_monitor import parse_snapshot
