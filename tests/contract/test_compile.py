@@ -370,7 +370,7 @@ def test_version_that_exists_is_not_overwritten(compiled: Callable[..., Bundle],
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": "translation"}, "task 'translation' is not known; there are: text_classification"),
+        ({"task": "speech"}, "task 'speech' is not known; there are: text_classification"),
         ({"backend": "tpu"}, "back end 'tpu' is not known; there are: openvino"),
         ({"buckets": BucketRequest(("8x0",))}, "--bucket '8x0': must be BATCHxTOKENS"),
         ({"buckets": BucketRequest(("8x513",))}, "--bucket 8x513: 513 tokens, the model takes 512"),
@@ -477,8 +477,8 @@ _DENSE = {"in_features": 384, "out_features": 8, "activation_function": "torch.n
         (["Transformer"], {}, "no Pooling module"),
         (
             ["Transformer", "Pooling"],
-            {"1_Pooling/config.json": {"pooling_mode": "lasttoken"}},
-            "pooling lasttoken; supported are cls",
+            {"1_Pooling/config.json": {"pooling_mode": "median"}},
+            "pooling median; supported are cls",
         ),
         (
             ["Transformer", "Pooling"],
@@ -493,7 +493,7 @@ _DENSE = {"in_features": 384, "out_features": 8, "activation_function": "torch.n
         (
             ["Transformer", "Pooling", "Dense"],
             _POOLING | {"2_Dense/config.json": {**_DENSE, "module_input_name": "token_embeddings"}},
-            "of token vectors",
+            "of other vectors than sentence_embedding",
         ),
         (
             ["Transformer", "Pooling", "Dense"],

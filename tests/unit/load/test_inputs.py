@@ -60,7 +60,5 @@ def test_priority_is_passed_on(priority: str | None, expected: "Priority.ValueTy
 
 
 def test_an_unknown_task_is_named() -> None:
-    with pytest.raises(
-        SetupError, match="--model m: has the task translation; load is generated for text_classification, "
-    ):
-        make_requests(_REQUEST, "translation", ["a"])
+    with pytest.raises(SetupError, match="--model m: has the task speech; load is generated for text_classification, "):
+        make_requests(_REQUEST, "speech", ["a"])
