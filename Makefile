@@ -44,7 +44,7 @@ PROTO_PACKAGES := $(patsubst protos/neuronpipe/%,%,$(sort $(dir $(PROTOS))))
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
 # Of the oracle suites' cases, and of other large matrices; see pytest --help.
 SHARE ?= 0.2
-FUZZ_SEQUENCES ?= 45000
+FUZZ_SEQUENCES ?= 20000
 FUZZ_MESSAGES ?= 1000000
 FUZZ_S ?= inf
 SOAK_S ?= 600
@@ -145,7 +145,7 @@ demo: .venv/.demo
 .PHONY: test
 test: setup
 	NEURONPIPE_FUZZ_SEQUENCES=$(FUZZ_SEQUENCES) \
-	  $(BIN)/python $(PYTEST) --share $(SHARE) -m "not alone" --ignore $(NEURON_COMPILER)
+	  $(BIN)/python $(PYTEST) --share $(SHARE) -m "not alone and not long" --ignore $(NEURON_COMPILER)
 	$(BIN)/python -m pytest --share 1 -m alone tests/unit tests/integration
 	.venv-transformers4/bin/python $(PYTEST) --share $(SHARE) $(WITH_TRANSFORMERS4)
 
@@ -155,7 +155,7 @@ oracle: .venv/.dev .venv-transformers4/.ready
 
 .PHONY: sampled
 sampled: setup
-	$(BIN)/python $(PYTEST) --share 1 -m "sampled and not alone" tests/integration tests/contract --ignore $(NEURON_COMPILER)
+	$(BIN)/python $(PYTEST) --share 1 -m "(sampled or long) and not alone" tests/integration tests/contract --ignore $(NEURON_COMPILER)
 	.venv-transformers4/bin/python $(PYTEST) --share 1 $(NEURON_COMPILER)
 
 .PHONY: fuzz

@@ -34,9 +34,16 @@ _TOLERANCES = {
     "neuronx": 1e-5,  # the double computes with PyTorch
 }
 _SEED = 20261121
+# All models are compiled for them.
+_LONG = {"neuronx", "torch"}
 # A model of each task for the double of Neuron, where each takes ten seconds to compile; the fourth would be a second
 # classifier.
-_PAIRS = [(backend, model) for backend in BACKENDS for model in (NEURONX_MODELS if backend == "neuronx" else MODELS)]
+_BACKENDS = [pytest.param(name, marks=[pytest.mark.long] if name in _LONG else []) for name in BACKENDS]
+_PAIRS = [
+    pytest.param((backend, model), id=f"{backend}-{model}", marks=[pytest.mark.long] if backend in _LONG else [])
+    for backend in BACKENDS
+    for model in (NEURONX_MODELS if backend == "neuronx" else MODELS)
+]
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ def _loading(request: pytest.FixtureRequest, name: str, model: str) -> Iterator[
     backend.close()
 
 
-@pytest.fixture(scope="module", params=_PAIRS, ids="-".join)
+@pytest.fixture(scope="module", params=_PAIRS)
 def loaded(request: pytest.FixtureRequest) -> Iterator[_Loaded]:
     with _loading(request, *request.param) as loaded:
         yield loaded
@@ -126,7 +133,7 @@ async def test_outputs_have_the_names_shapes_and_dtype_of_the_spec(loaded: _Load
     assert {str(array.dtype) for array in outputs.values()} == {"float32"}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", _BACKENDS)
 def test_back_ends_that_end_in_the_order_of_their_start_leave_signals_alone(
     request: pytest.FixtureRequest, backend: str
 ) -> None:
@@ -286,7 +293,7 @@ async def test_a_batch_that_cannot_be_computed_raises_and_leaves_the_core_as_it_
     loaded.assert_equal(outputs, expected)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", _BACKENDS)
 async def test_closing_waits_for_batches_that_nobody_waits_for_any_more(
     request: pytest.FixtureRequest, name: str
 ) -> None:

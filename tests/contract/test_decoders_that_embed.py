@@ -46,6 +46,9 @@ _TEXTS = (
 _PROMPTS = {"query": "Instruct: find it\nQuery: ", "document": "", "title": "title: none | text: "}
 
 
+pytestmark = pytest.mark.long
+
+
 def _embedder(
     folder: Path, architecture: str, pooling: str | tuple[str, ...], side: str, *modules: torch.nn.Module
 ) -> Path:
@@ -79,7 +82,6 @@ _EMBEDDERS: Mapping[str, Callable[[Path], Path]] = {
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", _EMBEDDERS)
 async def test_vectors_equal_those_of_sentence_transformers_with_each_prompt(name: str, tmp_path: Path) -> None:
     source = _EMBEDDERS[name](tmp_path)
@@ -97,7 +99,6 @@ async def test_vectors_equal_those_of_sentence_transformers_with_each_prompt(nam
         np.testing.assert_allclose(np.array(ours, np.float32), expected, rtol=0, atol=_TOLERANCE)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", DECODERS)
 async def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     source = make_source(tmp_path / "source", name, "text_classification")

@@ -32,7 +32,7 @@ from neuronpipe.neuron_executor.batching.outputs import cut
 from neuronpipe.runtimes.openvino import engine, openvino
 from tests.models import MODELS, bert_config, save
 
-pytestmark = pytest.mark.sampled
+pytestmark = pytest.mark.long
 
 _WORDS = " ".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)).split()
 # From the end of the manual, of which our sample text for calibration takes the second quarter at most.

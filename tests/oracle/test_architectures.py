@@ -18,6 +18,8 @@ from tests.oracle.serving import Served, serving
 from tests.oracle.texts import PICKED, generated
 from tests.sampling import Sample
 
+pytestmark = pytest.mark.long
+
 _ARCHITECTURES = [name for name in ENCODERS if name != "Longformer"]
 # Not those with the names of special tokens: the tokenizers' suites say what becomes of them.
 _TEXTS = [text for text in PICKED if "[CLS]" not in text] + [*generated(41, 16), *generated(42, 4, words=(60, 150))]

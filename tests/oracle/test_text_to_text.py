@@ -23,6 +23,8 @@ from tests.oracle.texts import PICKED, generated
 from tests.oracle.transformers4 import ask
 from tests.sampling import Sample
 
+pytestmark = pytest.mark.long
+
 _TASKS = {"bart": "summarization", "pegasus": "summarization", "marian": "translation", "mbart": "translation"}
 # A cache of about 20 blocks is less than the texts need together: some are preempted.
 _STAGE_OPTIONS = {
