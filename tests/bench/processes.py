@@ -51,7 +51,7 @@ def _services(
         gateway = start("gateway", *options, *(_OF_TOKENIZER if "tokenizer" in near else ()))
         for process in (*far.values(), gateway):
             process.wait_until_ready()
-        gateway.wait_for("all stages reached")
+        gateway.wait_until_ready().wait_for("all stages reached")
         yield System(name, gateway.target, pids=tuple(process.pid for process in (*far.values(), gateway)))
 
 

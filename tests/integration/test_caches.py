@@ -64,7 +64,7 @@ def _gateway(
     gateway = ServiceProcess(
         "gateway", *options, *(f"--{name}-target={stage.target}" for name, stage in targets.items())
     )
-    stack.enter_context(gateway).wait_for("all stages reached")
+    stack.enter_context(gateway).wait_until_ready().wait_for("all stages reached")
     return gateway
 
 

@@ -95,7 +95,7 @@ async def doubled(fake_repository: Path, tmp_path: Path) -> AsyncIterator[_Doubl
         for process in (process for processes in stages.values() for process in processes):
             process.wait_until_ready()
         gateway = stack.enter_context(ServiceProcess("gateway", *repository, *targets)).wait_until_ready()
-        gateway.wait_for("all stages reached")
+        gateway.wait_until_ready().wait_for("all stages reached")
         gateway.wait_for("a stage's stream is open", times=2 * len(_STAGES))
         client = await stack.enter_async_context(AsyncClient(gateway.target, retries=False))
         yield _Doubled(stages, gateway, client)

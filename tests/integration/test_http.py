@@ -245,7 +245,7 @@ def test_a_gateway_over_other_processes_has_the_door_too(http_repository: Path) 
             "gateway", "--repository", str(http_repository), *targets, "--http-listen", "127.0.0.1:0"
         ) as gateway:
             address = str(gateway.wait_for("listening for HTTP")["address"])
-            gateway.wait_for("all stages reached")
+            gateway.wait_until_ready().wait_for("all stages reached")
             with Connection(address) as connection:
                 connection.send(post("/v1/embeddings", _EMBED))
                 assert connection.receive().status == 200

@@ -196,7 +196,7 @@ async def test_processes_that_are_killed_come_back_with_what_the_registry_says(v
     stages = {name: start(name) for name in addresses}
     try:
         with ServiceProcess("gateway", *options, *targets) as gateway:
-            gateway.wait_for("all stages reached")
+            gateway.wait_until_ready().wait_for("all stages reached")
             async with AsyncClient(gateway.target) as client:
                 for number, name in enumerate(addresses):
                     make_stable(versions, 2 - number % 2)

@@ -49,7 +49,7 @@ def _real(repository: Path, count: int, rate: float) -> tuple[float, float]:
         targets = ",".join(one.wait_until_ready().target for one in executors)
         near = ("--tokenizer-target", "local", "--postprocessor-target", "local", "--executor-target", targets)
         gateway = stack.enter_context(ServiceProcess("gateway", *at, *near, *NO_CACHE)).wait_until_ready()
-        gateway.wait_for("all stages reached")
+        gateway.wait_until_ready().wait_for("all stages reached")
         words = f"load --target {gateway.target} --model classifier --rate {rate} --duration {_SECONDS} --json -"
         made = subprocess.run(
             [sys.executable, "-m", "neuronpipe", *words.split()], stdout=subprocess.PIPE, text=True, check=True
