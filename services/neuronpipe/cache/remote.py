@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from redis.asyncio import Redis, RedisCluster
-from redis.asyncio.connection import parse_url
+from redis.asyncio.connection import SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
@@ -146,6 +146,24 @@ class Remote:
 
 def open_client(url: str, options: Mapping[str, Any]) -> "tuple[Redis | RedisCluster, Sequence[Redis]]":
     """The client of a URL, and those of the sentinels that it asks. Raises what redis-py raises for an invalid one."""
+    client, sentinels = _open_client(url, options)
+    for one in (client, *sentinels):
+        if isinstance(one, Redis) and issubclass(made := one.connection_pool.connection_class, SSLConnection):
+            one.connection_pool.connection_class = type(f"Fresh{made.__name__}", (_FreshFiles, made), {})
+    return client, sentinels
+
+
+class _FreshFiles(SSLConnection):
+    """Reads the files of TLS whenever it connects. redis-py's own keeps what it read first, and its pool keeps
+    connections that cannot connect any more.
+    """
+
+    async def _connect(self) -> None:
+        self.ssl_context.context = None
+        await super()._connect()  # type: ignore[no-untyped-call]
+
+
+def _open_client(url: str, options: Mapping[str, Any]) -> "tuple[Redis | RedisCluster, Sequence[Redis]]":
     parts = urlsplit(url)
     scheme, _, kind = parts.scheme.partition("+")
     plain = urlunsplit(parts._replace(scheme=scheme))
