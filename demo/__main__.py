@@ -1,5 +1,5 @@
-"""The demo: compiles MiniLM, serves it as four processes and as one, finds similar sentences, calls it by curl and
-shows where the time goes.
+"""The demo: compiles MiniLM and a tiny model that writes, serves them as four processes and as one, finds similar
+sentences, calls them by curl, lets one write, and shows where the time goes.
 
 Run: make demo
 """
@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,13 +21,16 @@ import numpy as np
 
 from demo.model import find_minilm, is_compiled
 from demo.processes import ServiceProcess, four_processes
+from demo.writer import make_writer
 from neuronpipe import cli
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.client import Client
 
-MODEL = "minilm"
+MODEL, WRITER = "minilm", "writer"
+PROMPT = "The statement "
+NEW_TOKENS = 60
 SENTENCES = [
     "The cat sleeps on the warm windowsill.",
     "A kitten is napping in the sun by the window.",
@@ -68,6 +72,12 @@ def _run(repository: Path) -> None:
             source=str(find_minilm()), task="sentence_embedding", repository=repository, name=MODEL
         )
         compile_bundle(request, lambda line: print(f"  {line}", flush=True))
+    if not is_compiled(repository, WRITER):
+        print("\nTraining a tiny Llama on Python's manual for some seconds, and compiling it:", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            source = str(make_writer(Path(folder)))
+            request = CompileRequest(source=source, task="text_generation", repository=repository, name=WRITER)
+            compile_bundle(request, lambda line: print(f"  {line}", flush=True))
     with ExitStack() as stack:
         print("\nStarting the four services, and the same pipeline in one process:")
         processes = stack.enter_context(four_processes(repository, *_TRACED, environment=_SAMPLED))
@@ -88,6 +98,9 @@ def _run(repository: Path) -> None:
             for name, client in clients.items()
         }
         _print_latency(cold, warm)
+        print(f"\nThe tiny model continues {PROMPT!r}, and its text comes as it is written:\n", flush=True)
+        writing = ["--model", WRITER, "--prompt", PROMPT, "--max-new-tokens", str(NEW_TOKENS)]
+        cli.main(["generate", "--target", processes["gateway"].target, *writing])
         print("\nOne request through the four processes, as `neuronpipe trace` draws it:\n", flush=True)
         input = json.dumps({"sentence_embedding": {"text": SENTENCES[0]}})
         cli.main(["trace", "--target", processes["gateway"].target, "--model", MODEL, "--json", input])

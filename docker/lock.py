@@ -28,17 +28,17 @@ class _Lock:
 _LOCKS = {
     "build": _Lock(),
     "sbom": _Lock(),
-    "server": _Lock(("server",)),  # a layer that all images share
-    "gateway": _Lock(("gateway",)),
-    "tokenizer": _Lock(("tokenizer",)),
-    "neuron-executor": _Lock(("executor-openvino",)),
-    "postprocessor": _Lock(("postprocessor",)),
+    "server": _Lock(("server", "s3")),  # a layer that all images share
+    "gateway": _Lock(("gateway", "s3")),
+    "tokenizer": _Lock(("tokenizer", "s3")),
+    "neuron-executor": _Lock(("executor-openvino", "s3")),
+    "postprocessor": _Lock(("postprocessor", "s3")),
     "worker": _Lock(("worker",)),
-    "sagemaker": _Lock(("all",)),
+    "sagemaker": _Lock(("all", "s3")),
     "compile": _Lock(("compile",), without=("torch",)),  # torch-cpu.txt has the build without CUDA
-    "gpu": _Lock(("executor-torch",)),
+    "gpu": _Lock(("executor-torch", "s3")),
     "neuron": _Lock(
-        ("executor-neuronx",), "constraints-transformers4.txt", without=("torch", "numpy")
+        ("executor-neuronx", "s3"), "constraints-transformers4.txt", without=("torch", "numpy")
     ),  # AWS's image has them
 }
 

@@ -2,6 +2,7 @@
 each has.
 """
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,14 @@ import numpy as np
 import safetensors.numpy
 import transformers
 
-from tests.images import IMAGE_FAMILIES, make_image_source
+from tests import jina_bert
+from tests.images import (
+    IMAGE_FAMILIES,
+    IMAGE_TEXT_FAMILIES,
+    make_image_encoder_source,
+    make_image_source,
+    make_image_text_source,
+)
 from tests.models import save
 from tests.trained_tokenizers import byte_level_bpe, unigram, unigram_pairs, word_piece
 
@@ -42,7 +50,10 @@ _HEADS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "sparse_embedding": ("AutoModelForMaskedLM", {}),
     "multi_vector_embedding": ("AutoModel", {}),
     "image_classification": ("AutoModelForImageClassification", _LABELS),
+    "image_embedding": ("AutoModel", {}),
+    "zero_shot_image_classification": ("AutoModel", {}),
 }
+_OF_IMAGES = ("image_classification", "image_embedding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +65,13 @@ class Architecture:
     config: Mapping[str, Any] = field(default_factory=dict)
     tasks: tuple[str, ...] = ()
     """Of a family that is published for some tasks only."""
+    publish: Callable[..., Path] | None = None
+    """Makes a model (folder, task, tokenizer) that transformers does not have."""
 
     def make_source(self, folder: Path, task: str) -> Path:
         """A small model of this architecture with a task's head, and its tokenizer."""
+        if self.publish:
+            return self.publish(folder, task, self.tokenizer(max_tokens=MAX_TOKENS))
         head, values = _HEADS[task]
         tokenizer = self.tokenizer(max_tokens=MAX_TOKENS)
         special = {
@@ -106,8 +121,10 @@ _DEBERTA_3 = {
 
 _SCORES = ("text_classification", "rerank", "zero_shot_classification")
 _SCORES_AND_VECTORS = (*_SCORES, "sentence_embedding", "sentence_similarity")
+_OF_JINA_2 = (*_SCORES_AND_VECTORS, "fill_mask", "feature_extraction")
 # Models of late interaction have a layer behind an encoder, which is the same for all of them.
-_NOT_OF_ALL = ("image_classification", "multi_vector_embedding")
+_OTHERS = (*_OF_IMAGES, "zero_shot_image_classification")
+_NOT_OF_ALL = (*_OTHERS, "multi_vector_embedding")
 _LATE_INTERACTION = ("BERT", "XLM-R", "ModernBERT")
 _DECODER = {**_BERT, "num_key_value_heads": 2, "head_dim": 8}
 _GEMMA = {**_DECODER, "query_pre_attn_scalar": 8, "sliding_window": 16}
@@ -160,18 +177,27 @@ ENCODERS: dict[str, Architecture] = {
     "GTE": Architecture("gte", unigram, _BERT, _SCORES_AND_VECTORS),
     "Jina v3": Architecture("jina_embeddings_v3", unigram, _BERT, _SCORES_AND_VECTORS),
     "EuroBERT": Architecture("eurobert", byte_level_bpe, _BERT, _SCORES_AND_VECTORS),
+    "Jina v2": Architecture("jina_bert", word_piece, tasks=_OF_JINA_2, publish=jina_bert.make_source),
+    "Jina v2, code": Architecture(
+        "jina_bert",
+        byte_level_bpe,
+        tasks=_OF_JINA_2,
+        publish=functools.partial(jina_bert.make_source, has_query_norms=True),
+    ),
 }
 TEXT_ARCHITECTURES = ENCODERS | DECODERS
-ARCHITECTURES = (*TEXT_ARCHITECTURES, *IMAGE_FAMILIES)
+ARCHITECTURES = (*TEXT_ARCHITECTURES, *IMAGE_FAMILIES, *IMAGE_TEXT_FAMILIES)
 
 
 def tasks_of(architecture: str) -> tuple[str, ...]:
     """The tasks that models of the architecture can have."""
-    if architecture not in TEXT_ARCHITECTURES:
-        return ("image_classification",)
+    if architecture in IMAGE_TEXT_FAMILIES:
+        return ("zero_shot_image_classification",)
+    if architecture in IMAGE_FAMILIES:
+        return _OF_IMAGES
     if tasks := TEXT_ARCHITECTURES[architecture].tasks:
         return tasks
-    lacking = ("image_classification",) if architecture in _LATE_INTERACTION else _NOT_OF_ALL
+    lacking = _OTHERS if architecture in _LATE_INTERACTION else _NOT_OF_ALL
     return tuple(task for task in _HEADS if task not in lacking)
 
 
@@ -179,4 +205,8 @@ def make_source(folder: Path, architecture: str, task: str) -> Path:
     """A small model of the architecture for the task, as transformers saves it."""
     if architecture in TEXT_ARCHITECTURES:
         return TEXT_ARCHITECTURES[architecture].make_source(folder, task)
+    if architecture in IMAGE_TEXT_FAMILIES:
+        return make_image_text_source(folder, architecture)
+    if task == "image_embedding":
+        return make_image_encoder_source(folder, architecture)
     return make_image_source(folder, architecture, **_LABELS)

@@ -35,7 +35,16 @@ DECODERS: Mapping[str, Callable[[int], Any]] = {
     "gpt-neox": lambda vocabulary: transformers.GPTNeoXConfig(
         vocab_size=vocabulary, **{name: value for name, value in _LLAMA.items() if name != "num_key_value_heads"}
     ),
-    # Compiled bundles of it would be wrong.
+    # OpenVINO's paged attention computes these wrongly.
+    "gemma2": lambda vocabulary: transformers.Gemma2Config(
+        vocab_size=vocabulary,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        pad_token_id=1,
+        eos_token_id=2,
+        bos_token_id=0,
+        **_LLAMA,
+    ),
     "opt": lambda vocabulary: transformers.OPTConfig(
         vocab_size=vocabulary,
         hidden_size=64,

@@ -12,7 +12,8 @@ import numpy as np
 import transformers
 from PIL import Image
 
-from tests.models import save_weights
+from tests.models import save, save_weights
+from tests.trained_tokenizers import byte_level_bpe
 
 _SEED = 20261121
 _ORIENTATION = 0x112
@@ -44,8 +45,32 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
         "ConvNext",
         {"size": {"shortest_edge": 32}},
     ),
+    # It has learned the positions of larger images.
+    "DINOv2": (
+        "Dinov2",
+        {**_SIZES, "image_size": 56, "mlp_ratio": 2},
+        "Bit",
+        {"size": {"shortest_edge": 36}, "crop_size": _SQUARE},
+    ),
 }
 IMAGE_FAMILIES = tuple(_FAMILIES)
+_TOWER = {
+    name: _SIZES[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+}
+# family → (its model's name, values of its configuration, of its texts', of its images', its image processor's name and
+# options). The texts of CLIP end in a token of their own, those of SigLIP are always as long as can be.
+_IMAGE_TEXT_FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, dict[str, Any]]] = {
+    "CLIP": (
+        "CLIP",
+        {"projection_dim": 24},
+        _TOWER,
+        _SIZES,
+        "CLIP",
+        {"size": {"shortest_edge": 32}, "crop_size": _SQUARE},
+    ),
+    "SigLIP": ("Siglip", {}, _TOWER, _SIZES, "Siglip", {"size": _SQUARE}),
+}
+IMAGE_TEXT_FAMILIES = tuple(_IMAGE_TEXT_FAMILIES)
 
 
 def image_processor(name: str, **options: Any) -> Any:
@@ -57,9 +82,31 @@ def image_processor(name: str, **options: Any) -> Any:
 
 def make_image_source(folder: Path, family: str, **config: Any) -> Path:
     """A classifier of images of 32 x 32 pixels with its image processor."""
+    return _make_image_source(folder, family, "ForImageClassification", config)
+
+
+def make_image_encoder_source(folder: Path, family: str) -> Path:
+    """A model of images of 32 x 32 pixels without a head, with its image processor."""
+    return _make_image_source(folder, family, "Model", {})
+
+
+def _make_image_source(folder: Path, family: str, head: str, config: dict[str, Any]) -> Path:
     name, sizes, processor_name, options = _FAMILIES[family]
     config_class: Callable[..., Any] = getattr(transformers, f"{name}Config")
-    save_weights(getattr(transformers, f"{name}ForImageClassification")(config_class(**sizes, **config)), folder)
+    save_weights(getattr(transformers, f"{name}{head}")(config_class(**sizes, **config)), folder)
+    image_processor(processor_name, **options).save_pretrained(folder)
+    return folder
+
+
+def make_image_text_source(folder: Path, family: str, max_tokens: int = 16) -> Path:
+    """A model of images of 32 x 32 pixels and of texts, with its image processor and its tokenizer."""
+    name, values, texts, images, processor_name, options = _IMAGE_TEXT_FAMILIES[family]
+    tokenizer = byte_level_bpe(max_tokens=max_tokens)
+    tokenizer.model_input_names = ["input_ids", "attention_mask"] if family == "CLIP" else ["input_ids"]
+    ends = {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
+    texts = {**texts, **ends, "vocab_size": len(tokenizer), "max_position_embeddings": max_tokens}
+    config = getattr(transformers, f"{name}Config")(text_config=texts, vision_config=images, **values)
+    save(getattr(transformers, f"{name}Model")(config), folder, tokenizer)
     image_processor(processor_name, **options).save_pretrained(folder)
     return folder
 

@@ -41,6 +41,8 @@ GRAPHS: Mapping[str, tuple[str, ...]] = {
     "sparse_embedding": ("sparse_embedding",),
     "multi_vector_embedding": ("multi_vector_embedding",),
     "image_classification": ("image_classification",),
+    "image_embedding": ("image_embedding",),
+    "zero_shot_image_classification": ("zero_shot_image_classification",),
 }
 _BACKENDS: Mapping[str, str] = {"openvino": "OpenVINO", "torch": "torch", "neuronx": "Neuron (double)"}
 
@@ -140,8 +142,9 @@ def page(record: Record) -> str:
             f"|\n|---|{'---|' * len(backends)}\n"
         )
         parts += [f"| {name} | {' | '.join(cells[name, task, backend] for backend in backends)} |\n" for name in tested]
-    parts.append("\n## What does not work\n\n")
-    parts += [f"{number}. {reason}\n" for number, reason in enumerate(reasons, start=1)]
+    if reasons:
+        parts.append("\n## What does not work\n\n")
+        parts += [f"{number}. {reason}\n" for number, reason in enumerate(reasons, start=1)]
     bounds = ", ".join(f"{_BACKENDS[backend]} {difference:.0e}" for backend, difference in largest.items())
     parts.append(f"\nThe largest difference of each back end over all of them: {bounds}.\n")
     return "".join(parts) + _TAIL
@@ -187,10 +190,18 @@ _TAIL = """
   the right and changes nothing, whatever side the tokenizer names. Rerankers that answer yes or no
   (`Qwen3ForCausalLM`) have two rows of the head and the template of their tokenizer, or that of Qwen3-Reranker's card.
   Decoders of other kinds are refused by name. Samples have up to 4,096 tokens, where a model takes more.
+- **Longformer** has full attention with a mask that leaves out what is beyond a token's window: the same numbers as
+  transformers' windows, with memory for the square of a text's tokens.
+- **Nomic BERT, GTE** are read as transformers has them and as they are published, with code of their own, which is not
+  run. What that code alone computes (experts, rotary embeddings of a part, `mixed_b`) is refused by its name.
+- **Jina v2** (`jina-embeddings-v2-*`, "code" is `jina-embeddings-v2-base-code`, and `jina-reranker-v1-*`) is a graph of
+  our own, which transformers does not have. Its attention adds a number for each pair of tokens and each head.
+- **Snowflake's arctic-embed**: -xs, -s and -m are BERT, -m-long is Nomic BERT, -m-v2.0 is GTE, and -l and -l-v2.0 are
+  BERT and XLM-R.
 - **SPLADE** is any masked language model with `SpladePooling`; other modules of sparse models are refused by name.
 - **ColBERT** is read as sentence-transformers, PyLate and Stanford's ColBERT save it.
-- **ModernBERT** on OpenVINO computes with transformers' eager attention: windows of padding alone would be NaN in
-  OpenVINO's own.
+- **ModernBERT** has masks of ours, in which padding sees itself: windows of padding alone would be NaN in OpenVINO's
+  attention.
 - **BigBird** takes (5 + 2 x num_random_blocks) x block_size tokens, 704 as it is published: up to there transformers
   too computes full attention in place of sparse blocks, which no graph for all lengths can hold.
 - **Tokenizers** are WordPiece, byte-level BPE and Unigram (SentencePiece), converted to tokenizer.json where a model
@@ -201,6 +212,10 @@ _TAIL = """
   (LeViT's, EfficientNet's) is refused, as are `do_pad`, `do_flip_channel_order` and sizes that depend on the image.
   torchvision's processors round otherwise.
 - **Images** have no int8 but that of the weights alone (`--dtype int8-weights`), and no Neuron back end yet.
+- **CLIP and SigLIP** (SigLIP 2 of one size is SigLIP) take images and texts in one bundle, on OpenVINO and torch. A
+  tokenizer of SigLIP that masks padding is refused, as is one that is written in Python only.
+- **Vectors of images** are what a model pools (`pooler_output`), and CLIP's and SigLIP's projections. **DINOv2** has
+  its positions computed for the size of its image processor.
 """
 
 

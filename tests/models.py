@@ -52,7 +52,7 @@ def save_weights(model: Any, folder: Path) -> None:
             # A layer norm's weights stay around one, as they are in trained models.
             if "norm" in name.lower() and name.endswith("weight"):
                 values += 1
-            parameter.copy_(torch.from_numpy(values.astype(np.float32)))
+            parameter.copy_(torch.from_numpy(np.asarray(values, np.float32)))
     model.save_pretrained(folder)
 
 

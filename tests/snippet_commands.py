@@ -38,14 +38,15 @@ _RUN: Mapping[str, Sequence[str]] = {
     "models": (),
     "trace": (),
 }
+# Their arguments that need what the pages' gateway has not: TLS, a model that generates, a bucket.
+_PARSED_ONLY = {"--tls-ca", "--generate", "push", "gc"}
 # By importing them, Default() knows their services.
 _PUBLIC = (inference_pb2, models_pb2, traces_pb2, tei_pb2)
 
 
 def neuronpipe(arguments: Sequence[str]) -> None:
     """Runs commands that ask a gateway, and `serve` until it is ready. Parses the others with their parsers."""
-    # The gateway that is asked has no TLS.
-    if (added := _RUN.get(arguments[0])) is not None and "--tls-ca" not in arguments:
+    if (added := _RUN.get(arguments[0])) is not None and _PARSED_ONLY.isdisjoint(arguments):
         main([*arguments, *added])
         return
     options = make_parser().parse_args(arguments)
@@ -65,7 +66,7 @@ def _serve(service: str, arguments: Sequence[str]) -> bool:
         settings = read_arguments(service, arguments)
     except SetupError as error:
         sys.exit(str(error))
-    if not (isinstance(settings, ServerSettings) and settings.repository.is_dir()):
+    if not (isinstance(settings, ServerSettings) and Path(settings.repository).is_dir()):
         return False
     pairs = zip(["", *arguments], arguments, strict=False)
     options = ["127.0.0.1:0" if before.endswith("listen") else argument for before, argument in pairs]

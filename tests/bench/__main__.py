@@ -1,6 +1,6 @@
 """The benchmark: every section that is asked for, one page.
 
-Run: python -m tests.bench [--rounds N] [--seconds S] [--only overhead,models] [--peers litserve,triton] [--out FOLDER]
+Run: python -m tests.bench [--rounds N] [--seconds S] [--only overhead,models [--add]] [--peers litserve] [--out FOLDER]
 """
 
 import argparse
@@ -11,20 +11,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from neuronpipe.benchmark.machine import cpu_kind, describe_machine
 from tests.bench.against_peers import ALL_PEERS, measure_peers
-from tests.bench.machine import describe_machine
+from tests.bench.generation import measure_generation
 from tests.bench.measurements import Measurement
 from tests.bench.models import measure_models
 from tests.bench.overhead import measure_overhead
 from tests.bench.overload import measure_overload
-from tests.bench.report import Run, write_report
+from tests.bench.report import Run, keep_sections, write_report
 from tests.bench.startup import measure_starts
 from tests.bench.systems import read_texts
 from tests.bench.telemetry import measure_telemetry
 
-_SECTIONS = ("start", "overhead", "models", "peers", "overload", "telemetry")
+_SECTIONS = ("start", "overhead", "models", "peers", "overload", "telemetry", "generation")
 # The queue has to fill before an open loop says anything.
-_OVERLOAD_FACTOR = 3
+_OVERLOAD_FACTOR = 2
 
 
 def main() -> None:
@@ -41,10 +42,14 @@ def main() -> None:
         "models": lambda: measure_models(texts, options.rounds, options.seconds),
         "peers": lambda: measure_peers(options.peers, texts, options.rounds, options.seconds, run.unavailable),
         "telemetry": lambda: measure_telemetry(texts, options.rounds, options.seconds),
+        "generation": lambda: measure_generation(options.rounds, options.seconds, run.unavailable),
         "overload": lambda: measure_overload(file, options.rounds, options.seconds * _OVERLOAD_FACTOR),
     }
+    if options.add:
+        keep_sections(run, options.out, options.only)
     page = ""
     for section in options.only:
+        machine = describe_machine()
         print(f"{section}: after {time.monotonic() - began_s:.0f} s", file=sys.stderr)
         if section == "start":
             run.starts.extend(measure_starts(options.rounds))
@@ -56,7 +61,10 @@ def main() -> None:
                     f"{one.throughput_per_s:.1f}/s",
                     file=sys.stderr,
                 )
-        run.minutes = (time.monotonic() - began_s) / 60
+        run.sections[section] = (
+            f"{machine['date']}, commit {machine['commit']}, load before {machine['load before']}; "
+            f"{options.rounds} rounds, turns of {options.seconds:g} s"
+        )
         page = write_report(run, options.out)
     print(page)
 
@@ -66,10 +74,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=_positive(int), default=5, help="turns of each system (default: 5)")
     parser.add_argument("--seconds", type=_positive(float), default=3.0, help="length of a turn (default: 3)")
     parser.add_argument("--only", type=_names_of(_SECTIONS), default=_SECTIONS, help=f"some of {','.join(_SECTIONS)}")
+    parser.add_argument("--add", action="store_true", help="keep the page's other sections")
     parser.add_argument("--peers", type=_names_of(ALL_PEERS), default=ALL_PEERS, help=f"some of {','.join(ALL_PEERS)}")
-    parser.add_argument(
-        "--out", type=Path, default=Path("docs/benchmarks"), help="folder to write to (default: docs/benchmarks)"
-    )
+    out = Path("docs/benchmarks") / cpu_kind()
+    parser.add_argument("--out", type=Path, default=out, help=f"folder to write to (here {out}, by the kind of CPU)")
     return parser.parse_args()
 
 

@@ -112,7 +112,7 @@ async def _run(requests: Sequence[bytes], system: System, callers: int, seconds:
         if system.pids:
             cpu["server_cpu_us"] = (_cpu_s(system.pids) - server_began_s) / calls * 1e6
     if len(answered) < 2:
-        return Loop(len(answered) / seconds, errors)
+        return Loop(len(answered) / seconds, errors, figures=cpu)
     latencies_ms = dict(
         zip(("p50", "p90", "p99"), percentiles_ms([duration_s for duration_s, _ in answered]), strict=True)
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from demo.processes import ServiceProcess
+from neuronpipe.benchmark.cold_starts import AS_INSTALLED, drop_files
 from neuronpipe.client import Client
 from neuronpipe.core.errors import Unavailable
 from tests.bench.systems import NO_CACHE
@@ -22,19 +23,10 @@ _FIRST = "first answer"
 _POLL_S = 0.005
 
 
-def _drop_files(repository: Path) -> None:
-    """Lets the kernel forget the content of the model's files. What other processes have mapped stays."""
-    os.sync()
-    for path in (path for path in repository.rglob("*") if path.is_file()):
-        descriptor = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-
-
 def _start(repository: Path, model: str) -> dict[str, tuple[float, float]]:
     """Event → seconds since the process was started, and CPU time of the process until then."""
     found: dict[str, tuple[float, float]] = {}
-    with ServiceProcess("all", "--repository", str(repository), *NO_CACHE) as process:
+    with ServiceProcess("all", "--repository", str(repository), *NO_CACHE, environment=AS_INSTALLED) as process:
         running = psutil.Process(process.pid)
 
         def note(event: str) -> None:
@@ -68,11 +60,12 @@ def main() -> None:
     parser.add_argument("model", help="a model of embeddings")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    _start(options.repository, options.model)
     found: dict[str, list[dict[str, tuple[float, float]]]] = {"files not in memory": [], "files in memory": []}
     for _ in range(options.rounds):
         for title, rounds in found.items():
             if title == "files not in memory":
-                _drop_files(options.repository)
+                drop_files(options.repository)
             rounds.append(_start(options.repository, options.model))
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs\n")
     print("| | until | s | CPU s |\n|---|---|---:|---:|")

@@ -1,5 +1,7 @@
 """Two versions of the code in one run, in turns: throughput, CPU time a request and median latency of one to the other.
 
+Ratios are geometric means over the rounds, with their bootstrap intervals of 95 %.
+
 Run: python -m tests.bench.compare BEFORE AFTER [--repository DIR] [--callers 1,32] [--rounds 8] [--seconds 1.5]
 
 BEFORE and AFTER are folders `services` of two checkouts. Both serve the same bundles, which the older must be able to
@@ -8,11 +10,11 @@ read. Repeat it with the two exchanged: the system that is started first is a li
 
 import argparse
 import math
-import statistics
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from neuronpipe.benchmark.statistics import bootstrap, mean
 from tests.bench.closed_loop import ClosedLoop, Loop
 from tests.bench.systems import ALL, FOUR, find_repository, make_request, read_texts, serving_all, serving_four
 
@@ -46,14 +48,15 @@ def main() -> None:
     for name, callers in dict.fromkeys((name, callers) for name, callers, _ in found):
         before, after = (found[name, callers, services] for services in (options.before, options.after))
         ratios = {
-            what: math.exp(
-                statistics.fmean(math.log(value(new) / value(old)) for old, new in zip(before, after, strict=True))
-            )
+            what: bootstrap([math.log(value(new) / value(old)) for old, new in zip(before, after, strict=True)], mean)
             for what, value in _VALUES.items()
         }
         print(
             f"{name}, {callers} callers, after to before: "
-            + ", ".join(f"{what} {ratio:.3f}" for what, ratio in ratios.items())
+            + ", ".join(
+                f"{what} {math.exp(one.value):.3f} ({math.exp(one.low):.3f} to {math.exp(one.high):.3f})"
+                for what, one in ratios.items()
+            )
         )
 
 

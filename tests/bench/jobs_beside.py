@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from neuronpipe.client import AsyncClient
+from tests.bench.callers import percentiles_ms
 from tests.integration.job_system import JobSystem, job_system
 from tests.integration.requests import embed
 
@@ -45,10 +46,6 @@ async def _flood(client: AsyncClient, model: str, turn: int) -> list[str]:
     return names
 
 
-def _percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
-
-
 async def _measure(jobs: JobSystem, model: str) -> None:
     alone: list[list[float]] = []
     beside: list[list[float]] = []
@@ -66,11 +63,9 @@ async def _measure(jobs: JobSystem, model: str) -> None:
             await asyncio.sleep(4)  # until the worker has renewed its leases, and stopped what was cancelled
     for name, turns in (("alone", alone), ("with jobs", beside)):
         every = [one for turn in turns for one in turn]
-        print(
-            f"{name:10} {len(every):6} requests  p50 {_percentile(every, 0.5) * 1e3:7.2f} ms  "
-            f"p99 {_percentile(every, 0.99) * 1e3:7.2f} ms"
-        )
-    ratios = [_percentile(b, 0.99) / _percentile(a, 0.99) for a, b in zip(alone, beside, strict=True)]
+        p50_ms, _, p99_ms = percentiles_ms(every)
+        print(f"{name:10} {len(every):6} requests  p50 {p50_ms:7.2f} ms  p99 {p99_ms:7.2f} ms")
+    ratios = [percentiles_ms(b)[2] / percentiles_ms(a)[2] for a, b in zip(alone, beside, strict=True)]
     print(f"p99 with jobs to p99 alone, of each turn: {', '.join(f'{one:.2f}' for one in ratios)}")
     print(f"median: {median(ratios):.2f}")
 

@@ -23,6 +23,7 @@ import uvloop
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.benchmark.machine import describe_machine
 from neuronpipe.bundles.buckets import parse_bucket
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.compiler.buckets import BucketRequest
@@ -35,7 +36,6 @@ from neuronpipe.neuron_executor.settings import EngineSettings
 from neuronpipe.neuron_executor.stage import running_executor
 from tests.bench.callers import WARM_UP_S
 from tests.bench.closed_loop import ClosedLoop, System
-from tests.bench.machine import describe_machine
 from tests.bench.systems import NO_CACHE
 from tests.integration.requests import classify
 from tests.models import classifier

@@ -1,14 +1,24 @@
 """What everything but the model costs: a fake back end that takes no time, against a gRPC server that only answers."""
 
+import json
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
-from tests.bench.closed_loop import ClosedLoop
+import grpc
+
+from neuronpipe.bundles.manifest import MANIFEST_FILE
+from tests.bench.closed_loop import INFER, ClosedLoop, System
 from tests.bench.measurements import Measurement
-from tests.bench.systems import find_repository, make_request, serving_all, serving_echo, serving_four
+from tests.bench.systems import ALL, MODEL, find_repository, make_request, serving_all, serving_echo, serving_four
 
 SECTION = "overhead"
 CALLERS = (1, 8, 32, 64)
+# `serve all` with room for one request, which never ends: it refuses every other one.
+REFUSING = f"{ALL}, refusing"
+_NEVER_S = "1e6"
 
 
 def measure_overhead(texts: Sequence[str], rounds: int, seconds: float) -> Iterator[Measurement]:
@@ -16,7 +26,13 @@ def measure_overhead(texts: Sequence[str], rounds: int, seconds: float) -> Itera
     repository = find_repository("fake")
     with ExitStack() as stack:
         systems = [
-            stack.enter_context(one) for one in (serving_echo(), serving_all(repository), serving_four(repository))
+            stack.enter_context(one)
+            for one in (
+                serving_echo(),
+                serving_all(repository),
+                serving_four(repository),
+                _refusing(repository, make_request(texts[0])),
+            )
         ]
         loop = stack.enter_context(ClosedLoop.started([make_request(text) for text in texts]))
         for round in range(rounds):
@@ -24,3 +40,19 @@ def measure_overhead(texts: Sequence[str], rounds: int, seconds: float) -> Itera
                 for system in systems:
                     found = loop.measure(system, callers, seconds)
                     yield Measurement(section=SECTION, system=system.name, callers=callers, round=round, **vars(found))
+
+
+@contextmanager
+def _refusing(repository: Path, request: bytes) -> Iterator[System]:
+    with tempfile.TemporaryDirectory() as name:
+        shutil.copytree(repository / MODEL, Path(name, MODEL))
+        manifest = Path(name, MODEL, "1", MANIFEST_FILE)
+        content = json.loads(manifest.read_text())
+        content["artifacts"][0]["properties"] = {"device_time_s": _NEVER_S}
+        manifest.write_text(json.dumps(content))
+        with (
+            serving_all(Path(name), REFUSING, ("--max-requests-in-flight", "1", "--grace-s", "0")) as system,
+            grpc.insecure_channel(system.target) as channel,
+        ):
+            channel.unary_unary(INFER, lambda data: data, lambda data: data).future(request)
+            yield system

@@ -1,11 +1,12 @@
 """A run as JSON, with every round, and as a page."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tests.bench import against_peers, models, overhead, overload, telemetry
+from tests.bench import against_peers, generation, models, overhead, overload, telemetry
+from tests.bench.generation_peers import GENERATION_PEERS
 from tests.bench.measurements import Measurement, Measurements, Spread, figure, latency, p50, throughput
 from tests.bench.models import CEILING, of_dtype
 from tests.bench.startup import SERVICES, Start
@@ -15,7 +16,7 @@ from tests.bench.targets import Target, best_peer, check_targets
 
 @dataclass
 class Run:
-    """All that a page is made of."""
+    """All that a page is made of. `sections`: when and how each was measured."""
 
     command: str
     machine: Mapping[str, str]
@@ -24,7 +25,22 @@ class Run:
     measurements: list[Measurement] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
     unavailable: dict[str, str] = field(default_factory=dict)
-    minutes: float = 0.0
+    sections: dict[str, str] = field(default_factory=dict)
+
+
+def keep_sections(run: Run, folder: Path, measured: Collection[str]) -> None:
+    """Adds the sections of the page in the folder that are not `measured` now. Raises SystemExit for another CPU."""
+    content = json.loads((folder / "results.json").read_text())
+    if (cpu := content["machine"]["instructions"]) != run.machine["instructions"]:
+        raise SystemExit(f"{folder}: was measured on a CPU with {cpu}; it is kept as it is")
+    run.sections |= {name: how for name, how in content.get("sections", {}).items() if name not in measured}
+    run.measurements += [Measurement(**one) for one in content["measurements"] if one["section"] not in measured]
+    if "start" not in measured:
+        run.starts += [Start(**one) for one in content["starts"]]
+    for name, reason in content["unavailable"].items():
+        section = generation.SECTION if name in GENERATION_PEERS else against_peers.SECTION
+        if section not in measured:
+            run.unavailable[name] = reason
 
 
 def write_report(run: Run, folder: Path) -> str:
@@ -45,14 +61,13 @@ def _page(run: Run, found: Measurements, targets: Sequence[Target]) -> Iterator[
     yield f"Written by `{run.command}` (`make bench`); every round is in [results.json](results.json). Do not edit."
     yield ""
     yield (
-        f"{run.rounds} rounds, in each of which every system had a turn of {run.seconds:g} s: a ratio is of two turns "
-        "in the same round, "
-        "so that a machine which drifts does not decide it. Figures are medians over the rounds, then the smallest "
-        "and the largest. "
-        f"Generators ran on the same machine. The run took {run.minutes:.0f} minutes."
+        "In each round every system has a turn: a ratio is of two turns in the same round, so that a machine which "
+        "drifts does not decide it. Figures are medians over the rounds, then the smallest and the largest. Generators "
+        "ran on the same machine."
     )
     yield ""
     yield from _table(("machine", ""), [(name, value) for name, value in run.machine.items()])
+    yield from _table(("section", "measured"), list(run.sections.items()))
     yield "## Targets"
     yield ""
     yield from _table(("", "target", "measured", ""), [_target_row(target) for target in targets])
@@ -81,20 +96,30 @@ def _overhead(found: Measurements) -> Iterator[str]:
     yield ""
     yield (
         "A fake model that takes no time, against a `grpc.aio` server that answers with what it gets. One and the same "
-        "generator sends "
-        "the same bytes to all and reads the answers afterwards; *generator* is the share of a CPU that it took."
+        "generator sends the same bytes to all and reads the answers afterwards; *generator* is the share of a CPU "
+        "that it took. *CPU µs*, here and below, is the CPU time of all server processes a request. *Refusing*: a "
+        "server whose only place is taken; it ends every call with RESOURCE_EXHAUSTED."
     )
     yield ""
     rows = []
     for callers in found.callers(section):
         for system in found.systems(section):
-            ratio = found.ratio(section, system, ECHO_SERVER, callers, throughput) if system != ECHO_SERVER else None
+            ratio, cpu_ratio = (
+                found.ratio(section, system, ECHO_SERVER, callers, value) if system != ECHO_SERVER else None
+                for value in (throughput, _SERVER_CPU)
+            )
             generator = found.spread(section, system, callers, figure("generator_cpu"))
             cells = _loop_cells(found, section, system, callers)
-            rows.append((system, str(callers), *cells, _number(generator.median) if generator else "", _spread(ratio)))
-    yield from _table(
-        ("", "callers", "requests/s", "p50 ms", "p90 ms", "p99 ms", "errors", "generator", "of echo"), rows
-    )
+            cpu_ratio = (
+                found.ratio(section, system, ECHO_SERVER, callers, _SERVER_CPU) if system != ECHO_SERVER else None
+            )
+            rows.append(
+                (
+                    *(system, str(callers), *cells, _number(generator.median) if generator else ""),
+                    *(_spread(ratio), _spread(cpu_ratio)),
+                )
+            )
+    yield from _table((*_LOOP_HEADINGS, "generator", "of echo", "CPU to echo's"), rows)
     yield "Where one caller's request spends its time, as the gateway sees it (p50 in ms, hops and queues included):"
     yield ""
     parts = ("total", "preprocess", "predict", "postprocess")
@@ -121,9 +146,7 @@ def _models(found: Measurements) -> Iterator[str]:
         ceiling = of_dtype(CEILING, dtype)
         turns = found.of(section, ceiling, 0)
         batch = f"{turns[0].figures['batch_tokens']:.0f} tokens" if turns else ""
-        rows.append(
-            (ceiling, "", _spread(found.spread(section, ceiling, 0, throughput)), "", "", "", "", "", batch, "")
-        )
+        rows.append((ceiling, "", _spread(found.spread(section, ceiling, 0, throughput)), *[""] * 6, batch, ""))
         for callers in models.CALLERS:
             for system in (of_dtype(ALL, dtype), of_dtype(FOUR, dtype)):
                 ratio = found.ratio(section, system, ceiling, callers, throughput, reference_callers=0)
@@ -131,9 +154,7 @@ def _models(found: Measurements) -> Iterator[str]:
                 batch_size = found.spread(section, system, callers, figure("batch_size"))
                 cells = _loop_cells(found, section, system, callers)
                 rows.append((system, str(callers), *cells, _spread(padding), _spread(batch_size), _spread(ratio)))
-    yield from _table(
-        ("", "callers", "texts/s", "p50 ms", "p90 ms", "p99 ms", "errors", "padding %", "batch", "of ceiling"), rows
-    )
+    yield from _table((*_LOOP_HEADINGS, "padding %", "batch", "of ceiling"), rows)
 
 
 def _peers(found: Measurements) -> Iterator[str]:
@@ -164,7 +185,7 @@ def _peers(found: Measurements) -> Iterator[str]:
             ]
             name = f"**{system}**" if (system, callers) in best else system
             rows.append((name, str(callers), *_loop_cells(found, section, system, callers), *map(_spread, ratios)))
-    yield from _table(("", "callers", "texts/s", "p50 ms", "p90 ms", "p99 ms", "errors", *DTYPES), rows)
+    yield from _table((*_LOOP_HEADINGS, *DTYPES), rows)
 
 
 def _overload(found: Measurements) -> Iterator[str]:
@@ -172,10 +193,9 @@ def _overload(found: Measurements) -> Iterator[str]:
     yield "## Overload"
     yield ""
     yield (
-        f"An open loop (`neuronpipe load`) at {overload.FACTOR:g} times what a closed loop of {overload.CALLERS} "
-        "callers got from the "
-        f"same system just before, with a deadline of {overload.DEADLINE_MS:g} ms; float32, turns three times as long "
-        "as the others. "
+        f"An open loop (`neuronpipe load`) at 2 to 16 times what a closed loop of {overload.CALLERS} callers got from "
+        f"the same system just before, with a deadline of {overload.DEADLINE_MS:g} ms; float32, turns twice as long "
+        "as the others. *On one CPU*: the server has one CPU, the generator the others; else they share all. "
         "*Answered of computed*: answers within their deadline, of the sequences that the executor's log says it "
         "computed; *left*: of "
         "these, how many nobody waited for any more when they were done. *Warnings*: of the generator, of itself, in "
@@ -245,18 +265,7 @@ def _telemetry(found: Measurements) -> Iterator[str]:
                         *map(_spread, covered),
                     )
                 )
-    headings = (
-        "",
-        "callers",
-        "requests/s",
-        "p50 ms",
-        "p90 ms",
-        "p99 ms",
-        "errors",
-        "to off",
-        "covered %",
-        "least covered %",
-    )
+    headings = (*_LOOP_HEADINGS, "to off", "covered %", "least covered %")
     yield from _table(headings, rows)
     lost = [system for system in found.systems(section) if system.startswith(telemetry.LOST)]
     cells = ("requests", "complete_traces", "spans")
@@ -267,12 +276,54 @@ def _telemetry(found: Measurements) -> Iterator[str]:
     yield from _table(("", "requests", "complete traces", "spans, batches included"), rows)
 
 
+def _generation(found: Measurements) -> Iterator[str]:
+    section = generation.SECTION
+    yield "## Generated texts"
+    yield ""
+    yield (
+        "Random weights, float32. *llama*: 6 layers of width 512, prompts of 64 tokens, 48 new ones, greedy. "
+        "*bart*: 6 + 6 layers of width 512, texts of 256 tokens, 48 new ones, 4 beams. *transformers*: `generate` "
+        "in a process of its own, with batches of as many prompts as callers; *engine alone*: the executor's engine "
+        "in a process of its own; *openvino-genai*, *vllm*, *llama-cpp* (its server) and *ctranslate2* in environments "
+        "of their own, with such batches, stopped while it is not their turn. Four processes are called by "
+        "`neuronpipe load --generate`, which reads every part. Rates are new tokens a second; p50 to p99 are times to "
+        "the first token, of bart to the whole text."
+    )
+    yield ""
+    rows = []
+    for system in found.systems(section):
+        if system in (generation.LONG_PROMPTS, generation.OVERLOAD):
+            continue
+        for callers in found.callers(section):
+            if found.of(section, system, callers):
+                itl = found.spread(section, system, callers, figure("itl_p50_ms"))
+                rows.append((system, str(callers), *_loop_cells(found, section, system, callers), _spread(itl)))
+    yield from _table(("", "callers", "tokens/s", "p50 ms", "p90 ms", "p99 ms", "errors", "between tokens, ms"), rows)
+    long, callers = generation.LONG_PROMPTS, generation.GAP_CALLERS
+    yield f"{callers} texts, while a prompt of 2,000 tokens comes every other second; times between tokens in ms:"
+    yield ""
+    names = ("itl_p50_ms", "itl_p99_ms", "itl_max_ms", "longest_to_median")
+    cells = [_spread(found.spread(section, long, callers, figure(name))) for name in names]
+    yield from _table(("median", "p99", "longest", "longest to median"), [cells])
+    overload, callers = generation.OVERLOAD, generation.LLAMA_CALLERS[-1]
+    yield (
+        f"Overload: an open loop at {generation.FACTOR:g} times what {callers} callers get. Goodput counts texts with "
+        f"the first token within {generation.FIRST_TOKEN_LIMIT_MS:g} ms and {generation.TOKEN_LIMIT_MS:g} ms a token; "
+        "the deadline of each is what these allow for the whole text."
+    )
+    yield ""
+    values = (figure("capacity_per_s"), figure("offered_per_s"), throughput, figure("goodput_of_capacity", 100))
+    cells = [_spread(found.spread(section, overload, callers, value)) for value in (*values, p50)]
+    yield from _table(("capacity/s", "offered/s", "goodput/s", "of capacity %", "first token p50 ms"), [cells])
+
+
 _SECTIONS = {
     overhead.SECTION: _overhead,
     models.SECTION: _models,
     against_peers.SECTION: _peers,
     overload.SECTION: _overload,
     telemetry.SECTION: _telemetry,
+    generation.SECTION: _generation,
 }
 
 
@@ -287,6 +338,10 @@ def _starts(starts: Sequence[Start]) -> Iterator[str]:
     yield from _table(("", "start to ready, s", "memory, MB", "holds torch"), rows)
 
 
+_LOOP_HEADINGS = ("", "callers", "answers/s", "p50 ms", "p90 ms", "p99 ms", "errors", "CPU µs")
+_SERVER_CPU = figure("server_cpu_us")
+
+
 def _loop_cells(found: Measurements, section: str, system: str, callers: int) -> tuple[str, ...]:
     turns = found.of(section, system, callers)
     rate, median_ms = found.spread(section, system, callers, throughput), found.spread(section, system, callers, p50)
@@ -296,6 +351,7 @@ def _loop_cells(found: Measurements, section: str, system: str, callers: int) ->
         _spread(median_ms),
         *(_number(tail.median) if tail else "" for tail in tails),
         str(sum(one.errors for one in turns)),
+        _spread(found.spread(section, system, callers, _SERVER_CPU)),
     )
 
 

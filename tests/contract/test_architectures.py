@@ -19,7 +19,6 @@ from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest
 from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS
-from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.inputs.kind import input_kind
@@ -30,14 +29,15 @@ from neuronpipe.runtimes.neuron import device_count
 from neuronpipe.tasks import TASKS
 from tests.architectures import ARCHITECTURES, MAX_TOKENS, TEXT_ARCHITECTURES, make_source
 from tests.conftest import DOUBLES
-from tests.images import IMAGE_FAMILIES
+from tests.images import IMAGE_FAMILIES, IMAGE_TEXT_FAMILIES
 from tests.measured_models import GRAPHS, PAGE, RECORD, page, wanted
 from tests.sampling import Sample, sample_of
 
 _SEED = 20261121
 _PLACES = [*BACKENDS, "torch on a GPU", "neuronx on a device"]
 _NEWER = [name for name, one in TEXT_ARCHITECTURES.items() if one.tasks]
-_COMPILED = [name for name in ARCHITECTURES if name != "Longformer"]
+# Those of images and texts have a suite of their own, test_images_and_texts.py.
+_OF_ONE_KIND = [name for name in ARCHITECTURES if name not in IMAGE_TEXT_FAMILIES]
 _CORES = 2
 _DEVICES = device_count()  # before the double has this process see none
 # Sums of float32 in another order, as in test_backends.py; ModernBERT has twice as many layers as that counts.
@@ -45,13 +45,11 @@ _TOLERANCE = 2e-5
 
 
 def _reason_to_skip(place: str, architecture: str, sample: Sample) -> str | None:
-    if architecture == "Longformer":
-        return "no graph for all lengths can hold it; a test says how it is refused"
     if place.startswith("neuronx") and architecture in IMAGE_FAMILIES:
         return "compiling images for Neuron is not supported yet"
     if place == "fake":
         return "the fake back end computes no model, so none is different from another"
-    if (place != "openvino" or architecture in _NEWER) and architecture not in sample.some(_COMPILED):
+    if (place != "openvino" or architecture in _NEWER) and architecture not in sample.some(_OF_ONE_KIND):
         return f"compiling takes long, so {sample.describe()} is tested; `make oracle` tests all"
     if place == "torch on a GPU" and not torch.cuda.is_available():
         return "no CUDA device"
@@ -83,7 +81,7 @@ class _Loaded:
 
 @pytest.fixture(
     scope="module",
-    params=[(place, architecture) for architecture in ARCHITECTURES for place in _PLACES],
+    params=[(place, architecture) for architecture in _OF_ONE_KIND for place in _PLACES],
     ids=lambda param: "-".join(param),
 )
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Loaded]:
@@ -163,16 +161,6 @@ async def test_cores_that_run_at_once_do_not_disturb_each_other(loaded: _Loaded)
         _assert_equal(outputs, expected)
 
 
-@pytest.mark.parametrize("backend", ["openvino", "torch"])
-def test_longformer_is_refused_with_the_reason(backend: str, tmp_path: Path) -> None:
-    source = make_source(tmp_path / "source", "Longformer", "text_classification")
-    request = CompileRequest(str(source), "text_classification", tmp_path / "repository", "model", backend=backend)
-    with pytest.raises(
-        SetupError, match="Longformer cuts texts into windows by their length in Python, which no graph for all lengths"
-    ):
-        compile_bundle(request, lambda line: None)
-
-
 def test_sparse_blocks_limit_the_tokens_to_where_transformers_computes_full_attention(tmp_path: Path) -> None:
     source = make_source(tmp_path / "source", "BigBird", "text_classification")
     config = json.loads((source / "config.json").read_text())
@@ -195,7 +183,6 @@ def test_every_architecture_task_and_back_end_is_measured() -> None:
 
 def test_what_the_page_says_to_work_is_as_near_to_pytorch_as_the_tests_demand() -> None:
     rows = json.loads(RECORD.read_text())["rows"]
-    refused = {row["architecture"] for row in rows if "reason" in row}
-    assert refused == {"Longformer"}
+    assert not [row for row in rows if "reason" in row]
     # As the compilations of these tests, most of whose outputs are logits of up to 50.
-    assert max(row["difference"] for row in rows if "reason" not in row) < 1e-4
+    assert max(row["difference"] for row in rows) < 1e-4

@@ -6,15 +6,20 @@ from typing import Any
 import pytest
 import transformers
 
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle, gathered, slots
+from neuronpipe.bundles.compiler.buckets import BucketRequest
+from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.bundles.compiler.tasks import text_generation
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.text_generation import GenerationFacts
 from tests.decoders import save_decoder
+from tests.encoder_decoders import save_encoder_decoder
 from tests.sampling import sample_of
 
 # What of these is whole: `make oracle` compiles all of them.
 _EXACT = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "gpt-neox")
+# Their graphs gather the cache themselves.
+_GATHERED = ("opt", "gemma2")
 
 
 def _compile(source: Path, repository: Path, **changes: Any) -> Any:
@@ -38,7 +43,98 @@ def test_a_decoder_is_compiled_with_every_token_compared(
     assert (bundle.spec.task, bundle.spec.max_tokens) == ("text_generation", 192)
 
 
-def test_a_decoder_whose_tokens_differ_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", _GATHERED)
+def test_a_decoder_that_paged_attention_computes_wrongly_gathers_its_cache_itself(
+    family: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    if family not in sample_of(pytestconfig).some(_GATHERED):
+        pytest.skip("not in the sample of this run")
+    (artifact,) = _compile(save_decoder(family, tmp_path / "source"), tmp_path / "repository").manifest.artifacts
+    assert [Path(name).name for name in artifact.files] == ["gathered.xml", "gathered.bin"]
+    assert artifact.accuracy.agreement == 1
+    assert artifact.accuracy.largest_difference <= 1e-4 * artifact.accuracy.largest_output
+
+
+@pytest.mark.parametrize("family", [*_EXACT, *_GATHERED])
+def test_a_decoder_is_compiled_for_pytorch_with_every_token_compared(
+    family: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    if family not in sample_of(pytestconfig).some([*_EXACT, *_GATHERED]):
+        pytest.skip("not in the sample of this run")
+    source = save_decoder(family, tmp_path / "source")
+    (artifact,) = _compile(source, tmp_path / "repository", backend="torch").manifest.artifacts
+    assert artifact.accuracy.agreement == 1
+    assert artifact.accuracy.largest_difference <= 1e-4 * artifact.accuracy.largest_output
+
+
+def _for_neuron(folder: Path, *buckets: str) -> dict[str, Any]:
+    options = NeuronxOptions(cache=folder / "cache")
+    return {"backend": "neuronx", "buckets": BucketRequest(buckets), "neuronx": options}
+
+
+@pytest.mark.parametrize("family", [*_EXACT, *_GATHERED])
+def test_a_decoder_is_compiled_for_the_slots_of_neuron_with_every_token_compared(
+    family: str, tmp_path: Path, pytestconfig: pytest.Config, neuron_double: object
+) -> None:
+    if family not in sample_of(pytestconfig).some([*_EXACT, *_GATHERED]):
+        pytest.skip("not in the sample of this run")
+    source = save_decoder(family, tmp_path / "source")
+    bundle = _compile(source, tmp_path / "repository", **_for_neuron(tmp_path, "4x96"))
+    (artifact,) = bundle.manifest.artifacts
+    assert artifact.accuracy.agreement == 1
+    assert artifact.accuracy.largest_difference <= 1e-4 * artifact.accuracy.largest_output
+    assert artifact.accuracy.emulator == "PyTorch in place of a Neuron device"
+    assert [Path(name).name for name in artifact.files] == ["4x96.pt", "4x96.json"]
+    assert bundle.spec.max_tokens == 96
+
+
+@pytest.mark.parametrize(
+    ("kind", "buckets", "message"),
+    [
+        ("llama", ("4x96", "1x96"), "--bucket: what generates has one, SLOTSxTOKENS.*here are 2"),
+        ("llama", (), "neuronx computes the shapes only that it was compiled for"),
+        ("bart", ("4x64",), "BartForConditionalGeneration has an encoder; for neuronx only decoders"),
+    ],
+)
+def test_what_neuron_does_not_generate_is_refused(
+    kind: str, buckets: tuple[str, ...], message: str, tmp_path: Path, neuron_double: object
+) -> None:
+    save = save_decoder if kind == "llama" else save_encoder_decoder
+    with pytest.raises(SetupError, match=message):
+        _compile(save(kind, tmp_path / "source"), tmp_path / "repository", **_for_neuron(tmp_path, *buckets))
+    assert not (tmp_path / "repository" / "m").exists()
+
+
+def test_a_decoder_whose_tokens_in_slots_differ_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, neuron_double: object
+) -> None:
+    monkeypatch.setattr(slots._Step, "attend", lambda step, query, *others: query.transpose(1, 2))
+    with pytest.raises(SetupError, match=r"LlamaForCausalLM cannot be compiled .* tokens differ from transformers'"):
+        _compile(save_decoder("llama", tmp_path / "source"), tmp_path / "repository", **_for_neuron(tmp_path, "2x96"))
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [("openvino", "bfloat16"), ("openvino", "int8-weights"), ("torch", "bfloat16"), ("neuronx", "bfloat16")],
+)
+def test_other_data_types_say_how_far_they_agree_and_are_refused_below_a_limit(
+    backend: str, dtype: str, tmp_path: Path, neuron_double: object
+) -> None:
+    source, chosen = save_decoder("llama", tmp_path / "source"), {"backend": backend, "dtype": dtype}
+    if backend == "neuronx":
+        chosen |= _for_neuron(tmp_path, "4x96")
+    (artifact,) = _compile(source, tmp_path / "repository", **chosen, min_agreement=0.5).manifest.artifacts
+    agreement = artifact.accuracy.emulated_agreement or artifact.accuracy.agreement
+    assert artifact.dtype == dtype
+    assert 0.5 <= agreement < 1, "tokens of random weights are near ties"
+    with pytest.raises(SetupError, match=r"the artefact's agreement with PyTorch float32 is .*, the limit is 1"):
+        _compile(source, tmp_path / "repository", **chosen, min_agreement=1.0)
+
+
+def test_a_decoder_whose_tokens_differ_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathered, "_mask", lambda is_seen, dtype, biases=None: is_seen[:, None] * 0.0)
     with pytest.raises(SetupError, match=r"OPTForCausalLM cannot be compiled .* tokens differ from transformers'"):
         _compile(save_decoder("opt", tmp_path / "source"), tmp_path / "repository")
     assert not (tmp_path / "repository" / "m").exists()
@@ -47,10 +143,8 @@ def test_a_decoder_whose_tokens_differ_is_refused_and_nothing_is_written(tmp_pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"backend": "torch"}, "--backend torch: does not generate text; openvino does"),
-        ({"backend": "fake"}, "--backend fake: does not generate text; openvino does"),
-        ({"dtype": "int8"}, "--dtype int8: what generates text is compiled in float32 only"),
-        ({"dtype": "bfloat16"}, "--dtype bfloat16: what generates text is compiled in float32 only"),
+        ({"backend": "fake"}, "--backend fake: does not generate text; openvino, torch, neuronx do"),
+        ({"dtype": "int8"}, "--dtype int8: what generates text is compiled for openvino in float32, bfloat16, int8-we"),
         ({"cache_results": True}, "--cache-results: generated texts are not cached"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value.values())),

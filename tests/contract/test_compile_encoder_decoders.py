@@ -9,10 +9,11 @@ import transformers
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.text_generation import GenerationFacts
+from neuronpipe.tasks.text_to_text import TranslationFacts
 from tests.encoder_decoders import MODELS, TOKENS, save_encoder_decoder
 from tests.sampling import sample_of
 
-_TASKS = {"bart": "summarization", "marian": "translation", "pegasus": "summarization", "mbart": "translation"}
+_TASKS = {"marian": "translation", "mbart": "translation"}
 
 
 def _compile(source: Path, repository: Path, **changes: Any) -> Any:
@@ -30,15 +31,44 @@ def test_every_token_is_compared(family: str, tmp_path: Path, pytestconfig: pyte
     facts = GenerationFacts.of(bundle.spec)
     assert accuracy.agreement == 1
     assert accuracy.largest_difference <= 1e-4 * accuracy.largest_output
-    assert (bundle.spec.task, bundle.spec.max_tokens) == (_TASKS[family], TOKENS)
-    assert (facts.decoder_start_token_ids, facts.max_text_tokens) == ((2,), TOKENS - 1)
+    assert (bundle.spec.task, bundle.spec.max_tokens) == (_TASKS.get(family, "summarization"), TOKENS)
+    start, text_tokens = (1, 511) if family.startswith("t5") else (2, TOKENS - 1)
+    assert (facts.decoder_start_token_ids, facts.max_text_tokens) == ((start,), text_tokens)
     assert (facts.max_new_tokens, facts.min_new_tokens, facts.forced_eos_token_id) == (39, 4, 2)
 
 
-def test_a_model_with_position_biases_is_refused_by_name(tmp_path: Path) -> None:
-    transformers.T5Config(architectures=["T5ForConditionalGeneration"]).save_pretrained(tmp_path / "source")
-    with pytest.raises(SetupError, match="T5ForConditionalGeneration is not supported: its attention depends on dist"):
+def test_a_model_with_other_position_biases_is_refused_by_name(tmp_path: Path) -> None:
+    transformers.UMT5Config(architectures=["UMT5ForConditionalGeneration"]).save_pretrained(tmp_path / "source")
+    with pytest.raises(SetupError, match="UMT5ForConditionalGeneration is not supported: its attention depends on d"):
         _compile(tmp_path / "source", tmp_path / "repository")
+
+
+_SETTINGS = {"num_beams": 4, "early_stopping": True, "max_length": 90, "min_length": 10, "no_repeat_ngram_size": 3}
+_DIRECTIONS = {
+    "translation_en_to_de": {**_SETTINGS, "prefix": "translate English to German: "},
+    "translation_en_to_fr": {**_SETTINGS, "prefix": "translate English to French: "},
+}
+
+
+def test_what_a_model_says_of_a_task_goes_before_what_it_says_of_all(tmp_path: Path) -> None:
+    said = {"summarization": {**_SETTINGS, "prefix": "summarize: "}, **_DIRECTIONS}
+    source = save_encoder_decoder("t5", tmp_path / "source", task_specific_params=said)
+    summaries = GenerationFacts.of(_compile(source, tmp_path / "repository", task="summarization").spec)
+    assert (summaries.prefix, summaries.num_beams, summaries.early_stopping) == ("summarize: ", 4, True)
+    assert (summaries.min_new_tokens, summaries.no_repeat_ngram_size) == (9, 3)
+    assert summaries.max_new_tokens is None, "pipelines take 256 where the model itself has no max_length"
+    translations = TranslationFacts.of(_compile(source, tmp_path / "repository", task="translation").spec)
+    assert translations.source_language == "en"
+    assert translations.prefixes == {
+        "en": {"de": "translate English to German: ", "fr": "translate English to French: "}
+    }
+
+
+def test_directions_with_settings_of_their_own_are_refused(tmp_path: Path) -> None:
+    said = {**_DIRECTIONS, "translation_en_to_ro": {"num_beams": 2, "prefix": "translate English to Romanian: "}}
+    source = save_encoder_decoder("t5", tmp_path / "source", task_specific_params=said)
+    with pytest.raises(SetupError, match="other settings for some languages"):
+        _compile(source, tmp_path / "repository", task="translation")
 
 
 def test_a_classifier_with_a_decoder_is_refused(tmp_path: Path) -> None:

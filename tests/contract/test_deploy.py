@@ -13,8 +13,15 @@ from tests.deploy.rules import RULES, Rule, cluster, pods, traffic
 from tests.deploy.schemas import faults_of_schema
 
 # Together they have every component.
-_PLAIN = ("cpu", "observability", "keda", "jobs", "jobs-keda", "gateway-api")
-_TLS = ("neuron", "model-image", "observability", "hpa", "tls")
+_PLAIN = (
+    *("cpu", "observability", "keda", "scale-to-zero", "jobs", "jobs-keda", "gateway-api", "jobs-observability"),
+    "check",
+)
+_TLS = (
+    *("neuron", "model-image", "observability", "hpa", "jobs", "gateway-api", "tls", "jobs-tls", "gateway-api-tls"),
+    *("jobs-observability", "check"),
+)
+_S3 = ("gpu", "s3", "check")
 
 
 @cache
@@ -86,6 +93,12 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
         _PLAIN,
         lambda one: one.set("gateway", "NEURONPIPE_GATEWAY_METRICS_LISTEN", "0.0.0.0:9465"),
         "'metrics': 9465",
+    ),
+    "metrics of workers that nobody may read": (
+        pods.ports_are_those_of_the_service,
+        _PLAIN,
+        lambda one: one.container("worker")["ports"].pop(),
+        "'metrics': 9464",
     ),
     "a probe of a service that is not there": (
         pods.probes_ask_for_what_exists,
@@ -229,6 +242,18 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
         lambda one: one.container("neuron-executor")["resources"]["limits"].update(cpu="1500m"),
         "must be whole: 1500m",
     ),
+    "a check of other settings": (
+        pods.checks_see_what_services_see,
+        _TLS,
+        lambda one: one.set("neuron-executor", "NEURONPIPE_NEURON_EXECUTOR_CORES", "4"),
+        "container check: has another env than the service",
+    ),
+    "a check of another service": (
+        pods.checks_see_what_services_see,
+        _PLAIN,
+        lambda one: one.spec("gateway")["initContainers"][0].update(args=["check-deployment", "all"]),
+        "does not check gateway",
+    ),
     "root": (
         pods.pods_have_no_rights,
         _PLAIN,
@@ -285,6 +310,18 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
         lambda one: one.remove("Service/scaler"),
         "there is no Service for scaler.neuronpipe.svc.cluster.local:50054",
     ),
+    "executors that nothing brings back": (
+        cluster.autoscaling_has_one_owner,
+        _PLAIN,
+        lambda one: one["ScaledObject/neuron-executor"]["spec"]["triggers"].pop(2),
+        "nothing brings it back from none",
+    ),
+    "a gateway that refuses what it should hold": (
+        cluster.autoscaling_has_one_owner,
+        _PLAIN,
+        lambda one: one.set("gateway", "NEURONPIPE_GATEWAY_MAX_HELD_REQUESTS", "0"),
+        "refuses what it is to answer",
+    ),
     "no models": (pods.volumes_are_there, _PLAIN, _drop_mount, "/repository is not mounted"),
     "a file that is not mounted": (
         pods.volumes_are_there,
@@ -321,6 +358,78 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
         _PLAIN,
         lambda one: one["GRPCRoute/neuronpipe"]["spec"]["rules"][0]["backendRefs"][0].update(port=80),
         "there is no Service gateway with port 80",
+    ),
+    "a bucket that nobody names": (
+        cluster.configuration_exists,
+        _S3,
+        lambda one: one["ConfigMap/repository"]["data"].pop("uri"),
+        "NEURONPIPE_TOKENIZER_REPOSITORY is in no ConfigMap",
+    ),
+    "a service account that is not there": (
+        cluster.configuration_exists,
+        _S3,
+        lambda one: one.remove("ServiceAccount/neuronpipe"),
+        "Deployment gateway: there is no service account neuronpipe",
+    ),
+    "a bucket of another store": (
+        pods.settings_exist,
+        _S3,
+        lambda one: one.set("gateway", "NEURONPIPE_GATEWAY_REPOSITORY_ENDPOINT", "minio:9000"),
+        "String should match pattern",
+    ),
+    "more bundles than there is room for": (
+        pods.volumes_are_there,
+        _S3,
+        lambda one: one.spec("neuron-executor")["volumes"][0].update(emptyDir={"sizeLimit": "8Gi"}),
+        "has room for 8589934592",
+    ),
+    "bundles in a file system that cannot be written": (
+        pods.volumes_are_there,
+        _S3,
+        lambda one: one.set("postprocessor", "NEURONPIPE_POSTPROCESSOR_REPOSITORY_CACHE", "/repository"),
+        "has room for 0",
+    ),
+    "a bucket out of reach": (
+        traffic.the_network_lets_through_what_is_needed,
+        _S3,
+        lambda one: one.remove("NetworkPolicy/repository"),
+        "neuron-executor does not reach its bucket",
+    ),
+    "stages that may call anybody": (
+        traffic.the_network_lets_through_what_is_needed,
+        _PLAIN,
+        lambda one: one["NetworkPolicy/tokenizer"]["spec"]["egress"].append({"ports": [{"port": 443}]}),
+        "tokenizer may call anybody",
+    ),
+    "a route without TLS to a gateway that has it": (
+        traffic.routes_lead_to_services,
+        _TLS,
+        lambda one: one.remove("BackendTLSPolicy/neuronpipe"),
+        "calls gateway without TLS",
+    ),
+    "a route that takes the gateway for another": (
+        traffic.routes_lead_to_services,
+        _TLS,
+        lambda one: one["BackendTLSPolicy/neuronpipe"]["spec"]["validation"].update(hostname="example.com"),
+        "calls gateway without TLS, or as another",
+    ),
+    "a route with TLS to a gateway that has none": (
+        traffic.routes_lead_to_services,
+        _TLS,
+        lambda one: one.remove(*(f"Certificate/{name}" for name in ("gateway", "tokenizer", "worker"))),
+        "calls gateway with TLS, which it does not have",
+    ),
+    "an authority that nobody copies": (
+        cluster.configuration_exists,
+        _TLS,
+        lambda one: one["BackendTLSPolicy/neuronpipe"]["spec"]["validation"]["caCertificateRefs"][0].update(name="x"),
+        "ConfigMap x is made nowhere",
+    ),
+    "jobs without TLS beside services that have it": (
+        traffic.callers_are_asked_who_they_are,
+        _TLS,
+        lambda one: one.remove("Certificate/jobs-redis"),
+        "TLS is not on every connection: jobs-redis",
     ),
     "a port whose name tells KServe nothing": (
         cluster.kserve_sees_grpc,
@@ -371,4 +480,4 @@ def test_the_schemas_refuse(break_it: Callable[[_Set], object], expected: str) -
 def test_every_component_is_in_some_combination() -> None:
     components = {path.parent.name for path in (DEPLOY / "components").glob("*/kustomization.yaml")}
     assert {name for parts in combinations() for name in parts} == components
-    assert components == {*_PLAIN, *_TLS} | {"gpu"}
+    assert components == {*_PLAIN, *_TLS, *_S3}

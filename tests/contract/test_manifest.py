@@ -19,7 +19,7 @@ from neuronpipe.tasks.fill_mask import FillMaskFacts
 from neuronpipe.tasks.question_answering import QuestionAnsweringFacts
 from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.scores import ClassifierFacts
-from neuronpipe.tasks.sentence_embedding import EmbeddingFacts
+from neuronpipe.tasks.vectors import EmbeddingFacts
 from neuronpipe.tasks.zero_shot_classification import ZeroShotFacts
 
 _GOLDEN = Path(__file__).parent / "golden/manifests_3"

@@ -391,3 +391,90 @@ def test_data_parallel_splits_a_batch_over_cores(sdk: Any, traced: Any, model: t
         warnings.simplefilter("ignore")
         (outputs,) = sdk.DataParallel(traced)(ids, torch.ones_like(ids))
     torch.testing.assert_close(outputs, model(ids, torch.ones_like(ids))[0])
+
+
+class _Sums(torch.nn.Module):
+    """Adds up what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums = torch.nn.Parameter(torch.zeros(2, 3), requires_grad=False)
+
+    def forward(self, given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sums = self.sums + given.float()
+        return sums.argmax(1).int(), sums, sums.sum(1), given.float()
+
+
+@pytest.fixture
+def summed(sdk: Any) -> Callable[..., Any]:
+    def trace(index: int = 1, flags: str = _FLAGS) -> Any:
+        module = _Sums().eval()
+        return sdk.trace(module, (_IDS,), input_output_aliases={module.sums: index}, compiler_args=flags)
+
+    return trace
+
+
+@pytest.mark.parametrize("flags", [_FLAGS, "--target=inf2 --auto-cast=matmult --auto-cast-type=bf16"])
+def test_a_state_stays_on_its_core_and_is_no_output(
+    sdk: Any, summed: Callable[..., Any], tmp_path: Path, flags: str
+) -> None:
+    torch.jit.save(summed(flags=flags), tmp_path / "model.pt")
+    one, other = (torch.jit.load(tmp_path / "model.pt") for _ in range(2))
+    for model in (one, other):
+        sdk.move_trace_to_device(model, 0)
+    found = [one(_IDS)[1][0].item(), one(_IDS)[1][0].item(), other(_IDS)[1][0].item()]
+    assert found == [3, 6, 3], "each model has a state of its own"
+    assert [output.dtype for output in one(_IDS)] == [torch.int32, torch.float32, torch.float32]
+
+
+def test_a_state_is_changed_only_by_an_execution_that_ends_well(sdk: Any, summed: Callable[..., Any]) -> None:
+    traced, fault = summed(), sdk._runtime.folder() / "fault-core-0"
+    sdk.move_trace_to_device(traced, 0)
+    traced(_IDS)
+    fault.write_text("5")
+    with pytest.raises(RuntimeError, match="status=5"):
+        traced(_IDS)
+    fault.unlink()
+    assert traced(_IDS)[1][0] == 6
+
+
+def test_a_state_is_on_a_core_from_the_move_there_until_it_is_unloaded(sdk: Any, summed: Callable[..., Any]) -> None:
+    traced = summed()
+    with pytest.raises(RuntimeError, match="states are not on the core; call move_trace_to_device"):
+        traced(_IDS)
+    sdk.move_trace_to_device(traced, 0)
+    traced(_IDS)
+    sdk.set_neuron_cores(traced, start_nc=1, nc_count=1)
+    with pytest.raises(RuntimeError, match="states are not on the core"):
+        traced(_IDS)
+    sdk.move_trace_to_device(traced, 1)
+    assert traced(_IDS)[1][0] == 3, "as it was compiled"
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [(2, r"output 2 is \[2\] torch.float32, its state \[2, 3\] torch.float32"), (0, "int32"), (4, "output 4 is none")],
+)
+def test_a_state_becomes_an_output_of_its_own_shape_and_dtype(
+    summed: Callable[..., Any], index: int, message: str
+) -> None:
+    with pytest.raises((RuntimeError, ValueError), match=message):
+        summed(index)
+
+
+def test_a_state_is_a_parameter_of_the_module_and_two_have_two_outputs(sdk: Any) -> None:
+    module = _Sums().eval()
+    module.more = torch.nn.Parameter(torch.zeros(2, 3), requires_grad=False)
+    for aliases in ({torch.zeros(2, 3): 1}, {module.sums: 1, module.more: 1}):
+        with pytest.raises(ValueError, match="input_output_aliases"):
+            sdk.trace(module, (_IDS,), input_output_aliases=aliases, compiler_args=_FLAGS)
+    with pytest.raises(TypeError, match="a dict, got list"):
+        sdk.trace(module, (_IDS,), input_output_aliases=[(module.sums, 1)], compiler_args=_FLAGS)
+
+
+def test_a_model_with_states_has_one_core_and_one_batch_size(sdk: Any, summed: Callable[..., Any]) -> None:
+    traced = summed()
+    with pytest.raises(RuntimeError, match="one batch size"):
+        sdk.dynamic_batch(traced)
+    with pytest.raises(RuntimeError, match="on one core"):
+        sdk.set_multicore(traced)

@@ -20,16 +20,29 @@ Manifest: TypeAlias = dict[str, Any]
 # The others need the base.
 ALONE = ("compile", "compile-neuron", "kserve", "examples/cpu", "examples/eks-inf2")
 _BACKENDS = (("cpu",), ("gpu",), ("neuron",))
-_MODELS: tuple[tuple[str, ...], ...] = ((), ("model-image",))
-_SCALING = ((), ("observability",), ("observability", "hpa"), ("observability", "keda"))
-# What TLS does not go with: docs/kubernetes.md says why.
-_PLAIN = tuple((*jobs, *route) for jobs in ((), ("jobs",), ("jobs", "jobs-keda")) for route in ((), ("gateway-api",)))
+_MODELS: tuple[tuple[str, ...], ...] = ((), ("model-image",), ("s3",))
+_TO_ZERO = ("observability", "keda", "scale-to-zero")
+_SCALING = ((), ("observability",), ("observability", "hpa"), ("observability", "keda"), _TO_ZERO)
+_ROUTES: tuple[tuple[str, ...], ...] = ((), ("gateway-api",))
+_PLAIN = tuple((*jobs, *route) for jobs in ((), ("jobs",), ("jobs", "jobs-keda")) for route in _ROUTES)
+# Not with what KEDA calls: docs/kubernetes.md says why.
+_TLS = tuple(
+    (*jobs, *route, "tls", *(f"{name}-tls" for name in (*jobs, *route)))
+    for jobs in ((), ("jobs",))
+    for route in _ROUTES
+)
 
 
 def combinations() -> Iterator[tuple[str, ...]]:
-    """All sets of components that docs/kubernetes.md allows."""
-    for parts in itertools.product(_BACKENDS, _MODELS, _SCALING, (*_PLAIN, ("tls",))):
-        yield tuple(itertools.chain.from_iterable(parts))
+    """All sets of components that docs/kubernetes.md allows, each with `check`, which only adds containers to them, and
+    with metrics of workers where there are workers and metrics.
+    """
+    for parts in itertools.product(_BACKENDS, _MODELS, _SCALING, (*_PLAIN, *_TLS)):
+        found = tuple(itertools.chain.from_iterable(parts))
+        if {"scale-to-zero", "tls"} <= {*found}:
+            continue
+        of_workers = ("jobs-observability",) if {"jobs", "observability"} <= {*found} else ()
+        yield (*found, *of_workers, "check")
 
 
 def kustomize() -> str:

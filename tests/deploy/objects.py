@@ -59,9 +59,18 @@ class Container:
         return name if prefix == BUILT["IMAGE_PREFIX"] else ""
 
     @property
+    def target_service(self) -> str:
+        """What `neuronpipe serve` calls it."""
+        return "neuron-executor" if self.target in BACKENDS else self.target
+
+    @property
     def environment(self) -> dict[str, Any]:
-        """The variables that have a value here."""
-        return {one["name"]: one.get("value") for one in self.content.get("env", [])}
+        """The variables, with the value that they have here or in a ConfigMap; None for that of a secret."""
+        return {one["name"]: one.get("value", self._configured(one)) for one in self.content.get("env", [])}
+
+    def _configured(self, variable: Mapping[str, Any]) -> str | None:
+        asked = variable.get("valueFrom", {}).get("configMapKeyRef", {"name": "", "key": ""})
+        return self.workload.configuration.get(asked["name"], {}).get(asked["key"])
 
     @property
     def ports(self) -> dict[str, int]:
@@ -81,9 +90,10 @@ class Container:
 
 @dataclass(frozen=True)
 class Workload:
-    """A Deployment, StatefulSet or Job."""
+    """A Deployment, StatefulSet or Job. `configuration`: the content of each ConfigMap."""
 
     manifest: Manifest
+    configuration: Mapping[str, Mapping[str, str]]
 
     def __str__(self) -> str:
         return f"{self.manifest['kind']} {self.name}"
@@ -114,6 +124,11 @@ class Workload:
         return [Container(self, content) for content in self.pod["containers"]]
 
     @property
+    def checks(self) -> list[Container]:
+        """The containers that run before the others."""
+        return [Container(self, content) for content in self.pod.get("initContainers", [])]
+
+    @property
     def volumes(self) -> dict[str, Mapping[str, Any]]:
         """Its volumes, and claims of its own, by name."""
         claimed = {one["metadata"]["name"]: one for one in self.manifest["spec"].get("volumeClaimTemplates", [])}
@@ -133,7 +148,9 @@ class Objects:
     @cached_property
     def workloads(self) -> dict[str, Workload]:
         """All that makes pods, by name."""
-        return {one["metadata"]["name"]: Workload(one) for one in self.manifests if one["kind"] in _WORKLOADS}
+        configuration = {name: one["data"] for name, one in self.of_kind("ConfigMap").items()}
+        found = (Workload(one, configuration) for one in self.manifests if one["kind"] in _WORKLOADS)
+        return {one.name: one for one in found}
 
     @property
     def containers(self) -> Iterator[Container]:
@@ -162,3 +179,8 @@ def of_image(target: str, variable: str) -> str:
     part = re.split(rf"^FROM .* AS {target}$", DOCKERFILE, flags=re.MULTILINE)[1].partition("\nFROM ")[0]
     found = re.search(rf"\b{variable}=(\S+)", part)
     return found[1] if found else ""
+
+
+def is_of_bucket(one: Container) -> bool:
+    """Whether a service has its models from a bucket."""
+    return str(one.environment.get(variable_name(SETTINGS[one.target], "repository"), "")).startswith("s3://")

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -50,7 +51,8 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> str:
     return result.stdout
 
 
-def _free_port() -> str:
+def free_port() -> str:
+    """A port of the loopback interface that nobody has."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return str(free.getsockname()[1])
 
@@ -76,7 +78,7 @@ class Stack:
         self.environment = {
             **os.environ,
             "COMPOSE_PROJECT_NAME": PROJECT,
-            **{f"{name}_PORT": _free_port() for name in ("GATEWAY", "JAEGER", "PROMETHEUS", "GRAFANA")},
+            **{f"{name}_PORT": free_port() for name in ("GATEWAY", "JAEGER", "PROMETHEUS", "GRAFANA")},
             # Only what a test samples.
             "TRACES_SAMPLER": "parentbased_always_off",
         }
@@ -192,7 +194,11 @@ class Stack:
 
     def kill(self, container: Container) -> None:
         """Kills a container's process as a crash would: what `docker kill` ends does not come back."""
-        program = f"import os; os.kill({container.state['Pid']}, 9)"
+        self.signal(signal.SIGKILL, container)
+
+    def signal(self, number: signal.Signals, *containers: Container) -> None:
+        """Sends a signal to the first process of each container, without the engine's knowledge."""
+        program = f"import os; [os.kill(pid, {number.value}) for pid in {[one.state['Pid'] for one in containers]}]"
         options = ["--rm", "--pid=host", "--user=0", "--entrypoint=python3"]
         self.docker("run", *options, self.image("postprocessor"), "-c", program)
 

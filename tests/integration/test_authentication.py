@@ -126,7 +126,7 @@ def test_reflection_needs_a_key(guarded: Guarded) -> None:
 
 
 def test_reflection_is_open_where_the_setting_says_so(fake_repository: Path, tmp_path: Path) -> None:
-    create_key(tmp_path / "keys", "a", "a")
+    key = create_key(tmp_path / "keys", "a", "a")
     options = ("--repository", str(fake_repository), "--api-keys", str(tmp_path / "keys"))
     with ServiceProcess("all", *options, "--open-services", "reflection") as process:
         process.wait_until_ready()
@@ -134,6 +134,8 @@ def test_reflection_is_open_where_the_setting_says_so(fake_repository: Path, tmp
         with grpc.insecure_channel(process.target) as channel, pytest.raises(grpc.RpcError) as raised:
             _send(channel, "/grpc.health.v1.Health/Check")
         assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with Client(process.target, api_key=key) as client:  # whose channel watches health without a key
+            assert client.list_models()
 
 
 def test_metrics_need_a_key_where_the_setting_says_so(guarded: Guarded) -> None:

@@ -6,7 +6,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +18,19 @@ from PIL import Image
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from demo.processes import four_processes
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.bundles.registry import Operation, Signed
+from neuronpipe.bundles.registry_file import change_registry
 from neuronpipe.client import AsyncClient
 from neuronpipe.tasks import TASKS
+from tests.architectures import make_source
+from tests.images import make_image_text_source
 from tests.integration.guarded import guarded_server, make_files
 from tests.integration.http_server import HttpServer, running_http_server
 from tests.integration.test_node import FOLDER as NODE
+from tests.shared_folder import shared_folder
+from tests.versions import copy_classifier
+from tests.writers import make_writers
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -40,7 +48,18 @@ _SHOWN = {
     "zero_shot_classification": ("entailer", r"(sport|politics|cooking)\s*\d+\.\d %"),
     "image_classification": ("viewer", r"(contradiction|neutral|entailment)\s*\d+\.\d %"),
 }
+# The same of tasks that the fake back end has none of.
+_SHOWN_BY_OPENVINO = {
+    "text_generation": ("continuer", r"Ended by: length"),
+    "summarization": ("summarizer", r"Ended by: (length|end)"),
+    "translation": ("translator", r"Ended by: (length|end)"),
+    "sparse_embedding": ("expander", r"and \d+ more"),
+    "multi_vector_embedding": ("retriever", r"\d+ × 16 numbers: a vector for each token"),
+    "image_embedding": ("matcher", r"24 dimensions, length 1\.0000"),
+    "zero_shot_image_classification": ("matcher", r"a (cat|dog|bicycle)\s*\d+\.\d %"),
+}
 _RUN_LIMIT_S = 60
+_SIGNED = Signed("ann")
 
 
 @dataclass
@@ -63,7 +82,7 @@ class Console:
         form = self.page.get_by_role("form", name="Request")
         await form.get_by_role("combobox", name="Model").select_option(model)
         await form.get_by_role("combobox", name="Task").select_option(task)
-        if task == "image_classification":
+        if "image" in task:
             await self.page.get_by_role("button", name="Use a sample picture").click()
             await expect(self.page.get_by_alt_text("The picture that is sent")).to_be_visible()
 
@@ -112,9 +131,7 @@ async def console(chromium: Browser, http_server: HttpServer) -> AsyncIterator[C
 
 
 def test_every_task_is_tried() -> None:
-    # The console is tried with models of the fake back end: it generates no text, and has none of these vectors.
-    left_out = {"text_generation", "summarization", "translation", "sparse_embedding", "multi_vector_embedding"}
-    assert _SHOWN.keys() == TASKS.keys() - left_out
+    assert _SHOWN.keys() | _SHOWN_BY_OPENVINO.keys() == TASKS.keys()
 
 
 @pytest.mark.parametrize("task", _SHOWN)
@@ -139,6 +156,100 @@ async def test_a_form_sends_a_request_and_shows_its_result_its_timings_and_its_b
     assert list(response["result"]) == [task]
     assert console.complaints == []
     assert {url for url in console.requested if not url.startswith((f"{console.url}/", "blob:"))} == set()
+
+
+def _make_openvino_models(folder: Path) -> None:
+    make_writers(folder)
+    sources = (
+        ("expander", "sparse_embedding", make_source(folder / "expander", "BERT", "sparse_embedding")),
+        ("retriever", "multi_vector_embedding", make_source(folder / "retriever", "BERT", "multi_vector_embedding")),
+        ("matcher", "", make_image_text_source(folder / "matcher", "CLIP", max_tokens=48)),
+    )
+    for name, task, source in sources:
+        request = CompileRequest(source=str(source), task=task, repository=folder / "repository", name=name)
+        compile_bundle(request, lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def openvino_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    repository = shared_folder(tmp_path_factory, "console-models", _make_openvino_models) / "repository"
+    with running_http_server(repository, "--kept-traces", "100") as server:
+        yield server
+
+
+@pytest.mark.parametrize("task", _SHOWN_BY_OPENVINO)
+async def test_a_form_of_tasks_that_need_a_real_model_shows_its_result(
+    chromium: Browser, openvino_server: HttpServer, task: str
+) -> None:
+    model, shown = _SHOWN_BY_OPENVINO[task]
+    async with _opened(chromium, openvino_server.url) as console:
+        await console.choose(model, task)
+        await console.send()
+        text = await console.answer.inner_text()
+        assert re.search(shown, text), text
+        assert list((await console.response())["result"]) == [task]
+        assert console.complaints == []
+
+
+async def test_a_chat_is_shown_as_it_comes_with_the_times_of_its_tokens(
+    chromium: Browser, openvino_server: HttpServer
+) -> None:
+    async with _opened(chromium, openvino_server.url) as console:
+        await console.choose("writer", "text_generation")
+        chat = console.page.get_by_role("textbox", name="Messages")
+        assert (await chat.input_value()).splitlines() == ["system: Be brief.", "user: What is a module?"]
+        await chat.fill("user: What is\na module?")
+        await console.page.get_by_role("spinbutton", name="Max new tokens").fill("150")
+        # Each state of the text that is shown, on its way.
+        await console.page.evaluate(
+            """() => {
+              window.shown = new Set();
+              const watch = () => window.shown.add(document.querySelector(".coming")?.textContent);
+              const answered = document.getElementById("answered");
+              new MutationObserver(watch).observe(answered, { childList: true, subtree: true });
+            }"""
+        )
+        await console.send()
+        parts = [one for one in await console.page.evaluate("[...window.shown]") if one]
+        response = await console.response()
+        async with AsyncClient(openvino_server.process.target, timeout_s=60) as client:
+            messages = [{"role": "user", "content": "What is\na module?"}]
+            whole = (await client.generate_text("writer", messages=messages, max_new_tokens=150)).text
+        assert await console.answer.locator(".written").text_content() == whole
+        assert len(parts) > 1
+        assert all(whole.startswith(one) for one in parts)
+        facts = dict(re.findall(r"(First token|Longest gap|Tokens|Steps)\n(.+)", await console.answer.inner_text()))
+        assert facts["First token"] == f"{int(response['timings']['first_token_ns']) / 1e6:.1f} ms"
+        assert facts["Tokens"] == f"{response['usage']['tokens']} + 150"
+        assert "A step of 1 on openvino: " in await console.answer.inner_text()
+        assert console.complaints == []
+
+
+async def test_an_option_of_a_text_that_is_wrong_is_marked(chromium: Browser, openvino_server: HttpServer) -> None:
+    async with _opened(chromium, openvino_server.url) as console:
+        await console.choose("continuer", "text_generation")
+        await console.page.get_by_text("Options", exact=True).click()
+        field = console.page.get_by_role("spinbutton", name="Temperature")
+        await field.fill("0.5")
+        await console.send()
+        await expect(console.page.get_by_role("alert")).to_contain_text("options.temperature: ")
+        await expect(field).to_be_focused()
+        await console.page.get_by_role("checkbox", name="Do sample").check()
+        await console.page.get_by_role("textbox", name="Seed").fill("5")
+        await console.send()
+        await expect(console.answer.get_by_text("answered in")).to_be_visible()
+
+
+async def test_people_who_see_little_or_nothing_can_use_the_form_of_a_chat(
+    chromium: Browser, openvino_server: HttpServer
+) -> None:
+    async with _opened(chromium, openvino_server.url, bypass_csp=True) as console:
+        await console.page.add_script_tag(path=_AXE)
+        await console.choose("writer", "text_generation")
+        await console.send()
+        await console.page.locator("details").evaluate_all("all => all.forEach((one) => (one.open = true))")
+        found = await console.page.evaluate("axe.run()")
+        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found["violations"]] == []
 
 
 @pytest.fixture
@@ -419,3 +530,25 @@ async def test_it_can_be_turned_off(http_repository: Path, chromium: Browser) ->
         assert response
         assert response.status == 405
         await page.close()
+
+
+async def test_the_table_of_models_follows_the_registry(
+    chromium: Browser, fake_repository: Path, tmp_path: Path
+) -> None:
+    copy_classifier(fake_repository, tmp_path, (1, 2))
+
+    def change(operation: Operation) -> None:
+        change_registry(tmp_path, operation, _SIGNED)
+
+    change(lambda registry: registry.alias("classifier", "stable", 1, _SIGNED))
+    with running_http_server(tmp_path, "--registry-poll-s", "0.1") as server:
+        async with _opened(chromium, server.url) as console:
+            rows = console.page.get_by_role("region", name="Table of models").get_by_role("row")
+            await expect(rows.nth(1)).to_contain_text(re.compile(r"version 1.*ready.*stable.*100\.0 % of requests"))
+            change(lambda registry: registry.alias("classifier", "canary", 2, _SIGNED))
+            change(lambda registry: registry.reroute("classifier", {"stable": 3, "canary": 1}, _SIGNED))
+            change(lambda registry: registry.copy_to("classifier", "canary", 10, _SIGNED))
+            await expect(rows.nth(2)).to_contain_text(
+                re.compile(r"version 2.*ready.*canary.*25\.0 % of requests.*copies of 10\.0 %"), timeout=30_000
+            )
+            await expect(rows.nth(1)).to_contain_text("75.0 % of requests")

@@ -70,6 +70,10 @@ def series(fake_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     # What workers count where others died, and where somebody is to be told.
     meters.counter(Metrics.JOBS_RETRIED).add()
     meters.counter(Metrics.NOTIFICATIONS, "accepted").add()
+    # What a gateway counts of a model with a shadow.
+    meters.counter(Metrics.SHADOW_COPIES, "m", "2", "compared").add()
+    meters.histogram(Metrics.SHADOW_AGREEMENT, "m", "2").record(1.0)
+    meters.histogram(Metrics.VERSION_DURATION, "m", "2", "copy").record(1e6)
     show_tls(meters, "server", watched_tls(TlsFiles(tls / "tls.crt", tls / "tls.key"), "server"))
     # What a model that generates shows: none is served here.
     generation = GenerationObserver(Telemetry(meters=meters), model_spec("text_generation"), "openvino")

@@ -13,23 +13,31 @@ from pathlib import Path
 import pytest
 
 from demo.model import is_compiled
+from demo.writer import make_writer
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from tests.models import link_models
+from tests.shared_folder import shared_folder
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 SERVICE_LINE = re.compile(r"^  ([a-z-]+) +127\.0\.0\.1:\d+ +pid (\d+)$")
 
 
+def _make_writer(folder: Path) -> None:
+    source = str(make_writer(folder / "source"))
+    request = CompileRequest(source=source, task="", repository=folder / "repository", name="writer", dtype="")
+    compile_bundle(request, lambda line: None)
+
+
 @pytest.fixture
-def demo(repository: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
-    """The demo on a repository that holds MiniLM already."""
-    command = [
-        sys.executable,
-        "-m",
-        "demo",
-        "--repository",
-        str(link_models(tmp_path / "repository", repository, "minilm")),
-    ]
+def demo(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> Iterator["subprocess.Popen[str]"]:
+    """The demo on a repository that holds its models already."""
+    linked = link_models(tmp_path / "repository", repository, "minilm")
+    writer = shared_folder(tmp_path_factory, "demo-writer", _make_writer) / "repository" / "writer"
+    (linked / "writer").symlink_to(writer)
+    command = [sys.executable, "-m", "demo", "--repository", str(linked)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         yield process
         process.kill()
@@ -60,6 +68,22 @@ def test_demo_shows_similar_pairs_and_the_latency_split(demo: "subprocess.Popen[
         parts = sum(map(float, (preprocess, predict, postprocess, rest)))
         # Five figures, each rounded to a hundredth.
         assert float(total) == pytest.approx(parts, abs=0.03)
+
+
+def test_demo_streams_a_text_and_shows_the_parts_of_its_time_to_first_token(demo: "subprocess.Popen[str]") -> None:
+    output, _ = demo.communicate(timeout=120)
+
+    assert demo.returncode == 0, output
+    text, tokens, total, *parts = re.findall(
+        r"comes as it is written:\n\n(.*)\n(\d+ \+ 60) tokens; ended by: length\nfirst token after ([\d.]+) ms = "
+        r"pre-process ([\d.]+) \+ queue ([\d.]+) \+ prefill ([\d.]+) \+ hops ([\d.]+);",
+        output,
+        re.DOTALL,
+    )[0]
+    assert tokens.endswith("60")
+    # Of a model that was trained, most are words, not single characters.
+    assert len(re.findall(r"[a-z]{3,}", text)) > 10
+    assert float(total) == pytest.approx(sum(map(float, parts)), abs=0.3)
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])

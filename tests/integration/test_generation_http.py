@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -286,3 +287,49 @@ def test_tritons_client_reads_a_text_as_it_comes(server: HttpServer, ours: Clien
     assert (whole["text"], whole["token_ids"]) == (expected.text, list(expected.token_ids))
     (refused,) = read({"stream": True, "temperature": -1.0, "do_sample": True})["responses"]
     assert "temperature" in refused["error"]
+
+
+def _post(server: HttpServer, body: dict[str, Any]) -> tuple[int, str]:
+    request = urllib.request.Request(
+        f"{server.url}/v1/generate", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_the_messages_of_generate_are_events(server: HttpServer, ours: Client) -> None:
+    options = {"max_new_tokens": 12, "do_sample": True, "seed": "7", "top_logprobs": 1}
+    input = {"text_generation": {"prompt": _PROMPT, "options": options}}
+    status, text = _post(server, {"model": "writer", "input": input, "request_id": "mine"})
+    assert status == 200
+    events = [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n")[:-1]]
+    start, *chunks, last = events
+    response = [*ours.generate("writer", _PROMPT, max_new_tokens=12, do_sample=True, seed=7, top_logprobs=1)][
+        -1
+    ].response
+    expected = response.result.text_generation.sequences[0]
+    assert start["start"] | {"prompt_tokens": 0} == {
+        "model": "writer",
+        "version": "1",
+        "request_id": "mine",
+        "prompt_tokens": 0,
+    }
+    assert "".join(one["chunk"]["text"] for one in chunks) == expected.text
+    assert [token for one in chunks for token in one["chunk"]["token_ids"]] == list(expected.token_ids)
+    assert sum(len(one["chunk"]["logprobs"]) for one in chunks) == 12
+    (whole,) = last["response"]["result"]["text_generation"]["sequences"]
+    assert (whole["text"], last["response"]["request_id"]) == (expected.text, "mine")
+    assert last["response"]["usage"]["generated_tokens"] == 12
+
+
+def test_what_is_wrong_before_the_first_part_has_a_status(server: HttpServer) -> None:
+    status, text = _post(server, {"model": "writer", "input": {"text_generation": {"prompt": ""}}})
+    assert status == 400
+    assert json.loads(text)["reason"] == "INVALID_INPUT"
+    status, text = _post(server, {"model": "writer", "input": {"text_classification": {"text": "a"}}})
+    assert status == 400
+    assert "must be of a task that generates: text_generation, summarization, translation" in text
+    assert _post(server, {"model": "none", "input": {"text_generation": {"prompt": "a"}}})[0] == 404

@@ -13,7 +13,7 @@ import pytest
 from tests.integration.http_server import HttpServer
 from tests.sampling import sample_of
 
-pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
+pytestmark = [pytest.mark.local_only, pytest.mark.long]
 
 # Requests for each operation and each kind, where the suite is whole.
 _EXAMPLES = 5

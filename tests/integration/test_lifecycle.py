@@ -138,10 +138,9 @@ async def test_sigterm_finishes_a_unary_call_across_four_processes(slow_reposito
 
         # Each stage finishes the call that it holds; the next stage of the pipeline may refuse it by then.
         assert len(rest) <= 1
-        assert all(
-            outcome.WhichOneof("outcome") == "response" or "cannot be reached" in outcome.error.message
-            for outcome in rest
-        )
+        for outcome in rest:
+            if outcome.WhichOneof("outcome") != "response":
+                assert "cannot be reached" in outcome.error.message
         assert [process.wait() for process in processes.values()] == [0, 0, 0, 0]
 
 

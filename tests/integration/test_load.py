@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -20,8 +21,12 @@ from neuronpipe.api.v1.inference_pb2 import InferResponse
 from neuronpipe.api.v1.models_pb2 import GetModelResponse, Model
 from neuronpipe.core.errors import SetupError
 from neuronpipe.load.figures import LoadResult
+from neuronpipe.load.generation import GenerationLoad
+from neuronpipe.load.lengths import Lengths
 from neuronpipe.load.request import LoadRequest
 from neuronpipe.load.run import run_load
+from tests.decoders import make_writer
+from tests.shared_folder import shared_folder
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -199,3 +204,107 @@ def test_ctrl_c_ends_the_run_with_the_report_of_what_was_measured(target: str) -
     assert figures["is_broken_off"]
     assert figures["answers"] > 0
     assert "Traceback" not in errors
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A gateway with a tiny model that generates."""
+    repository = shared_folder(tmp_path_factory, "writer", make_writer) / "repository"
+    with ServiceProcess("all", "--repository", str(repository)) as process:
+        yield process.wait_until_ready().target
+
+
+def _generate(target: str, load: GenerationLoad, **changes: Any) -> LoadResult:
+    request = {"target": target, "model": "writer", "duration_s": 2.0, "warm_up_s": 0.5, "generation": load}
+    result = run_load(LoadRequest(**{**request, **changes}))
+    _check_that_nothing_is_lost(result)
+    assert result.errors == {}
+    return result
+
+
+def test_texts_have_the_lengths_that_are_asked_for(writer: str) -> None:
+    load = GenerationLoad(prompt_tokens=Lengths("uniform", 20, 60), output_tokens=Lengths.fixed(12))
+    result = _generate(writer, load, concurrency=4, processes=2)
+    found = result.generation
+    assert found is not None
+    assert found.prompt_tokens is not None
+    assert found.output_tokens is not None
+    assert found.first_token_ms is not None
+    assert found.per_token_ms is not None
+    assert found.longest_gap_ms is not None
+    assert result.latency_ms is not None
+    assert (found.output_tokens.p50, found.output_tokens.max) == (12, 12)
+    # Two special tokens, and what joining words may change.
+    assert 35 < found.prompt_tokens.mean < 50
+    assert found.prompt_tokens.max <= 66
+    assert found.output_tokens_per_s == pytest.approx(12 * result.throughput_per_s, rel=0.5)
+    assert 0 < found.per_token_ms.p50 <= found.longest_gap_ms.p50
+    assert found.first_token_ms.p50 < result.latency_ms.p50
+    assert found.cached_ratio is not None
+    assert found.cached_ratio < 0.1
+
+
+def test_what_prompts_share_is_computed_once(writer: str) -> None:
+    load = GenerationLoad(prompt_tokens=Lengths.fixed(10), output_tokens=Lengths.fixed(2), shared_prefix_tokens=100)
+    found = _generate(writer, load).generation
+    assert found is not None
+    assert found.cached_ratio is not None
+    # 96 of 112 tokens are whole blocks of 32.
+    assert found.cached_ratio > 0.75
+
+
+def test_goodput_of_texts_has_limits_of_its_own(writer: str) -> None:
+    within = GenerationLoad(first_token_limit_ms=20_000.0, token_limit_ms=20_000.0)
+    beyond = dataclasses.replace(within, token_limit_ms=0.001)
+    found = _generate(writer, within, rate_per_s=20.0, duration_s=1.0)
+    assert found.answers_in_time == found.answers
+    found = _generate(writer, beyond, rate_per_s=20.0, duration_s=1.0)
+    assert (found.answers_in_time, found.goodput_per_s) == (0, 0)
+
+
+def test_texts_of_a_beam_search_come_as_a_whole(writer: str) -> None:
+    load = GenerationLoad(num_beams=3, output_tokens=Lengths.fixed(6))
+    found = _generate(writer, load, duration_s=1.0).generation
+    assert found is not None
+    assert found.per_token_ms is None
+    assert found.output_tokens is not None
+    assert found.output_tokens.p50 == 6
+
+
+def test_a_model_that_does_not_generate_is_named(target: str) -> None:
+    with pytest.raises(SetupError, match="--generate: model classifier has the task text_classification; it is for "):
+        run_load(LoadRequest(target=target, model="classifier", generation=GenerationLoad()))
+
+
+def test_the_command_prints_the_times_of_tokens_and_writes_them(writer: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "neuronpipe", "load", "--target", writer, "--model", "writer", "--generate"]
+    options = ["--duration", "1", "--prompt-tokens", "lognormal:20,40", "--output-tokens", "uniform:4,8"]
+    options += ["--ttft-ms", "20000", "--itl-ms", "20000", "--json", str(tmp_path / "figures.json")]
+    ended = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
+
+    assert ended.returncode == 0, ended.stderr
+    assert (
+        "goodput counts answers with the first token within 20000 ms and the time per token within 20000 ms"
+        in ended.stdout
+    )
+    for name in ("first token (TTFT)", "between parts (ITL)", "per token (TPOT)", "longest gap", "new tokens"):
+        assert f"\n{name} " in ended.stdout
+    figures = json.loads((tmp_path / "figures.json").read_text())["generation"]
+    assert 4 <= figures["output_tokens"]["mean"] <= figures["output_tokens"]["max"] <= 8
+    assert figures["first_token_ms"]["p99"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--ttft-ms", "100"], "are for --generate"),
+        (["--generate", "--prompt-tokens", "many"], "--prompt-tokens many: must be N, uniform:LOW,HIGH or "),
+        (["--generate", "--num-beams", "17"], "--num-beams 17: must be from 1 to 16"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_options_of_texts_that_are_wrong_are_named(options: list[str], problem: str) -> None:
+    command = [sys.executable, "-m", "neuronpipe", "load", "--target", "127.0.0.1:1", "--model", "writer", *options]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert problem in ended.stderr

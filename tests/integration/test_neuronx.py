@@ -12,16 +12,20 @@ from pathlib import Path
 import pytest
 
 from demo.processes import ServiceProcess, four_processes
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.bundles.compiler.buckets import BucketRequest
+from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import InvalidInput, Unavailable
 from neuronpipe.runtimes.neuron import DOUBLES_VARIABLE
+from tests.decoders import save_decoder
 from tests.integration.requests import answer, classify, embed
 from tests.integration.systems import local_system
 from tests.models import NEURONX_MODELS, link_models, make_repository
 from tests.unit.neuron_executor.fake_monitor import write_monitor
 
-pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
+pytestmark = [pytest.mark.local_only, pytest.mark.long]
 
 _CONTEXT = (
     "The ferry leaves Stockholm at half past nine. It gets to Helsinki the next morning, after a night on the "
@@ -286,3 +290,58 @@ def test_a_bundle_whose_inputs_are_in_another_order_is_refused(one_model: Path, 
     content["model"]["inputs"] = ["input_ids", "token_type_ids", "attention_mask"]
     path.write_text(json.dumps(content))
     assert "was compiled for other inputs than the model's" in _refusal(one_model, machine, "--cores", "2")
+
+
+@pytest.fixture
+def writer(neuron_double: Mapping[str, str], tmp_path: Path) -> Path:
+    """A decoder for three slots of 96 tokens."""
+    request = CompileRequest(
+        source=str(save_decoder("llama", tmp_path / "writer")),
+        task="",
+        repository=tmp_path / "written",
+        name="writer",
+        backend="neuronx",
+        dtype="",
+        buckets=BucketRequest(("3x96",)),
+        neuronx=NeuronxOptions(cache=tmp_path / "cache"),
+    )
+    compile_bundle(request, lambda line: None)
+    return tmp_path / "written"
+
+
+async def test_texts_share_the_slots_of_a_core_and_a_dead_one_is_left_out(
+    writer: Path, machine: dict[str, str]
+) -> None:
+    Path(machine["NEURON_DOUBLE_FOLDER"]).mkdir()
+    (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
+    options = ("--repository", str(writer), "--cores", "0-1")
+    with ServiceProcess("all", *options, environment=machine) as process:
+        process.wait_until_ready()
+        async with AsyncClient(process.target, retries=False, timeout_s=60) as client:
+            prompts = [f"A module number {number} is a file" for number in range(5)]
+            alone = [await client.generate_text("writer", prompt, max_new_tokens=20) for prompt in prompts]
+            texts = [client.generate_text("writer", prompt, max_new_tokens=20) for prompt in prompts]
+            assert await asyncio.gather(*texts) == alone
+            with pytest.raises(InvalidInput, match="96"):
+                await client.generate_text("writer", "word " * 200, max_new_tokens=20)
+        process.wait_for("core is dead at the start")
+    assert "compile" not in "".join(_log(machine))
+
+
+async def test_a_core_that_is_lost_ends_the_text_and_the_process(writer: Path, machine: dict[str, str]) -> None:
+    machine["NEURON_DOUBLE_EXECUTION_MS"] = "20"
+    with ServiceProcess("all", "--repository", str(writer), "--cores", "1", environment=machine) as process:
+        process.wait_until_ready()
+        async with AsyncClient(process.target, retries=False) as client:
+            chunks: list[str] = []
+
+            async def read() -> None:
+                async for event in client.generate("writer", "A module", max_new_tokens=60):
+                    chunks.append(event.chunk.text)
+                    if len(chunks) == 3:
+                        (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
+
+            with pytest.raises(Unavailable):
+                await read()
+            assert len(chunks) >= 3
+        assert process.wait() == 1

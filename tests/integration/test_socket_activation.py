@@ -4,11 +4,17 @@ import configparser
 import shutil
 import socket
 import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import pytest
 
 from demo.processes import ServiceProcess
+from neuronpipe import __file__ as neuronpipe_package
+from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.cli.serve import settings_parser
 from neuronpipe.client import Client
 from neuronpipe.local.settings import AllSettings
@@ -42,12 +48,51 @@ def test_the_units_call_the_service_with_settings_that_it_has() -> None:
     assert 0 < given.max_connection_idle_s < 300
 
 
+def until(is_true: Callable[[], bool]) -> None:
+    """Waits for what another process does; only a broken test waits for long."""
+    ends_s = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < ends_s
+        time.sleep(0.05)
+
+
 @pytest.fixture
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
     return port
+
+
+def test_a_request_that_comes_before_the_service_runs_is_answered_and_both_end_when_unused(
+    fake_repository: Path, tmp_path: Path, free_port: int
+) -> None:
+    activate = shutil.which("systemd-socket-activate")
+    if not activate or not _PROXY.exists():
+        pytest.skip("needs systemd's socket-activate and socket-proxyd")
+    path, address, log = tmp_path / "gateway.sock", f"127.0.0.1:{free_port}", tmp_path / "log"
+    neuronpipe = f"{sys.executable} -m neuronpipe"
+    # What the units have systemd do with the first connection, which comes before the service has been idle for long.
+    serve = f"{neuronpipe} serve all --repository {fake_repository} --listen unix:{path} --idle-exit-s 15"
+    start = f"({serve}; echo ended with $? >> {log}) < /dev/null & until {neuronpipe} health --target unix:{path}; "
+    start += f"do sleep 0.1; done; exec {_PROXY} --exit-idle-time=1s {path}"
+    # It passes no variables on, and this neuronpipe need not be the one that is installed.
+    variables = ["-E", f"PYTHONPATH={Path(neuronpipe_package).parents[1]}"]
+    command = [activate, "-l", address, *variables, "/bin/sh", "-c", start]
+    with (tmp_path / "errors").open("w+") as errors:
+        activated = subprocess.Popen(command, stderr=errors)
+        try:
+            until(lambda: "Listening on" in (tmp_path / "errors").read_text())
+            assert not path.exists()
+            with grpc.insecure_channel(address) as channel:
+                infer = InferenceServiceStub(channel).Infer
+                # On a busy machine the service starts for longer than an attempt to connect takes.
+                assert infer(classify("A fine day."), timeout=120, wait_for_ready=True).HasField("result")
+            assert activated.wait(timeout=60) == 0
+            until(lambda: log.exists() and log.read_text() == "ended with 0\n")
+        finally:
+            activated.kill()
+            activated.wait()
 
 
 def test_the_proxy_passes_calls_on_and_ends_when_its_callers_have_gone(

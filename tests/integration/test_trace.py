@@ -1,6 +1,7 @@
 """`neuronpipe trace` against four processes, as a user runs it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,14 +9,21 @@ from pathlib import Path
 import pytest
 
 from demo.processes import ServiceProcess, four_processes
-from neuronpipe.core.names import Spans
+from neuronpipe.core.names import Events, Spans
+from tests.decoders import make_writer
+from tests.shared_folder import shared_folder
 
 pytestmark = pytest.mark.local_only
 
 _INPUT = '{"sentence_embedding": {"text": "A fine day."}}'
 
 
-def _trace(target: str, *options: str, model: str = "minilm") -> "subprocess.CompletedProcess[str]":
+_PROMPT = '{"text_generation": {"prompt": "A module", "options": {"max_new_tokens": 20}}}'
+
+
+def _trace(
+    target: str, *options: str, model: str = "minilm", input: str = _INPUT
+) -> "subprocess.CompletedProcess[str]":
     command = [
         sys.executable,
         "-m",
@@ -26,7 +34,7 @@ def _trace(target: str, *options: str, model: str = "minilm") -> "subprocess.Com
         "--model",
         model,
         "--json",
-        _INPUT,
+        input,
         *options,
     ]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -64,6 +72,29 @@ def test_the_waterfall_shows_all_services_and_the_batch(fake_repository: Path, t
     assert failed.returncode == 1
     assert "NOT_FOUND" in failed.stdout
     assert failed.stderr.startswith("neuronpipe: MODEL_NOT_FOUND")
+
+
+def test_the_waterfall_of_a_text_has_its_first_token_and_some_of_its_steps(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    repository, file = shared_folder(tmp_path_factory, "writer", make_writer) / "repository", tmp_path / "trace.json"
+    with four_processes(repository, "--kept-traces", "50") as processes:
+        done = _trace(processes["gateway"].target, "--otlp", str(file), model="writer", input=_PROMPT)
+    assert done.returncode == 0, done.stderr
+    found = re.search(
+        r"^first token after ([\d.]+) ms = pre-process ([\d.]+) \+ queue ([\d.]+) \+ prefill ([\d.]+) \+ "
+        r"hops ([\d.]+); then 19 tokens, ([\d.]+) ms each, the longest gap ([\d.]+) ms$",
+        done.stdout,
+        re.MULTILINE,
+    )
+    assert found, done.stdout
+    total, *parts, token, gap = map(float, found.groups())
+    # Five figures, each rounded to a thousandth.
+    assert total == pytest.approx(sum(parts), abs=0.004)
+    assert 0 < token <= gap
+    # The steps 1 and 17 of 20.
+    assert done.stdout.count("step of 1 on openvino: ") == 2
+    assert Events.FIRST_TOKEN in file.read_text()
 
 
 def test_servers_keep_no_traces_unless_told_to(fake_repository: Path) -> None:

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from demo.processes import four_processes
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest
@@ -36,14 +37,20 @@ async def serving(
     folder: Path,
     sources: Mapping[str, tuple[str, Path]],
     stage_options: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    backend: str = "openvino",
+    environment: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> AsyncIterator[Served]:
-    """Compiles models (name in requests → task and source) for openvino in float32, and serves them from four
-    processes. `stage_options`: of some of them.
+    """Compiles models (name in requests → task and source) for a back end in float32, and serves them from four
+    processes. `stage_options`, `environment`: of some of them, and of all. `options`: of the compilation.
 
     Use it in a fixture of the scope "module", with a folder of `tmp_path_factory`.
     """
     for name, (task, source) in sources.items():
-        compile_bundle(CompileRequest(source=str(source), task=task, repository=folder, name=name), lambda line: None)
-    with four_processes(folder, stage_options=stage_options) as processes:
+        request = CompileRequest(
+            source=str(source), task=task, repository=folder, name=name, backend=backend, **options
+        )
+        compile_bundle(request, lambda line: None)
+    with four_processes(folder, stage_options=stage_options, environment=environment) as processes:
         async with AsyncClient(processes["gateway"].target, timeout_s=_TIMEOUT_S) as client:
             yield Served(client)

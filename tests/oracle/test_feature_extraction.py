@@ -124,6 +124,34 @@ async def test_shorter_numbers_are_as_near_as_they_can_be(
     compared.check(at_least=len(cases))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_chunks_have_the_means_of_their_tokens_in_the_whole_text(
+    family: str,
+    served: Served,
+    encoder_sources: dict[str, Path],
+    comparison: Callable[[str, str], Comparison],
+) -> None:
+    compared = comparison(f"feature_extraction-{family}-chunks", "means of FeatureExtractionPipeline's vectors")
+    state = _reference(encoder_sources[family])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(encoder_sources[family], split_special_tokens=True)
+    texts = [text for text in _TEXTS if len(tokenizer.tokenize(text)) in range(8, _MAX_TOKENS - 2)]
+    for text in texts:
+        vectors = state(text, "")
+        of_text = np.flatnonzero(np.array(tokenizer(text, return_special_tokens_mask=True)["special_tokens_mask"]) == 0)
+        found = await served.client.embed_chunks(family, text, chunk_tokens=5)
+        expected = [vectors[of_text[begin : begin + 5]].mean(axis=0) for begin in range(0, len(of_text), 5)]
+        ours = [chunk.embedding.tolist() for chunk in found]
+        compared.compare((text, 5), ours, np.stack(expected).tolist())
+        places = np.array(tokenizer(text, return_offsets_mapping=True)["offset_mapping"])[of_text]
+        if (places[:, 0] == places[:, 1]).any() or any(one.end > two.start for one, two in itertools.pairwise(found)):
+            continue  # a space is a token without a character, or one character is several tokens, of two chunks
+        # The parts that the server names, sent as the caller's own, have the same tokens and so the same vectors.
+        again = await served.client.embed_chunks(family, text, chunks=[(one.start, one.end) for one in found])
+        assert [(one.start, one.end) for one in again] == [(one.start, one.end) for one in found]
+        compared.compare((text, "spans"), [chunk.embedding.tolist() for chunk in again], np.stack(expected).tolist())
+    compared.check(at_least=20)
+
+
 async def test_the_client_gives_the_array_that_the_bytes_are(served: Served) -> None:
     (outcome,) = await served.infer_all("Bert", [_input("one two", "three", "none", FeatureType.FEATURE_TYPE_INT8)])
     array = await served.client.extract_features("Bert", "one two", "three", type=FeatureType.FEATURE_TYPE_INT8)

@@ -15,6 +15,8 @@ import transformers
 
 from neuronpipe.api.v1.inference_pb2 import GenerateResponse
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, Truncation
+from neuronpipe.bundles.compiler.buckets import BucketRequest
+from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.client import AsyncClient
 from tests.decoders import save_decoder
 from tests.oracle.comparison import Comparison
@@ -77,17 +79,63 @@ async def test_texts_equal_those_of_generate(
     comparison: Callable[[str, str], Comparison],
 ) -> None:
     compared = comparison(f"text_generation-{family}", f"generate, transformers {transformers.__version__}")
-    reference = _Reference(sources[family])
     cases = sample.draw(_cases(), _options, at_least=40)
+    await _compare(family, served.client, _Reference(sources[family]), cases, compared)
+    compared.check(at_least=100 if sample.is_whole else len(cases))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+async def test_texts_of_pytorch_equal_those_of_generate(
+    family: str, sample: Sample, comparison: Callable[[str, str], Comparison], tmp_path: Path
+) -> None:
+    compared = comparison(f"text_generation-{family}-torch", f"generate, transformers {transformers.__version__}")
+    cases, source = sample.draw(_cases(), _options, at_least=40), save_decoder(family, tmp_path / "source")
+    named = {family: ("text_generation", source)}
+    async with serving(tmp_path / "repository", named, stage_options=_STAGE_OPTIONS, backend="torch") as served:
+        await _compare(family, served.client, _Reference(source), cases, compared)
+    compared.check(at_least=100 if sample.is_whole else len(cases))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+async def test_texts_of_neuron_slots_equal_those_of_generate(
+    family: str,
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
+    neuron_double: Mapping[str, str],
+    tmp_path: Path,
+) -> None:
+    """On the contract double of Neuron. Six slots are less than twelve texts need, some with 4 beams."""
+    compared = comparison(f"text_generation-{family}-neuronx", f"generate, transformers {transformers.__version__}")
+    cases, source = sample.draw(_cases(), _options, at_least=40), save_decoder(family, tmp_path / "source")
+    named = {family: ("text_generation", source)}
+    chosen: dict[str, Any] = {
+        "backend": "neuronx",
+        "environment": {**neuron_double, "NEURON_DOUBLE_FOLDER": str(tmp_path / "neuron")},
+        "buckets": BucketRequest((f"6x{_MAX_TOKENS}",)),
+        "neuronx": NeuronxOptions(cache=tmp_path / "cache"),
+    }
+    executor = {"neuron-executor": (*_STAGE_OPTIONS["neuron-executor"], "--cores", "1")}
+    async with serving(tmp_path / "repository", named, stage_options=executor, **chosen) as served:
+        await _compare(family, served.client, _Reference(source), cases, compared)
+    compared.check(at_least=100 if sample.is_whole else len(cases))
+
+
+async def _compare(
+    family: str,
+    client: AsyncClient,
+    reference: "_Reference",
+    cases: Sequence[tuple[str, dict[str, Any]]],
+    compared: Comparison,
+) -> None:
     turns, chance = asyncio.Semaphore(_AT_ONCE), random.Random(34)
 
     async def ask(number: int, prompt: str, options: dict[str, Any]) -> list[GenerateResponse]:
         async with turns:
             await asyncio.sleep(chance.random() / 50)
             if number % 4 == 0:
-                await _leave(served.client, family, prompt)
+                await _leave(client, family, prompt)
             truncation = Truncation.TRUNCATION_LEFT
-            stream = served.client.generate(family, prompt, truncation=truncation, **options)
+            stream = client.generate(family, prompt, truncation=truncation, **options)
             return [event async for event in stream]
 
     found = await asyncio.gather(*(ask(number, *case) for number, case in enumerate(cases)))
@@ -98,7 +146,6 @@ async def test_texts_equal_those_of_generate(
         compared.compare((prompt, options), ours, reference.generate(prompt, **options))
         assert "".join(chunk.text for chunk in chunks) == text.text
         assert [token_id for chunk in chunks for token_id in chunk.token_ids] == list(text.token_ids)
-    compared.check(at_least=100 if sample.is_whole else len(cases))
 
 
 async def _leave(client: AsyncClient, model: str, prompt: str) -> None:

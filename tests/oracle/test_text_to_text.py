@@ -4,7 +4,7 @@ and leave while others are generated.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,14 @@ from tests.sampling import Sample
 
 pytestmark = pytest.mark.long
 
-_TASKS = {"bart": "summarization", "pegasus": "summarization", "marian": "translation", "mbart": "translation"}
+_TASKS = {
+    "bart": "summarization",
+    "pegasus": "summarization",
+    "marian": "translation",
+    "mbart": "translation",
+    "t5": "summarization",
+    "t5-gated": "translation",
+}
 # A cache of about 20 blocks is less than the texts need together: some are preempted.
 _STAGE_OPTIONS = {
     "neuron-executor": ("--step-tokens", "48", "--max-batch-size", "12", "--kv-cache-bytes", str(700 << 10))
@@ -93,16 +100,38 @@ async def test_texts_equal_those_of_generate(
     comparison: Callable[[str, str], Comparison],
 ) -> None:
     compared = comparison(f"{_TASKS[family]}-{family}", f"generate, transformers {transformers.__version__}")
-    reference = _Reference(sources[family])
     cases = sample.draw(_cases(), _options, at_least=100)
+    await _compare(family, served.client, _Reference(sources[family]), cases, compared)
+    compared.check(at_least=100 if sample.is_whole else len(cases))
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+async def test_texts_of_pytorch_equal_those_of_generate(
+    family: str, sample: Sample, comparison: Callable[[str, str], Comparison], tmp_path: Path
+) -> None:
+    compared = comparison(f"{_TASKS[family]}-{family}-torch", f"generate, transformers {transformers.__version__}")
+    cases, source = sample.draw(_cases(), _options, at_least=40), save_encoder_decoder(family, tmp_path / "source")
+    named = {family: (_TASKS[family], source)}
+    async with serving(tmp_path / "repository", named, stage_options=_STAGE_OPTIONS, backend="torch") as served:
+        await _compare(family, served.client, _Reference(source), cases, compared)
+    compared.check(at_least=100 if sample.is_whole else len(cases))
+
+
+async def _compare(
+    family: str,
+    client: AsyncClient,
+    reference: "_Reference",
+    cases: Sequence[tuple[str, dict[str, Any]]],
+    compared: Comparison,
+) -> None:
     turns, chance = asyncio.Semaphore(_AT_ONCE), random.Random(44)
 
     async def ask(number: int, text: str, options: dict[str, Any]) -> GeneratedText:
         async with turns:
             await asyncio.sleep(chance.random() / 50)
             if number % 4 == 0:
-                await _leave(served.client, family, text)
-            method = served.client.summarize if _TASKS[family] == "summarization" else served.client.translate
+                await _leave(client, family, text)
+            method = client.summarize if _TASKS[family] == "summarization" else client.translate
             options = {"num_beams": 1, **options}
             return await method(family, text, truncation=Truncation.TRUNCATION_RIGHT, **options)
 
@@ -110,7 +139,54 @@ async def test_texts_equal_those_of_generate(
     for (text, options), ours in zip(cases, found, strict=True):
         said = {"text": ours.text, "token_ids": list(ours.token_ids), "end": FinishReason.Name(ours.finish_reason)}
         compared.compare((text, options), said, reference.generate(text, **options))
-    compared.check(at_least=100 if sample.is_whole else len(cases))
+
+
+_T5_SETTINGS = {"num_beams": 4, "early_stopping": True, "max_length": 30, "min_length": 9, "no_repeat_ngram_size": 2}
+_T5_TASKS = {
+    "summarization": {**_T5_SETTINGS, "length_penalty": 2.0, "prefix": "summarize: "},
+    "translation_en_to_de": {**_T5_SETTINGS, "prefix": "translate English to German: "},
+    "translation_en_to_fr": {**_T5_SETTINGS, "prefix": "translate English to French: "},
+}
+
+
+@pytest.mark.parametrize(("family", "asked_for"), [("t5", "summarization"), ("t5-gated", "translation_en_to_de")])
+async def test_texts_equal_those_of_the_pipeline_of_a_task(
+    family: str,
+    asked_for: str,
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
+    tmp_path: Path,
+) -> None:
+    """T5's config.json has settings and a prefix for each task."""
+    source = save_encoder_decoder(family, tmp_path / "source", task_specific_params=_T5_TASKS, max_length=50)
+    given: list[dict[str, Any]] = [{}, {"num_beams": 1}, {"max_new_tokens": 20}]
+    every: list[dict[str, Any]] = [
+        {"text": text, "options": given[number % 3]} for number, text in enumerate(generated(46, 60, words=(5, 60)))
+    ]
+    cases = sample.draw(every, lambda case: case["options"], at_least=60)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    version, answers = ask({family: (source, tokenizer)}, cases, tmp_path, asked_for)
+    compared = comparison(f"{asked_for}-{family}-pipeline", f"pipeline({asked_for!r}), transformers {version}")
+    right, task = Truncation.TRUNCATION_RIGHT, asked_for.split("_", maxsplit=1)[0]
+    async with serving(tmp_path / "repository", {family: (task, source)}) as served:
+        client = served.client
+        found = await asyncio.gather(
+            *(
+                client.summarize(family, one["text"], truncation=right, **one["options"])
+                if task == "summarization"
+                else client.translate(family, one["text"], target_language="de", truncation=right, **one["options"])
+                for one in cases
+            )
+        )
+    said = _T5_TASKS[asked_for]
+    for case, text, ((expected,),) in zip(cases, found, ([one] for one in answers[family]), strict=True):
+        (wanted,) = expected.values()
+        settings = {name: value for name, value in said.items() if name != "prefix"} | case["options"]
+        whole = str(said["prefix"]) + case["text"]
+        if text.text != wanted and _are_as_good(source, whole, settings, text.text, wanted):
+            continue
+        compared.compare((case["text"], case["options"]), {"text": text.text}, {"text": wanted})
+    compared.check(at_least=len(cases) - len(cases) // 30)
 
 
 @pytest.mark.parametrize("family", ["bart", "marian"])

@@ -33,7 +33,10 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[str]:
     for group in groups:
         helps = {choice.dest: choice.help or "" for choice in group._choices_actions}
         for name, command in group.choices.items():
-            if not any(isinstance(action, argparse._SubParsersAction) for action in command._actions):
+            # Options of its own may stand beside commands that can be left out.
+            if not any(
+                isinstance(action, argparse._SubParsersAction) and action.required for action in command._actions
+            ):
                 summary = text(helps[name])
                 yield from ("", f"## {command.prog}", "", f"{summary[0].upper()}{summary[1:]}.")
                 yield from options_of(command)
@@ -46,7 +49,8 @@ def options_of(command: argparse.ArgumentParser) -> Iterator[str]:
         links = [f"[`{service}`](configuration.md#neuronpipe-serve-{service})" for service in SERVICES]
         yield from ("", f"`neuronpipe serve SERVICE [OPTION…]`. The options of each service: {', '.join(links)}.")
         return
-    actions = [action for action in command._actions if not isinstance(action, argparse._HelpAction)]
+    left_out = (argparse._HelpAction, argparse._SubParsersAction)
+    actions = [action for action in command._actions if not isinstance(action, left_out)]
     rows = [[_usage(action), _rule(action, command), text((action.help or "") % vars(action))] for action in actions]
     yield from table(["Option", "Rule", "Meaning"], rows)
 

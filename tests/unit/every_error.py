@@ -3,12 +3,14 @@
 from neuronpipe.core.errors import (
     AlreadyExists,
     Cancelled,
+    ChangeRefused,
     DeadlineExceeded,
     InternalError,
     InvalidInput,
     JobNotFound,
     ModelNotFound,
     NeuronpipeError,
+    NotAllowed,
     NotConfigured,
     Overloaded,
     Unauthenticated,
@@ -28,5 +30,7 @@ EVERY_ERROR: tuple[NeuronpipeError, ...] = (
     Unauthenticated("no valid API key came with the call"),
     JobNotFound("there is no such job"),
     AlreadyExists("another job has this request_id"),
+    NotAllowed("tenant 'a' does not have the right manages_registry"),
+    ChangeRefused("version 2 is not approved"),
     NotConfigured("this gateway takes no jobs: set jobs_redis_url"),
 )

@@ -24,6 +24,8 @@ _OUTPUTS = {
     "translation": (),
     "sparse_embedding": (OutputSpec(name="sparse_embedding", axes=(6,)),),
     "multi_vector_embedding": (OutputSpec(name="token_embeddings", axes=("tokens", 4)),),
+    "image_embedding": (OutputSpec(name="image_embedding", axes=(4,)),),
+    "zero_shot_image_classification": (OutputSpec(name="embedding", axes=(4,)),),
 }
 
 # The facts without a default, and [CLS].
@@ -31,6 +33,8 @@ _FACTS: dict[str, dict[str, Any]] = {
     "sentence_embedding": {"embedding_dimensions": 4},
     "sentence_similarity": {"embedding_dimensions": 4},
     "feature_extraction": {"embedding_dimensions": 4},
+    "image_embedding": {"embedding_dimensions": 4},
+    "zero_shot_image_classification": {"scale": 10.0},
     "question_answering": {"cls_token_id": 1},
     "fill_mask": {"mask_token": "[M]", "mask_token_id": 3},
     "zero_shot_classification": {"entailment_id": 2},
@@ -68,7 +72,7 @@ def model_spec(task: str = "text_classification", **changes: Any) -> ModelSpec:
     return ModelSpec(**described | changes)
 
 
-def image_spec(**changes: Any) -> ModelSpec:
+def image_spec(task: str = "image_classification", **changes: Any) -> ModelSpec:
     """A model of images of 32 x 48 pixels, which count as 6 tokens."""
     image = ImageSpec(resize=(32, 48))
     described = {
@@ -78,4 +82,4 @@ def image_spec(**changes: Any) -> ModelSpec:
         "vocabulary_size": 0,
         "labels": ("a", "b", "c"),
     }
-    return model_spec("image_classification", **described | changes)
+    return model_spec(task, **described | changes)

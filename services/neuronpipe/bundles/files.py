@@ -57,12 +57,12 @@ class BundleFiles:
         self._compare(name, digest.hexdigest())
         return target
 
-    def check_names(self) -> None:
-        """Raises RefusedBundle also for a file that the manifest does not name."""
+    def check_names(self, *, is_whole: bool = True) -> None:
+        """Raises RefusedBundle also for a file that the manifest does not name. `is_whole`: all must be there."""
         names = {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if not _is_folder(path)}
         if added := sorted(names - {MANIFEST_FILE, SIGNATURE_FILE, *self.digests}):
             raise RefusedBundle(f"{self.folder}: {added[0]!r} was added: the manifest does not name it; delete it")
-        if missing := sorted(self.digests.keys() - names):
+        if is_whole and (missing := sorted(self.digests.keys() - names)):
             raise self._missing(missing[0])
 
     def check(self) -> None:

@@ -139,7 +139,7 @@ class Manifest(_Frozen):
         return cls.parse(path.read_bytes(), path)
 
     @classmethod
-    def parse(cls, written: bytes, path: Path) -> "Manifest":
+    def parse(cls, written: bytes, path: Path | str) -> "Manifest":
         """The manifest of the bytes of a file. Raises SetupError as `read`, which names the path."""
         try:
             versioned = _SchemaVersion.model_validate_json(written)

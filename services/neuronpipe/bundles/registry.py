@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -58,14 +58,32 @@ class RegisteredVersion(_Frozen):
     accuracy: Mapping[str, Accuracy] = Field({}, description="as the bundle measured it, by back end")
 
 
+class Shadow(_Frozen):
+    """A version that gets copies of requests, whose results nobody gets.
+
+    `target`: an alias or a version number. `percent`: the share of the requests without a version that are copied.
+    """
+
+    target: str
+    percent: float = Field(gt=0, le=100, allow_inf_nan=False)
+
+
 class Routing(_Frozen):
     """The names of a model's versions, and the shares of the requests that name none.
 
-    `route`: aliases or version numbers, each with its share; shares are relative to each other.
+    `route`: aliases or version numbers, each with its share; shares are relative to each other. `is_unloaded`: no
+    version is served, whatever names and shares say.
     """
 
     aliases: Mapping[Annotated[str, AfterValidator(_check_alias)], Annotated[int, Field(ge=1)]] = {}
     route: Mapping[str, Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]] = {}
+    shadow: Shadow | None = None
+    is_unloaded: bool = False
+
+    @property
+    def routing(self) -> "Routing":
+        """Names and shares alone."""
+        return Routing(**{name: getattr(self, name) for name in Routing.model_fields})
 
 
 class RegisteredModel(Routing):
@@ -80,8 +98,8 @@ class RegisteredModel(Routing):
 
     @property
     def declared(self) -> ModelRoute:
-        """Which version answers which request."""
-        return self.routed(self.aliases)
+        """Which version answers which request; nothing of a model that is unloaded."""
+        return ModelRoute({}, ()) if self.is_unloaded else self.routed(self.aliases)
 
     def routed(self, aliases: Mapping[str, int]) -> ModelRoute:
         """As `declared`, with these aliases. A model without a route and without an alias `stable` has its newest
@@ -93,11 +111,13 @@ class RegisteredModel(Routing):
             shares[version] = shares.get(version, 0.0) + share
         if not shares and (version := aliases.get(STABLE) or max(self.approved, default=0)):
             shares[version] = 1.0
-        return ModelRoute(aliases, tuple(shares.items()))
+        shadow = (_resolved(self.shadow.target, aliases), self.shadow.percent / 100) if self.shadow else None
+        return ModelRoute(aliases, tuple(shares.items()), shadow)
 
     @model_validator(mode="after")
     def _check_targets(self) -> Self:
-        for target, number in (*self.aliases.items(), *((one, _resolved(one, self.aliases)) for one in self.route)):
+        targets = (*self.route, *((self.shadow.target,) if self.shadow else ()))
+        for target, number in (*self.aliases.items(), *((one, _resolved(one, self.aliases)) for one in targets)):
             if number not in self.approved:
                 state = self.versions[number].approval.state if number in self.versions else "not registered"
                 raise ValueError(f"{target} is version {number}, which is {state}; only approved versions are served")
@@ -132,7 +152,7 @@ class Registry(_Frozen):
     history: Sequence[Change] = ()
 
     @classmethod
-    def parse(cls, written: bytes, path: Path) -> Self:
+    def parse(cls, written: bytes, path: Path | str) -> Self:
         """The registry of a file's bytes. Raises SetupError, which names the path and what is wrong."""
         try:
             found = cls.model_validate_json(written)
@@ -171,7 +191,7 @@ class Registry(_Frozen):
 
     @property
     def desired(self) -> dict[ModelKey, RegisteredVersion]:
-        """The versions that every process shall have: those with an alias, or a share of requests."""
+        """The versions that every process shall have: those with an alias, a share of requests, or copies of them."""
         return {
             ModelKey(name, number): model.versions[number]
             for name, model in self.models.items()
@@ -181,7 +201,7 @@ class Registry(_Frozen):
     @property
     def routes(self) -> dict[str, ModelRoute]:
         """Which version of which model answers which request."""
-        return {name: model.declared for name, model in self.models.items() if model.approved}
+        return {name: model.declared for name, model in self.models.items() if model.declared.shares}
 
     def approval_of(self, key: ModelKey) -> ApprovalState:
         """Whether a version may be served; one that nobody has looked at is pending."""
@@ -195,14 +215,24 @@ class Registry(_Frozen):
         known = model.versions.get(number)
         if known and known.digest != bundle.digest:
             raise SetupError(
-                f"{bundle.folder}: registered with the digest {known.digest[:16]}, the bundle has "
+                f"model {name!r} version {number}: registered with the digest {known.digest[:16]}, the bundle has "
                 f"{bundle.digest[:16]}; versions do not change: compile another one"
             )
-        aliases = model.aliases if model.approved else {**model.aliases, STABLE: number}
-        return self._decide(name, number, "approved", signed, _registered(bundle, _pending(signed)), aliases)
+        routing = model.routing
+        if not model.approved:
+            routing = routing.model_copy(update={"aliases": {**model.aliases, STABLE: number}})
+        return self._decide(name, number, "approved", signed, _registered(bundle, _pending(signed)), routing)
+
+    def register(self, bundle: Bundle, signed: Signed) -> "Registry":
+        """The version is pending, with a note. Raises SetupError for one that somebody has looked at."""
+        name, number = bundle.key
+        model = self.models.get(name, RegisteredModel())
+        if number in model.versions:
+            raise SetupError(f"model {name!r} version {number}: is registered already")
+        return self._decide(name, number, "pending", signed, _registered(bundle, _pending(signed)), model.routing)
 
     def reject(self, bundle: Bundle, signed: Signed) -> "Registry":
-        """The version must not be served. Its aliases and shares are removed. Raises SetupError for the one that
+        """The version must not be served; it loses aliases, shares and copies. Raises SetupError for the one that
         requests without a version get where there is no route.
         """
         name, number = bundle.key
@@ -210,9 +240,15 @@ class Registry(_Frozen):
         stable = model.aliases.get(STABLE)
         if stable == number or (stable is None and model.declared.versions == {number}):
             raise SetupError(f"model {name!r}: version {number} is {STABLE}: make another version {STABLE} first")
-        aliases = {alias: one for alias, one in model.aliases.items() if one != number}
+        gone = {str(number), *(alias for alias, one in model.aliases.items() if one == number)}
+        routing = Routing(
+            aliases={alias: one for alias, one in model.aliases.items() if one != number},
+            route={target: share for target, share in model.route.items() if target not in gone},
+            shadow=None if model.shadow and model.shadow.target in gone else model.shadow,
+            is_unloaded=model.is_unloaded,
+        )
         known = model.versions.get(number, _registered(bundle, _pending(signed)))
-        return self._decide(name, number, "rejected", signed, known, aliases)
+        return self._decide(name, number, "rejected", signed, known, routing)
 
     def alias(self, name: str, alias: str, version: int | None, signed: Signed) -> "Registry":
         """Calls a version by an alias, in place of the one that had it; None removes the alias. Raises SetupError."""
@@ -223,7 +259,7 @@ class Registry(_Frozen):
         if version is not None:
             aliases = {**model.aliases, alias: version}
         action = f"alias {alias}: {model.aliases.get(alias, 'none')} to {version or 'none'}"
-        return self._routed(name, aliases, model.route, action, signed)
+        return self._with(name, {**_contents(model), "aliases": aliases}, action, signed)
 
     def reroute(self, name: str, route: Mapping[str, float], signed: Signed) -> "Registry":
         """Sets the shares of requests without a version; an empty route is all of them for `stable`.
@@ -231,24 +267,49 @@ class Registry(_Frozen):
         Raises SetupError.
         """
         shares = " ".join(f"{target}={share:g}" for target, share in route.items()) or STABLE
-        return self._routed(name, self._model(name).aliases, route, f"route {shares}", signed)
+        return self._with(name, {**_contents(self._model(name)), "route": route}, f"route {shares}", signed)
+
+    def copy_to(self, name: str, target: str, percent: float, signed: Signed) -> "Registry":
+        """Has a share of the requests without a version copied to an alias or a version; an empty target ends it.
+
+        Raises SetupError.
+        """
+        model = self._model(name)
+        if not target:
+            return self._with(name, {**_contents(model), "shadow": None}, "shadow none", signed)
+        shadow = {"target": target, "percent": percent}
+        return self._with(name, {**_contents(model), "shadow": shadow}, f"shadow {target}={percent:g}", signed)
+
+    def load(self, name: str, signed: Signed) -> "Registry":
+        """Has the model served again, by the names and shares that it has. Raises SetupError."""
+        if name in self.models and not self.models[name].approved:
+            raise SetupError(f"model {name!r} has no approved version; `neuronpipe registry approve` approves one")
+        return self._with(name, {**_contents(self._model(name)), "is_unloaded": False}, "load", signed)
+
+    def unload(self, name: str, signed: Signed) -> "Registry":
+        """Has no version of the model served; names and shares stay. Raises SetupError."""
+        return self._with(name, {**_contents(self._model(name)), "is_unloaded": True}, "unload", signed)
+
+    def set_routing(self, name: str, routing: Routing, action: str, signed: Signed) -> "Registry":
+        """Sets all names and shares at once. Raises SetupError."""
+        return self._with(name, {**_contents(self._model(name)), **_contents(routing)}, action, signed)
 
     def roll_back(self, name: str, revision: int | None, signed: Signed) -> "Registry":
-        """The model's aliases and route as they were after a revision; None: before the last change of them.
+        """The model's aliases, route and shadow as they were after a revision; None: before the last change of them.
 
         Raises SetupError.
         """
         model = self._model(name)
         past = [change for change in self.history if change.model == name]
         if revision is None:
-            differing = [one for one in past if (one.aliases, one.route) != (model.aliases, model.route)]
+            differing = [one for one in past if one.routing != model.routing]
         else:
             differing = [one for one in past if one.revision <= revision]
         if not differing:
             wanted = "another routing than now" if revision is None else f"the revision {revision} or an earlier one"
             raise SetupError(f"the history of model {name!r} does not have {wanted}")
         target = differing[-1]
-        return self._routed(name, target.aliases, target.route, f"rolled back to revision {target.revision}", signed)
+        return self.set_routing(name, target.routing, f"rolled back to revision {target.revision}", signed)
 
     def _model(self, name: str) -> RegisteredModel:
         if name not in self.models:
@@ -265,44 +326,25 @@ class Registry(_Frozen):
         state: ApprovalState,
         signed: Signed,
         known: RegisteredVersion,
-        aliases: Mapping[str, int],
+        routing: Routing,
     ) -> "Registry":
         model = self.models.get(name, RegisteredModel())
         approval = Approval(state=state, note=signed.note, author=signed.author, time=signed.time)
         versions = dict(sorted({**model.versions, number: known.model_copy(update={"approval": approval})}.items()))
-        route = model.route
-        if state == "rejected":
-            gone = {str(number), *(alias for alias in model.aliases if alias not in aliases)}
-            route = {target: share for target, share in model.route.items() if target not in gone}
-        return self._with(name, versions, aliases, route, f"{state} version {number}", signed)
+        return self._with(name, {"versions": versions, **_contents(routing)}, f"{state} version {number}", signed)
 
-    def _routed(
-        self, name: str, aliases: Mapping[str, int], route: Mapping[str, float], action: str, signed: Signed
-    ) -> "Registry":
-        return self._with(name, self._model(name).versions, aliases, route, action, signed)
-
-    def _with(
-        self,
-        name: str,
-        versions: Mapping[int, RegisteredVersion],
-        aliases: Mapping[str, int],
-        route: Mapping[str, float],
-        action: str,
-        signed: Signed,
-    ) -> "Registry":
+    def _with(self, name: str, contents: Mapping[str, Any], action: str, signed: Signed) -> "Registry":
         try:
-            model = RegisteredModel(versions=versions, aliases=aliases, route=route)
+            model = RegisteredModel.model_validate(contents)
         except ValidationError as error:
             raise SetupError(f"model {name!r}: {_problems(error)}") from error
-        action = f"{action}: {signed.note}" if signed.note else action
         change = Change(
             revision=self.revision + 1,
             time=signed.time,
             author=signed.author,
             model=name,
-            action=action,
-            aliases=model.aliases,
-            route=model.route,
+            action=f"{action}: {signed.note}" if signed.note else action,
+            **_contents(model.routing),
         )
         return Registry(
             revision=self.revision + 1,
@@ -313,6 +355,11 @@ class Registry(_Frozen):
 
 # What makes the next registry of the present one.
 Operation = Callable[[Registry], Registry]
+
+
+def _contents(model: BaseModel) -> dict[str, Any]:
+    """The fields of a model as they are."""
+    return {name: getattr(model, name) for name in type(model).model_fields}
 
 
 def _registered(bundle: Bundle, approval: Approval) -> RegisteredVersion:

@@ -6,6 +6,7 @@ copy that nobody else can change after it was verified.
 
 import contextlib
 import errno
+import filecmp
 import json
 import os
 import shutil
@@ -140,14 +141,16 @@ def _is_visible_folder(path: Path) -> bool:
     return path.is_dir() and not path.name.startswith(".")
 
 
-def read_bundle(folder: Path, trusted: "TrustedKeys | None" = None) -> Bundle:
-    """The bundle in a folder. Raises SetupError where there is none, or a half-written or misplaced one, and
-    RefusedBundle for one that none of the `trusted` keys signed.
+def read_bundle(folder: Path, trusted: "TrustedKeys | None" = None, *, is_whole: bool = True) -> Bundle:
+    """The bundle in a folder. `is_whole`: whether all its files must be there.
+
+    Raises SetupError where there is none, or a half-written or misplaced one, and RefusedBundle for one that none of
+    the `trusted` keys signed.
     """
     path = folder / MANIFEST_FILE
     if not path.is_file():
         raise SetupError(f"{folder}: half-written: it has no {MANIFEST_FILE}; delete it and compile the model again")
-    bundle = _read(folder, trusted)
+    bundle = _read(folder, trusted, is_whole)
     if (folder.parent.name, folder.name) != (bundle.spec.name, str(bundle.spec.version)):
         raise RefusedBundle(
             f"{folder}: its manifest is for {bundle.spec.name}/{bundle.spec.version}; the folder was moved or renamed"
@@ -155,13 +158,13 @@ def read_bundle(folder: Path, trusted: "TrustedKeys | None" = None) -> Bundle:
     return bundle
 
 
-def _read(folder: Path, trusted: "TrustedKeys | None") -> Bundle:
+def _read(folder: Path, trusted: "TrustedKeys | None", is_whole: bool = True) -> Bundle:
     path = folder / MANIFEST_FILE
     written = path.read_bytes()  # once: what is verified is what is parsed
     signer = trusted.verify(folder, written) if trusted else ""
     bundle = Bundle(folder, Manifest.parse(written, path), sha256(written).hexdigest(), signer)
     if trusted:
-        bundle.files.check_names()
+        bundle.files.check_names(is_whole=is_whole)
         log("bundle signature verified", model=bundle.spec.name, version=bundle.spec.version, key=signer)
     return bundle
 
@@ -233,6 +236,7 @@ def new_bundle(repository: Path, name: str, version: int) -> Iterator[Path]:
     try:
         yield folder
         folder.chmod(0o755)
+        _share_files(folder, repository)
         _sync(folder)
         _rename(folder, model_folder / str(version))
         _sync_path(model_folder)
@@ -241,6 +245,26 @@ def new_bundle(repository: Path, name: str, version: int) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # the folder holds another version of the model
             model_folder.rmdir()
         raise
+
+
+def _share_files(folder: Path, repository: Path) -> None:
+    """Replaces files of a new bundle by links to those of other bundles that hold the same: they are on disk once.
+
+    Where the file system has no hard links, files stay as they are.
+    """
+    if not (folder / MANIFEST_FILE).is_file():
+        return
+    held: dict[str, Path] = {}
+    for path in repository.glob(f"[!.]*/[0-9]*/{MANIFEST_FILE}"):
+        with contextlib.suppress(SetupError, OSError):
+            held |= {digest: path.parent / name for name, digest in Manifest.read(path).files.items()}
+    for name, digest in Manifest.read(folder / MANIFEST_FILE).files.items():
+        other, spare = held.get(digest), folder / f".{digest}"
+        with contextlib.suppress(OSError):
+            # The other may have been damaged since.
+            if other and filecmp.cmp(other, folder / name, shallow=False):
+                os.link(other, spare)
+                spare.replace(folder / name)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -88,6 +88,8 @@ class ServedModels(Generic[ResourceT]):
         self._opening: set[ModelKey] = set()
         # Why versions that shall be served are not. Replaced on every change, as the table is.
         self.problems: Mapping[ModelKey, str] = {}
+        # Models that are served and not in memory, and whether they are being loaded; replaced likewise.
+        self.unloaded: Mapping[ModelKey, bool] = {}
         # Of each gateway that uses these models, those that it may send items for; None: any.
         self._needed_by: dict[object, frozenset[ModelKey] | None] = {}
         self.needs_changed: Callable[[], None] = lambda: None
@@ -110,6 +112,16 @@ class ServedModels(Generic[ResourceT]):
         if problems != self.problems:
             self.problems = problems
             self._tell()
+
+    def tell_unloaded(self, unloaded: Mapping[ModelKey, bool]) -> None:
+        """Sets which models are not in memory, and whether they are being loaded."""
+        if unloaded != self.unloaded:
+            self.unloaded = unloaded
+            self._tell()
+
+    def is_loading(self, key: ModelKey) -> bool | None:
+        """Whether a model is being loaded; None for one that is in memory."""
+        return self.unloaded.get(key)
 
     def need(self, user: object, keys: frozenset[ModelKey] | None) -> None:
         """Says what a gateway may send items for from now on; None: any."""

@@ -61,16 +61,26 @@ class TrustedKeys:
         """The id of the key that signed a bundle's manifest. Raises RefusedBundle."""
         path = folder / SIGNATURE_FILE
         try:
-            found = _Signature.model_validate_json(path.read_bytes())
+            signature = path.read_bytes()
         except FileNotFoundError:
+            signature = None
+        except OSError as error:
+            raise RefusedBundle(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from error
+        return self.verify_signature(str(folder), manifest, signature)
+
+    def verify_signature(self, folder: str, manifest: bytes, signature: bytes | None) -> str:
+        """As `verify`, of a signature's bytes; None: it has none. `folder`: for messages."""
+        if signature is None:
             raise RefusedBundle(
                 f"{folder}: is not signed (it has no {SIGNATURE_FILE}), and {self._source} takes signed bundles only; "
                 "sign it where it was compiled, with `neuronpipe bundle sign`"
-            ) from None
-        except OSError as error:
-            raise RefusedBundle(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from error
+            )
+        try:
+            found = _Signature.model_validate_json(signature)
         except ValidationError:
-            raise RefusedBundle(f"{path}: does not hold a signature; sign the bundle again") from None
+            raise RefusedBundle(
+                f"{folder}/{SIGNATURE_FILE}: does not hold a signature; sign the bundle again"
+            ) from None
         key = self._keys.get(found.key)
         if key is None:
             raise RefusedBundle(

@@ -1,4 +1,5 @@
-"""The command line. Each command is a file here of its name with HELP, EXTRA, `add_options(parser)` and `run(options)`.
+"""The command line. Each command is a file here of its name (with _ for -) with HELP, EXTRA, `add_options(parser)` and
+`run(options)`.
 
 EXTRA is the extra of pyproject.toml that installs the command's dependencies; "" for none.
 
@@ -19,7 +20,7 @@ from neuronpipe.core.errors import NeuronpipeError, SetupError
 
 COMMANDS = (
     *("compile", "bundle", "registry", "accept", "serve", "infer", "generate", "job", "transform", "trace"),
-    *("models", "health", "load", "cache", "key", "completion"),
+    *("models", "health", "load", "benchmark", "cache", "key", "deploy", "undeploy", "check-deployment", "completion"),
 )
 
 
@@ -79,7 +80,7 @@ def make_parser() -> CommandParser:
     parser.add_argument("--version", action="version", version=f"neuronpipe {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        command = importlib.import_module(f"neuronpipe.cli.{name}")
+        command = importlib.import_module(f"neuronpipe.cli.{name.replace('-', '_')}")
         command_parser = commands.add_parser(name, help=command.HELP)
         command.add_options(command_parser)
         command_parser.set_defaults(run=command.run, command=name, extra=command.EXTRA)

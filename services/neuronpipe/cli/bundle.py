@@ -1,13 +1,24 @@
-"""`neuronpipe bundle`: signs bundles, verifies their signatures, and compares them."""
+"""`neuronpipe bundle`: signs bundles, verifies their signatures, uploads and compares them, and deletes leftovers."""
 
 import argparse
+import sys
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-HELP = "sign bundles, verify their files and signatures, or say what differs between two"
+from neuronpipe.cli.ending import ending_on_sigterm
+from neuronpipe.cli.repository import add_repository, opened, tell_registry
+from neuronpipe.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from neuronpipe.bundles.bucket import BucketRepository
+
+HELP = "sign bundles, verify their files and signatures, upload them, delete leftovers, or say what differs between two"
 EXTRA = "server"
 
 # Digits of a key's id that are shown.
 _SHOWN = 16
+_MAX_GRACE_HOURS = 24 * 365 * 10
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +38,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_trusted_keys(verify, required=True)
     for verb in (sign, verify):
         verb.add_argument("bundles", nargs="+", type=Path, metavar="BUNDLE", help="a bundle's folder, MODEL/VERSION")
+    push = verbs.add_parser(
+        "push", help="upload bundles to a repository in a bucket; files that it has already are not sent again"
+    )
+    push.set_defaults(verb=_push)
+    add_repository(push)
+    push.add_argument("--approve", action="store_true", help="approve the versions in the repository's registry")
+    push.add_argument("bundles", nargs="+", type=Path, metavar="BUNDLE", help="a bundle's folder, MODEL/VERSION")
+    collect = verbs.add_parser("gc", help="delete the files of a repository in a bucket that no version needs any more")
+    collect.set_defaults(verb=_collect_garbage)
+    add_repository(collect)
+    collect.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    collect.add_argument(
+        "--grace-hours",
+        type=float,
+        default=24.0,
+        metavar="HOURS",
+        help="spare files that are younger, such as those of a push that runs (default: 24)",
+    )
     diff = verbs.add_parser("diff", help="say what differs between two bundles: settings of the manifest, and files")
     diff.set_defaults(verb=_diff)
     for name in ("before", "after"):
@@ -74,6 +103,42 @@ def _verify(options: argparse.Namespace) -> None:
         bundle.files.check()
         described = _described(bundle.key, len(bundle.manifest.files))
         print(f"{folder}: {described}, signed with the key {bundle.signer[:_SHOWN]}")
+
+
+def _push(options: argparse.Namespace) -> None:
+    from neuronpipe.bundles.registry import Registry, Signed
+    from neuronpipe.bundles.repository import read_bundle
+
+    repository = _bucket(options)
+    for folder in options.bundles:
+        bundle = read_bundle(folder)
+        repository.push(bundle, lambda line: print(line, file=sys.stderr))
+        print(f"{options.repository.rstrip('/')}/{bundle.spec.name}/{bundle.spec.version}")
+        if options.approve:
+            signed = Signed(note="pushed with --approve")
+            approve = partial(Registry.approve, bundle=bundle, signed=signed)
+            tell_registry(repository.change_registry(approve, signed, bundle.key), bundle.spec.name)
+
+
+def _collect_garbage(options: argparse.Namespace) -> None:
+    if not 0 <= options.grace_hours <= _MAX_GRACE_HOURS:
+        raise SetupError(f"--grace-hours: must be from 0 to {_MAX_GRACE_HOURS:,}")
+    with ending_on_sigterm():
+        found = _bucket(options).collect_garbage(options.grace_hours * 3600, deletes=not options.dry_run)
+    for one in found:
+        print(f"{one.name}: {one.size:,} bytes")
+    print(
+        f"{len(found)} files, {sum(one.size for one in found):,} bytes {'to delete' if options.dry_run else 'deleted'}"
+    )
+
+
+def _bucket(options: argparse.Namespace) -> "BucketRepository":
+    from neuronpipe.bundles.bucket import BucketRepository
+
+    repository = opened(options)
+    if not isinstance(repository, BucketRepository):
+        raise SetupError(f"--repository {options.repository}: must be s3://BUCKET/PREFIX")
+    return repository
 
 
 def _diff(options: argparse.Namespace) -> None:

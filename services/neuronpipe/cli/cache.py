@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.bundle import add_trusted_keys
+from neuronpipe.cli.repository import folder
 from neuronpipe.core.errors import InvalidInput, SetupError, Unavailable
 from neuronpipe.core.lines import read_lines
 
@@ -41,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     clear.add_argument("--kind", choices=_KINDS, help="only these (default: all)")
     warm = verbs.add_parser("warm", help="encode inputs and store them in Redis ahead of requests")
     warm.set_defaults(verb=_warm)
-    warm.add_argument("--repository", required=True, type=Path, metavar="DIR", help="folder of bundles")
+    warm.add_argument("--repository", required=True, type=folder, metavar="DIR", help="folder of bundles")
     add_trusted_keys(warm)
     warm.add_argument("--model", required=True, metavar="M", help="the model's name")
     warm.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.ending import ending_on_sigterm
+from neuronpipe.cli.repository import folder
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what to compile for, such as text-classification, rerank or sentence-embedding (default: found in its "
         "configuration)",
     )
-    parser.add_argument("--repository", required=True, type=Path, metavar="DIR", help="folder of bundles to write to")
+    parser.add_argument("--repository", required=True, type=folder, metavar="DIR", help="folder of bundles to write to")
     parser.add_argument("--name", help="the model's name in requests (default: the last part of SOURCE)")
     parser.add_argument("--version", type=int, metavar="V", help="the bundle's version (default: the next free one)")
     parser.add_argument(
@@ -70,8 +71,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="for int8: texts like those that the model will get, UTF-8, one a line, 64 or more; every second one is "
-        "compared on, the "
-        "others calibrate (default: sample text in many languages)",
+        "compared on, the others calibrate (default: sample text in many languages); for sentence-embedding in any "
+        "dtype: those compared on give the ranges of int8 vectors",
     )
     parser.add_argument(
         "--max-divergence",
@@ -95,7 +96,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="BATCHxTOKENS",
-        help="a shape to compile for, as in 8x128; repeat it for others. Longer inputs are refused",
+        help="a shape to compile for, as in 8x128; repeat it for others. Longer inputs are refused. Of what generates "
+        "on neuronx: how many texts at once, and the tokens of the longest",
     )
     parser.add_argument(
         "--buckets", choices=["auto"], help="choose the lengths that leave the least padding, for --lengths"

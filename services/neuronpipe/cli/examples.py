@@ -3,7 +3,9 @@
 import json
 from collections.abc import Mapping
 
-# Task → the fields of its input. The image is a PNG of one pixel, in Base64.
+# A PNG of one pixel, in Base64.
+_IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+# Task → the fields of its input.
 EXAMPLES: Mapping[str, Mapping[str, object]] = {
     "text_classification": {"text": "A fine day.", "top_k": 2, "function": "softmax", "truncation": "right"},
     "sentence_embedding": {"text": "A fine day.", "truncation": "right"},
@@ -19,10 +21,9 @@ EXAMPLES: Mapping[str, Mapping[str, object]] = {
         "hypothesis_template": "This text is about {}.",
         "multi_label": False,
     },
-    "image_classification": {
-        "image": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC",
-        "top_k": 3,
-    },
+    "image_classification": {"image": _IMAGE, "top_k": 3},
+    "image_embedding": {"image": _IMAGE},
+    "zero_shot_image_classification": {"image": _IMAGE, "candidate_labels": ["a cat", "a dog"]},
     "text_generation": {"prompt": "A fine day", "options": {"max_new_tokens": 20}},
     "summarization": {"text": "The cat sat on the mat. It was a fine day.", "options": {"max_new_tokens": 20}},
     "translation": {"text": "A fine day.", "truncation": "right"},

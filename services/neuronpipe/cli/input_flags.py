@@ -26,11 +26,11 @@ _TEXT = {
     "source_language": "translation: the language of the text, as the model names it",
     "target_language": "translation: the language of the translation, as the model names it",
     "prompt_name": "sentence-embedding, sparse-embedding: the prompt to put before the text, by its name",
-    "hypothesis_template": "zero-shot-classification: a sentence with {} in place of the label",
+    "hypothesis_template": "with --labels: a sentence with {} in place of the label",
 }
 _TEXTS = {
     "texts": "the texts for --query or --source; without these, several inputs",
-    "candidate_labels": "zero-shot-classification: the labels to choose from",
+    "candidate_labels": "zero-shot-classification, of texts and of images: the labels to choose from",
     "ignore_labels": "token-classification: labels to leave out",
     "targets": "fill-mask: compare only these tokens",
 }
@@ -39,6 +39,7 @@ _NUMBER = {
     "top_n": "rerank: how many texts to return",
     "dimensions": "keep only the first N numbers of a vector",
     "max_answer_tokens": "question-answering: the longest answer",
+    "chunk_tokens": "feature-extraction: a vector for each N tokens of a text that is read as a whole",
     "window_stride_tokens": "by how many tokens the windows of a long text overlap",
 }
 _NUMBERS = {"token_ids": "ids of the model's own tokenizer, in place of a text"}
@@ -48,7 +49,7 @@ _SWITCH = {
     "is_query": "multi-vector-embedding: the text is a query, not a document",
     "multi_label": "zero-shot-classification: any number of labels may fit",
     "skip_special_tokens": "tokenization, detokenization: leave out tokens such as [CLS]",
-    "skip_normalize": "sentence-embedding: do not scale the vector to length one",
+    "skip_normalize": "sentence-embedding, image-embedding: do not scale the vector to length one",
 }
 _CHOICE = {
     "function": ("softmax sigmoid none", "how logits become scores"),
@@ -58,7 +59,10 @@ _CHOICE = {
         "token-classification: how tokens become entities (default: simple)",
     ),
     "pooling": ("none cls mean", "feature-extraction: what becomes of the token vectors (default: none)"),
-    "precision": ("float32 binary ubinary", "sentence-embedding: the vector's numbers, or a bit for each"),
+    "precision": (
+        "float32 int8 uint8 binary ubinary",
+        "sentence-embedding, image-embedding: the vector's numbers, or a bit for each",
+    ),
     "type": ("float32 float16 int8", "feature-extraction: the numbers' type on the wire (default: float32)"),
 }
 _IMAGE = {"image": "a JPEG, PNG or WebP file, or -; repeat it for several inputs"}
@@ -78,6 +82,8 @@ NEEDED: Mapping[str, Sequence[str]] = {
     "rerank": ("query", "texts"),
     "zero_shot_classification": ("text", "candidate_labels"),
     "image_classification": ("image",),
+    "image_embedding": ("image",),
+    "zero_shot_image_classification": ("image", "candidate_labels"),
     "text_generation": ("prompt",),
     "summarization": ("text",),
     "translation": ("text",),

@@ -8,12 +8,15 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from neuronpipe.cli.completers import complete_models, completed_by
 from neuronpipe.cli.request import add_key, parse_target
 from neuronpipe.cli.tls import add_tls, tls_files
 from neuronpipe.core.errors import SetupError
 from neuronpipe.load import request as limits
+from neuronpipe.load.generation import GenerationLoad
+from neuronpipe.load.lengths import FORMS, Lengths
 from neuronpipe.load.request import PRIORITIES, LoadRequest
 
 HELP = "send load to a gateway and report latency, throughput and errors"
@@ -79,6 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="seed of the arrival times and of the built-in texts (default: 0)",
     )
+    _add_generation(parser)
     parser.add_argument(
         "--json", metavar="FILE", help="write the figures as JSON; -: to standard output, in place of the table"
     )
@@ -103,6 +107,7 @@ def run(options: argparse.Namespace) -> None:
         processes=options.processes,
         seed=options.seed,
         tls=tls_files(options),
+        generation=_read_generation(options),
     )
     _check_json(options.json)
 
@@ -120,6 +125,59 @@ def run(options: argparse.Namespace) -> None:
         sys.exit(130)
     if not result.answers:
         sys.exit(1)
+
+
+def _add_generation(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "generated texts", f"Lengths in tokens are {FORMS}: all the same, uniform, or as those of real texts."
+    )
+    group.add_argument(
+        "--generate", action="store_true", help="texts are generated and read as they come; these options are for it"
+    )
+    group.add_argument(
+        "--prompt-tokens",
+        metavar="LENGTHS",
+        help="prompts of so many tokens, made of random words of the texts (default: the texts as they are)",
+    )
+    group.add_argument("--output-tokens", metavar="LENGTHS", help="texts of exactly so many tokens (default: 32)")
+    group.add_argument(
+        "--shared-prefix-tokens",
+        type=int,
+        metavar="N",
+        help="so many tokens before each prompt are the same in all (default: 0)",
+    )
+    group.add_argument(
+        "--num-beams", type=int, metavar="N", help="beam search; of more than 1 texts come as a whole (default: 1)"
+    )
+    group.add_argument("--ttft-ms", type=float, metavar="MS", help="limit of goodput: time to first token")
+    group.add_argument(
+        "--itl-ms", type=float, metavar="MS", help="limit of goodput: time between a text's tokens, on average"
+    )
+
+
+def _read_generation(options: argparse.Namespace) -> GenerationLoad | None:
+    """Raises SetupError."""
+    fields: dict[str, Any] = {
+        "prompt_tokens": _read_lengths(options.prompt_tokens, "--prompt-tokens"),
+        "output_tokens": _read_lengths(options.output_tokens, "--output-tokens"),
+        "shared_prefix_tokens": options.shared_prefix_tokens,
+        "num_beams": options.num_beams,
+        "first_token_limit_ms": options.ttft_ms,
+        "token_limit_ms": options.itl_ms,
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    if options.generate:
+        return GenerationLoad(**given)
+    if given:
+        raise SetupError(
+            "--prompt-tokens, --output-tokens, --shared-prefix-tokens, --num-beams, --ttft-ms and --itl-ms are for "
+            "--generate"
+        )
+    return None
+
+
+def _read_lengths(text: str | None, option: str) -> Lengths | None:
+    return None if text is None else Lengths.parse(text, option)
 
 
 def _check_json(file: str | None) -> None:

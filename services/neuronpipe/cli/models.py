@@ -35,9 +35,14 @@ def run(options: argparse.Namespace) -> None:
             print(f"{model.name} version {model.version}: {model.problem}", file=sys.stderr)
 
 
-def _row(model: "Model") -> tuple[str, ...]:
+def _state(model: "Model") -> str:
     from neuronpipe.api.v1.models_pb2 import VersionState
 
+    state = VersionState.Name(model.state).removeprefix("VERSION_STATE_").lower() if model.state else ""
+    return f"{state} {model.fetched:.0%}" if model.fetched else state
+
+
+def _row(model: "Model") -> tuple[str, ...]:
     return (
         model.name,
         model.version + ("*" if model.is_default else ""),
@@ -46,7 +51,7 @@ def _row(model: "Model") -> tuple[str, ...]:
         ",".join(model.backends),
         model.dtype,
         model.architecture,
-        VersionState.Name(model.state).removeprefix("VERSION_STATE_").lower() if model.state else "",
+        _state(model),
         ",".join(model.aliases),
         f"{model.share:.3g}",
     )

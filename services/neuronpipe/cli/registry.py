@@ -4,22 +4,29 @@ which.
 
 import argparse
 import json
+import re
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.bundle import add_trusted_keys
+from neuronpipe.cli.ending import ending_on_sigterm
+from neuronpipe.cli.promote import add_promotion, promote
+from neuronpipe.cli.registry_store import add_store, store_of
+from neuronpipe.cli.repository import copied, folder, opened, share, tell_registry
 from neuronpipe.cli.table import print_table
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
-    from neuronpipe.bundles.registry import Operation, RegisteredModel, RegisteredVersion, Registry, Signed
+    from neuronpipe.bundles.registry import Operation, RegisteredVersion, Registry, Signed
     from neuronpipe.bundles.repository import Bundle
 
 HELP = "approve versions of models, name them, and share out requests among them"
 EXTRA = "server"
 
-_COLUMNS = ("MODEL", "VERSION", "APPROVAL", "ALIASES", "SHARE", "AGREEMENT", "DIGEST", "NOTE")
+_COLUMNS = ("MODEL", "VERSION", "APPROVAL", "ALIASES", "SHARE", "SHADOW", "AGREEMENT", "DIGEST", "NOTE")
 _HISTORY_COLUMNS = ("REVISION", "TIME", "AUTHOR", "MODEL", "CHANGE")
 _SHOWN = 12
 
@@ -31,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     def verb(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
         added = verbs.add_parser(name, help=text)
         added.set_defaults(verb=run)
-        added.add_argument("--repository", required=True, type=Path, metavar="DIR", help="the folder of bundles")
+        add_store(added)
         return added
 
     def change(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
@@ -59,10 +66,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     route = change("route", _route, "share out the requests that name no version")
     route.add_argument(
         "shares",
-        nargs="+",
+        nargs="*",
         metavar="TARGET=SHARE",
         help="an alias or a version, and its share, as in stable=95 canary=5; none: all for stable",
     )
+    route.add_argument(
+        "--shadow",
+        metavar="TARGET=PERCENT",
+        help="an alias or a version, and the percentage of these requests that are copied to it, whose results nobody "
+        "gets, as in canary=10; none: no copies",
+    )
+    change("load", _load, "serve a model that was unloaded, by the names and shares that it has")
+    change("unload", _unload, "serve no version of a model; its names and shares stay")
+    promote = change("promote", _promote, "move a version up in steps, and back by itself when a guard fails")
+    add_promotion(promote)
+    imported = verbs.add_parser("import", help="compile a version of another registry, as a version to approve")
+    imported.set_defaults(verb=_import)
+    imported.add_argument(
+        "--repository", required=True, type=folder, metavar="DIR", help="folder of bundles to write to"
+    )
+    imported.add_argument("source", choices=["mlflow"], help="the other registry")
+    imported.add_argument("registered", metavar="MODEL", help="NAME for its newest version, NAME/VERSION or NAME@ALIAS")
+    imported.add_argument("--tracking-uri", default="", metavar="URI", help="MLflow's (default: MLFLOW_TRACKING_URI)")
+    imported.add_argument("--name", help="the model's name in requests (default: its name there)")
+    imported.add_argument("--task", default="", help="what to compile for (default: found in its configuration)")
+    imported.add_argument("--backend", default="openvino", help="openvino (default), neuronx, torch or fake")
+    imported.add_argument("--dtype", default="", help="as of `neuronpipe compile`")
+    imported.add_argument("--approve", action="store_true", help="approve the version; else it is pending")
+    imported.add_argument("--author", help="who makes the change (default: the name of this user)")
     rollback = change("rollback", _rollback, "set aliases and shares back to what they were before their last change")
     rollback.add_argument("--to", type=int, metavar="REVISION", help="to what they were after this revision")
 
@@ -73,15 +104,17 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    from neuronpipe.bundles.registry_file import read_registry
-    from neuronpipe.bundles.repository import read_repository
-
-    registry = read_registry(options.repository)
+    registry = store_of(options).read()
     if not registry.revision:
-        print(f"{options.repository} has no registry: the newest version of each model is served")
-    bundles = {bundle.key: bundle for bundle in read_repository(options.repository)}
+        print(f"{options.repository or options.target} has no registry: the newest version of each model is served")
+    found = opened(options).bundles() if options.repository else []
+    bundles = {bundle.key: bundle for bundle in found}
+    present = {(name, str(number)) for name, number in bundles}
     known = {(name, number) for name, model in registry.models.items() for number in model.versions}
-    print_table([_COLUMNS, *(_row(registry, *key, bundles.get(key)) for key in sorted(bundles.keys() | known))])
+    rows = [_row(registry, *key, bundles.get(key)) for key in sorted(bundles.keys() | known)]
+    if options.repository:
+        rows = [(*row[:-1], row[-1] if row[:2] in present else "its bundle is missing") for row in rows]
+    print_table([_COLUMNS, *rows])
 
 
 def _row(registry: "Registry", name: str, number: int, bundle: "Bundle | None") -> tuple[str, ...]:
@@ -94,16 +127,12 @@ def _row(registry: "Registry", name: str, number: int, bundle: "Bundle | None") 
         str(number),
         (version.approval.state if version else "pending") if registry.revision else "",
         ",".join(sorted(alias for alias, one in model.aliases.items() if one == number)) if model else "",
-        _share(model, number) if model else "",
+        share(model, number) if model else "",
+        copied(model, number) if model else "",
         _agreement(version),
         digest[:_SHOWN],
-        note if bundle else "its bundle is missing",
+        note,
     )
-
-
-def _share(model: "RegisteredModel", number: int) -> str:
-    shares = dict(model.declared.shares)
-    return f"{100 * shares[number] / sum(shares.values()):.3g} %" if number in shares else ""
 
 
 def _agreement(version: "RegisteredVersion | None") -> str:
@@ -112,34 +141,32 @@ def _agreement(version: "RegisteredVersion | None") -> str:
 
 
 def _show(options: argparse.Namespace) -> None:
-    from neuronpipe.bundles.registry_file import read_registry
-
-    registry = read_registry(options.repository)
+    registry = store_of(options).read()
     if options.model not in registry.models:
         raise SetupError(f"model {options.model!r} is not registered; registered are: {', '.join(registry.models)}")
     print(json.dumps(registry.models[options.model].model_dump(mode="json"), indent=2))
 
 
 def _history(options: argparse.Namespace) -> None:
-    from neuronpipe.bundles.registry_file import read_registry
-
     changes = [
         (str(one.revision), f"{one.time:%Y-%m-%d %H:%M:%S}", one.author, one.model, one.action)
-        for one in read_registry(options.repository).history
+        for one in store_of(options).read().history
         if options.model in ("", one.model)
     ]
     print_table([_HISTORY_COLUMNS, *changes])
 
 
 def _approve(options: argparse.Namespace) -> None:
-    bundle = _bundle(options)
-    bundle.files.check()
-    _change(options, lambda registry: registry.approve(bundle, _signed(options)))
+    _decide(options, approves=True)
 
 
 def _reject(options: argparse.Namespace) -> None:
-    bundle = _bundle(options)
-    _change(options, lambda registry: registry.reject(bundle, _signed(options)))
+    _decide(options, approves=False)
+
+
+def _decide(options: argparse.Namespace, *, approves: bool) -> None:
+    decided = store_of(options).decide(options.model, options.version, _signed(options), approves=approves)
+    tell_registry(decided, options.model)
 
 
 def _alias(options: argparse.Namespace) -> None:
@@ -149,9 +176,53 @@ def _alias(options: argparse.Namespace) -> None:
     _change(options, lambda registry: registry.alias(options.model, options.alias, version, _signed(options)))
 
 
+def _load(options: argparse.Namespace) -> None:
+    _change(options, lambda registry: registry.load(options.model, _signed(options)))
+
+
+def _unload(options: argparse.Namespace) -> None:
+    _change(options, lambda registry: registry.unload(options.model, _signed(options)))
+
+
+def _import(options: argparse.Namespace) -> None:
+    from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+    from neuronpipe.bundles.compiler.mlflow import fetch_mlflow_model
+    from neuronpipe.bundles.registry import Signed
+    from neuronpipe.bundles.registry_file import change_registry
+
+    name = options.name or re.split("[/@]", options.registered)[0]
+    with ending_on_sigterm(), tempfile.TemporaryDirectory(prefix="neuronpipe-") as scratch:
+        found = fetch_mlflow_model(options.registered, options.tracking_uri, Path(scratch))
+        request = CompileRequest(
+            source=str(found.folder),
+            task=options.task.replace("-", "_"),
+            repository=options.repository,
+            name=name,
+            backend=options.backend,
+            dtype=options.dtype,
+        )
+        bundle = compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True))
+    note = f"imported from {found.origin}"
+    signed = Signed(options.author, note) if options.author else Signed(note=note)
+
+    def decide(registry: "Registry") -> "Registry":
+        return registry.approve(bundle, signed) if options.approve else registry.register(bundle, signed)
+
+    tell_registry(change_registry(options.repository, decide, signed, bundle.key), name)
+
+
 def _route(options: argparse.Namespace) -> None:
+    if not options.shares and options.shadow is None:
+        raise SetupError("TARGET=SHARE, or --shadow, is missing; none: all for stable")
     shares = {} if options.shares == ["none"] else dict(map(_target_and_share, options.shares))
-    _change(options, lambda registry: registry.reroute(options.model, shares, _signed(options)))
+    shadow = ("", 0.0) if options.shadow == "none" else _target_and_share(options.shadow) if options.shadow else None
+
+    def change(registry: "Registry") -> "Registry":
+        if options.shares:
+            registry = registry.reroute(options.model, shares, _signed(options))
+        return registry.copy_to(options.model, *shadow, _signed(options)) if shadow else registry
+
+    _change(options, change)
 
 
 def _target_and_share(text: str) -> tuple[str, float]:
@@ -164,32 +235,17 @@ def _target_and_share(text: str) -> tuple[str, float]:
     raise SetupError(f"TARGET=SHARE {text!r}: must be an alias or a version and a number, as in canary=5")
 
 
+def _promote(options: argparse.Namespace) -> None:
+    store = store_of(options)
+    promote(options, store.read(), store.change, _signed(options))
+
+
 def _rollback(options: argparse.Namespace) -> None:
     _change(options, lambda registry: registry.roll_back(options.model, options.to, _signed(options)))
 
 
 def _change(options: argparse.Namespace, operation: "Operation") -> None:
-    from neuronpipe.bundles.registry_file import change_registry
-
-    _tell(change_registry(options.repository, operation, _signed(options)), options.model)
-
-
-def _tell(registry: "Registry", name: str) -> None:
-    """Says what the model's requests get from now on."""
-    model, last = registry.models[name], registry.history[-1]
-    shares = ", ".join(f"version {number} {_share(model, number)}" for number, _ in model.declared.shares) or "none"
-    aliases = ", ".join(f"{alias} {number}" for alias, number in model.aliases.items()) or "none"
-    print(f"revision {registry.revision}: {name}: {last.action}")
-    print(f"requests without a version: {shares}; aliases: {aliases}")
-
-
-def _bundle(options: argparse.Namespace) -> "Bundle":
-    from neuronpipe.bundles.repository import read_bundle, read_trusted_keys
-
-    folder = options.repository / options.model / str(options.version)
-    if not folder.is_dir():
-        raise SetupError(f"{folder}: no such bundle; `neuronpipe registry list` lists those that are there")
-    return read_bundle(folder, read_trusted_keys(getattr(options, "trusted_keys", None)))
+    tell_registry(store_of(options).change(operation, _signed(options)), options.model)
 
 
 def _signed(options: argparse.Namespace) -> "Signed":

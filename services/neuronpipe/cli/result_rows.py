@@ -35,18 +35,19 @@ def _texts(result: Any, _: Any) -> _Rows:
     return ((one.text,) for one in result.sequences)
 
 
+def _vector(result: Any, _: Any) -> _Rows:
+    if result.packed:
+        return [(f"{len(result.packed)} bytes", _numbers(result.packed))]
+    return [(len(result.embedding), _numbers(result.embedding))]
+
+
 _TABLES: Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]] = {
     "text_classification": ("SCORE LABEL", _labels),
     "zero_shot_classification": ("SCORE LABEL", _labels),
     "image_classification": ("SCORE LABEL", _labels),
-    "sentence_embedding": (
-        "SHAPE VECTOR",
-        lambda result, _: [
-            (f"{len(result.packed)} bytes", _numbers(result.packed))
-            if result.packed
-            else (len(result.embedding), _numbers(result.embedding))
-        ],
-    ),
+    "zero_shot_image_classification": ("SCORE LABEL", _labels),
+    "sentence_embedding": ("SHAPE VECTOR", _vector),
+    "image_embedding": ("SHAPE VECTOR", _vector),
     "feature_extraction": ("SHAPE VECTOR", lambda result, _: [_features(to_array(result))]),
     "sentence_similarity": ("SCORE TEXT", lambda result, given: zip(result.scores, given.texts, strict=True)),
     "rerank": (

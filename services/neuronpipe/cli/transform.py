@@ -7,12 +7,12 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.bundle import add_trusted_keys
 from neuronpipe.cli.ending import ending_on_sigterm
 from neuronpipe.cli.input_flags import NEEDED
+from neuronpipe.cli.repository import folder
 from neuronpipe.cli.request import add_key, parse_target, parse_timeout_s
 from neuronpipe.cli.serve import event_loop
 from neuronpipe.cli.table import print_table
@@ -38,7 +38,7 @@ _OPENAI, _NOT_OF_OPENAI = "openai", ("column", "keep", "options", "prefix", "out
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     engine = parser.add_mutually_exclusive_group(required=True)
-    engine.add_argument("--repository", type=Path, metavar="DIR", help="folder of bundles: run the model in process")
+    engine.add_argument("--repository", type=folder, metavar="DIR", help="folder of bundles: run the model in process")
     engine.add_argument("--target", type=parse_target, metavar="HOST:PORT", help="a gateway that runs the model")
     add_tls(parser)
     add_key(parser)

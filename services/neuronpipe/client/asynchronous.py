@@ -62,6 +62,8 @@ RETRIES = {
         },
     ],
     "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
+    # The channel watches the health of each server's process: calls go to others as soon as one begins to stop.
+    "healthCheckConfig": {"serviceName": ""},
 }
 
 

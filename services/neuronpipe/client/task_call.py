@@ -4,14 +4,13 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import wraps
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 
 if TYPE_CHECKING:
     from neuronpipe.client.asynchronous import AsyncClient
-    from neuronpipe.client.synchronous import Client
 
 P = ParamSpec("P")
 ValueT = TypeVar("ValueT")
@@ -25,6 +24,12 @@ class TaskCall(Generic[ValueT]):
     read: Callable[[TaskResult], ValueT]
 
 
+class Caller(Protocol):
+    """A client that makes calls at once."""
+
+    def _call(self, call: TaskCall[ValueT]) -> ValueT: ...
+
+
 class TaskMethod(Generic[P, ValueT]):
     """A method that prepares a call. The client of the method then makes the call."""
 
@@ -36,9 +41,9 @@ class TaskMethod(Generic[P, ValueT]):
     @overload
     def __get__(self, client: "AsyncClient", owner: type) -> Callable[P, Coroutine[Any, Any, ValueT]]: ...
     @overload
-    def __get__(self, client: "Client", owner: type) -> Callable[P, ValueT]: ...
+    def __get__(self, client: Caller, owner: type) -> Callable[P, ValueT]: ...
 
-    def __get__(self, client: "AsyncClient | Client | None", owner: type) -> Callable[..., Any]:
+    def __get__(self, client: "AsyncClient | Caller | None", owner: type) -> Callable[..., Any]:
         """The method of one client. On the class, it is the function itself, for its documentation."""
         if client is None:
             return self._prepare

@@ -1,7 +1,7 @@
 """The clients' methods for tasks."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Unpack, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
@@ -11,6 +11,7 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
 from neuronpipe.api.v1.tasks_pb2 import (
     Aggregation,
     Answer,
+    EmbeddingPrecision,
     Entity,
     FeaturePooling,
     FeatureType,
@@ -21,11 +22,12 @@ from neuronpipe.api.v1.tasks_pb2 import (
     ScoreFunction,
     TaskInput,
     TaskResult,
+    TextSpan,
     Token,
     TokenWeight,
     Truncation,
 )
-from neuronpipe.client.features import to_array
+from neuronpipe.client.features import EmbeddedChunk, chunks_of, to_array, vector_of
 from neuronpipe.client.generation import Messages, Options, generation_request, text_request
 from neuronpipe.client.task_call import TaskCall, TaskMethod, ValueT
 from neuronpipe.core.errors import InvalidInput
@@ -69,10 +71,11 @@ class TaskMethods:
         normalize: bool = True,
         dimensions: int = 0,
         prompt_name: str = "",
+        precision: "EmbeddingPrecision.ValueType" = EmbeddingPrecision.EMBEDDING_PRECISION_UNSPECIFIED,
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
-    ) -> TaskCall[NDArray[np.float32]]:
-        """The vector of a text: float32 [dimensions, or the model's width].
+    ) -> TaskCall[NDArray[Any]]:
+        """The vector of a text: float32 [dimensions, or the model's width], or int8 or uint8 as `precision` says.
 
         `prompt_name`: one of the `prompt_names` that get_model returns, in place of the model's default prompt.
         """
@@ -81,14 +84,11 @@ class TaskMethods:
             "skip_normalize": not normalize,
             "dimensions": dimensions,
             "prompt_name": prompt_name,
+            "precision": precision,
             "truncation": truncation,
         }
         return self._prepare(
-            "sentence_embedding",
-            model,
-            version,
-            fields,
-            lambda result: np.array(result.sentence_embedding.embedding, np.float32),
+            "sentence_embedding", model, version, fields, lambda result: vector_of(result.sentence_embedding)
         )
 
     @TaskMethod
@@ -218,6 +218,28 @@ class TaskMethods:
         )
 
     @TaskMethod
+    def embed_chunks(
+        self,
+        model: str,
+        text: str,
+        *,
+        chunk_tokens: int = 0,
+        chunks: Iterable[tuple[int, int]] = (),
+        type: "FeatureType.ValueType" = FeatureType.FEATURE_TYPE_FLOAT32,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> TaskCall[Sequence[EmbeddedChunk]]:
+        """Late chunking: a vector of each chunk of a text that is read as a whole, by a model of feature extraction.
+
+        The chunks are of `chunk_tokens` tokens, or those of `chunks`, each a start and an end in Unicode code points.
+        """
+        spans = [TextSpan(start=start, end=end) for start, end in chunks]
+        fields = {"text": text, "chunk_tokens": chunk_tokens, "chunks": spans, "type": type, "truncation": truncation}
+        return self._prepare(
+            "feature_extraction", model, version, fields, lambda result: chunks_of(result.feature_extraction)
+        )
+
+    @TaskMethod
     def compare(
         self,
         model: str,
@@ -291,6 +313,52 @@ class TaskMethods:
         fields = {"image": image, "top_k": top_k, "function": function}
         return self._prepare(
             "image_classification", model, version, fields, lambda result: result.image_classification.labels
+        )
+
+    @TaskMethod
+    def embed_image(
+        self, model: str, image: bytes, *, normalize: bool = True, dimensions: int = 0, version: str = ""
+    ) -> TaskCall[NDArray[np.float32]]:
+        """The vector of an image: float32 [dimensions, or the model's width].
+
+        `image` is the bytes of a JPEG, PNG or WebP file.
+        """
+        fields = {"image": image, "skip_normalize": not normalize, "dimensions": dimensions}
+        return self._prepare(
+            "image_embedding",
+            model,
+            version,
+            fields,
+            lambda result: np.array(result.image_embedding.embedding, np.float32),
+        )
+
+    @TaskMethod
+    def classify_image_zero_shot(
+        self,
+        model: str,
+        image: bytes,
+        candidate_labels: Iterable[str],
+        *,
+        hypothesis_template: str = "",
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> TaskCall[Sequence[LabelScore]]:
+        """The candidate labels with their scores for an image, best first.
+
+        `image` is the bytes of a JPEG, PNG or WebP file.
+        """
+        fields = {
+            "image": image,
+            "candidate_labels": candidate_labels,
+            "hypothesis_template": hypothesis_template,
+            "truncation": truncation,
+        }
+        return self._prepare(
+            "zero_shot_image_classification",
+            model,
+            version,
+            fields,
+            lambda result: result.zero_shot_image_classification.labels,
         )
 
     @TaskMethod

@@ -7,6 +7,8 @@
      ├─ WrongTask          ask for the task that the model has
      ├─ JobNotFound        ask for another job; results are kept for a limited time
      ├─ AlreadyExists      send another request_id, or the same content again
+     ├─ NotAllowed         ask whoever gives rights to tenants
+     ├─ ChangeRefused      ask for another change; the message says what is in its way
      ├─ NotConfigured      set the server up for it; the message names the setting
      ├─ Overloaded         retry after `retry_after_s`
      ├─ DeadlineExceeded   give more time
@@ -71,6 +73,18 @@ class AlreadyExists(NeuronpipeError):
     """Something else has the same id already."""
 
     reason = "ALREADY_EXISTS"
+
+
+class NotAllowed(NeuronpipeError):
+    """The caller's tenant does not have the right to make this call."""
+
+    reason = "NOT_ALLOWED"
+
+
+class ChangeRefused(NeuronpipeError):
+    """The registry cannot be changed, or read, as the call wants."""
+
+    reason = "CHANGE_REFUSED"
 
 
 class NotConfigured(NeuronpipeError):

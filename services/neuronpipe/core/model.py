@@ -113,7 +113,7 @@ class ModelSpec(BaseModel):
     largest_bucket: str = Field(
         "", description="the bucket that sets max_tokens, as in 8x128; empty where the model itself does"
     )
-    vocabulary_size: int = Field(0, ge=0, description="token ids are below; 0 for a model of images")
+    vocabulary_size: int = Field(0, ge=0, description="token ids are below; 0 for a model of images alone")
     pad_token_id: int = Field(0, ge=0)
     labels: tuple[str, ...] = ()
     facts: Mapping[str, SerializeAsAny[TaskFacts]] = Field(
@@ -130,7 +130,7 @@ class ModelSpec(BaseModel):
 
     def answers(self, task: str) -> bool:
         """Whether the model answers a task, by its graph or by its tokenizer."""
-        return task in self.tasks or (task in _TOKENIZER_TASKS and self.image is None)
+        return task in self.tasks or (task in _TOKENIZER_TASKS and self.takes_texts)
 
     def check_answers(self, task: str) -> None:
         """Raises WrongTask for a task that the model does not answer."""
@@ -138,8 +138,18 @@ class ModelSpec(BaseModel):
             raise WrongTask(f"model {self.name!r} has the task {' or '.join(self.tasks)}, the input is for {task}")
 
     image: ImageSpec | None = Field(
-        None, description="of a model that takes images in place of texts (since schema version 3)"
+        None, description="of a model that takes images, in place of texts or beside them (since schema version 3)"
     )
+
+    @property
+    def takes_texts(self) -> bool:
+        """Whether it has a tokenizer, beside images or without."""
+        return self.image is None or self.vocabulary_size > 0
+
+    @property
+    def image_tokens(self) -> int:
+        """The number of tokens that an image counts as, which is not more than a text may have. 0: it takes none."""
+        return min(self.image.tokens, self.max_tokens) if self.image else 0
 
     @property
     def token_limit(self) -> str:
@@ -157,7 +167,7 @@ class ModelSpec(BaseModel):
 
     def tokens_of(self, sequence: Arrays) -> int:
         """The number of tokens of a sequence, or the number that an image counts as."""
-        return self.image.tokens if self.image else len(sequence["input_ids"])
+        return len(sequence["input_ids"]) if "input_ids" in sequence else self.image_tokens
 
 
 def encoding_traits(spec: ModelSpec) -> tuple[object, ...]:
@@ -173,28 +183,39 @@ class ModelRoute:
     """Which version of a model answers which request.
 
     `aliases`: names of versions. `shares`: versions with the shares of requests that name none, relative to each other.
+    `shadow`: the version that gets copies of requests, and the share that is copied, from 0 to 1.
     """
 
     aliases: Mapping[str, int]
     shares: tuple[tuple[int, float], ...]
+    shadow: tuple[int, float] | None = None
 
     @property
     def versions(self) -> frozenset[int]:
-        """Every version that an alias or a share leads to."""
-        return frozenset(self.aliases.values()) | {version for version, _ in self.shares}
+        """Every version that an alias or a share leads to, or that gets copies."""
+        shadow = {self.shadow[0]} if self.shadow else set()
+        return frozenset(self.aliases.values()) | {version for version, _ in self.shares} | shadow
+
+    @property
+    def compares(self) -> bool:
+        """Whether several versions work on the requests without a version."""
+        return len(self.shares) > 1 or self.shadow is not None
 
     def pick(self, model: str, key: str) -> int:
         """The version for a request without one: always the same for the same key, as long as the shares stay.
 
         Where the share of one version grows at the cost of the one before it, keys that had it keep it.
         """
-        digest = blake2b(f"{model}\n{key}".encode(), digest_size=8).digest()
-        left = int.from_bytes(digest) / 2**64 * sum(share for _, share in self.shares)
+        left = _place(f"{model}\n{key}") * sum(share for _, share in self.shares)
         for version, share in self.shares:
             left -= share
             if left < 0:
                 return version
         return self.shares[-1][0]
+
+    def is_copied(self, model: str, request_id: str) -> bool:
+        """Whether a request is one of the share that the shadow gets. It does not depend on what `pick` picks."""
+        return self.shadow is not None and _place(f"{model}\nshadow\n{request_id}") < self.shadow[1]
 
 
 class ModelTable(Generic[EntryT]):
@@ -255,6 +276,13 @@ class ModelTable(Generic[EntryT]):
             raise ModelNotFound(f"model {name!r} has no version {version}; it has: {known}")
         return entry
 
+    def find_shadow(self, name: str, version: int, request_id: str) -> EntryT | None:
+        """The entry that gets a copy of a request without a version, which this version has answered; mostly None."""
+        route = self.routes.get(name)
+        if route is None or route.shadow is None or route.shadow[0] == version or not route.is_copied(name, request_id):
+            return None
+        return self._entries[name, route.shadow[0]]
+
     def only(self, names: frozenset[str]) -> "ModelTable[EntryT]":
         """The part of the table that has these models, as far as they are there."""
         part = self._parts.get(names)
@@ -269,9 +297,15 @@ class ModelTable(Generic[EntryT]):
         return self._newest.get(name) == version
 
 
+def _place(text: str) -> float:
+    """A number from 0 to 1 that depends on the text alone."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) / 2**64
+
+
 def _present(name: str, route: ModelRoute, entries: Mapping[tuple[str, int], object]) -> ModelRoute:
     """The part of a route that leads to entries."""
     return ModelRoute(
         {alias: version for alias, version in route.aliases.items() if (name, version) in entries},
         tuple((version, share) for version, share in route.shares if (name, version) in entries),
+        route.shadow if route.shadow and (name, route.shadow[0]) in entries else None,
     )

@@ -101,6 +101,7 @@ class Attributes:
     QUOTA = Name("neuronpipe.quota", "requests_in_flight, tokens_in_flight or tokens_per_minute")
     FILE = Name("neuronpipe.file", "the option that names the file, or registry.json")
     VERSION_STATE = Name("neuronpipe.model.state", "loading, ready, draining, closed or failed")
+    ROLE = Name("neuronpipe.version.role", "answer: callers got it; copy: a shadow computed it, and nobody got it")
     PRIORITY = Name("neuronpipe.request.priority", "interactive or bulk")
     STAGE = Name(
         "neuronpipe.stage",
@@ -137,6 +138,13 @@ class Attributes:
     CACHED_TOKENS = Name("neuronpipe.cached_tokens", "tokens of a prompt that were found in the key-value cache")
     STEPS = Name("neuronpipe.steps", "steps in which tokens of a sequence were computed")
     PREEMPTIONS = Name("neuronpipe.preemptions", "how often a sequence gave its blocks back, and was computed again")
+    FIRST_TOKEN_NS = Name(
+        "neuronpipe.first_token_ns",
+        "time to first token of a generated text, in nanoseconds; this and the following as in StageTimings",
+    )
+    PREFILL_NS = Name("neuronpipe.prefill_ns", "from the first step with the prompt to the first token")
+    DECODE_NS = Name("neuronpipe.decode_ns", "from the first token to the last")
+    LONGEST_GAP_NS = Name("neuronpipe.longest_gap_ns", "the longest time between two tokens")
     OUTCOME = Name("neuronpipe.outcome", "the outcome")
     MEMORY_LOCATION = Name("neuronpipe.neuron.memory_location", "device or host")
     PERCENTILE = Name("neuronpipe.neuron.percentile", "p0, p1, p25, p50, p75, p99 or p100")
@@ -163,6 +171,9 @@ class Events:
     EXPIRED = Name("expired", "its deadline passed, or could not be met")
     CANCELLED = Name("cancelled", "its caller cancelled the call or disconnected")
     FIRST_TOKEN = Name("first token", "the first token of a generated text")
+    HELD = Name("held", "held by the gateway, because no process of the stage has the model")
+    RELEASED = Name("released", "held no longer: a process has the model, or the request has ended")
+    PREEMPTED = Name("preempted", "a text that is generated gave its blocks back, and is computed again")
     RETRIED = Name("retried", "sent again to another process, because the first one is gone or stops")
 
 
@@ -171,6 +182,9 @@ _DURATIONS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_
 _DURATIONS_NS = tuple(round(milliseconds * 1e6) for milliseconds in _DURATIONS_MS)
 _LONG_DURATIONS_NS = tuple(round(seconds * 1e9) for seconds in (0.05, 0.25, 1, 5, 15, 60, 300, 900, 3_600, 21_600))
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+# From 0.1 ms to 10 minutes.
+_FINE_DURATIONS_NS = tuple(round(1e5 * 1.1**step) for step in range(165))
+_AGREEMENTS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 _RATIOS = (0.0, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75)
 
 
@@ -253,6 +267,19 @@ class Metrics:
     )
     CANCELLED = _counter(
         "neuronpipe.request.cancelled", "{request}", "requests that their caller cancelled, by stage", *_OF_STAGE
+    )
+    HELD = _gauge(
+        "neuronpipe.held.requests", "{request}", "requests held because no process of a stage has their model"
+    )
+    HELD_DURATION = _histogram(
+        "neuronpipe.held.duration", "s", "how long requests were held", _LONG_DURATIONS_NS, Attributes.SERVICE
+    )
+    HELD_ENDED = _counter(
+        "neuronpipe.held.ended",
+        "{request}",
+        "held requests by outcome: sent to a process; ended before one came; refused, as too many were held",
+        Attributes.SERVICE,
+        Attributes.OUTCOME,
     )
     RETRIED = _counter("neuronpipe.item.retried", "{item}", "items sent again to another process", Attributes.SERVICE)
     REQUESTS_IN_FLIGHT = _gauge(
@@ -348,10 +375,61 @@ class Metrics:
         *_OF_MODEL,
         Attributes.VERSION_STATE,
     )
+    VERSION_FETCHED = _gauge(
+        "neuronpipe.version.fetched",
+        "1",
+        "share of the bytes of a version of a model that this process has fetched from a bucket; 1 for what is here",
+        *_OF_MODEL,
+    )
     VERSION_LOADS = _counter(
         "neuronpipe.version.loads",
         "{load}",
         "attempts to load a version of a model, by outcome: ready or failed",
+        *_OF_MODEL,
+        Attributes.OUTCOME,
+    )
+    MODEL_MEMORY = _gauge(
+        "neuronpipe.model.memory",
+        "By",
+        "memory of a loaded model, as max_model_memory_bytes counts it: its files, and its key-value cache",
+        *_OF_MODEL,
+    )
+    MODEL_LOADS = _counter(
+        "neuronpipe.model.on_demand",
+        "{model}",
+        "with models_on_demand, what became of models: loaded, failed (they could not be), unloaded to make room",
+        *_OF_MODEL,
+        Attributes.OUTCOME,
+    )
+    MODEL_WAIT = _histogram(
+        "neuronpipe.model.load_wait",
+        "s",
+        "with models_on_demand, how long items waited until their model was loaded",
+        _LONG_DURATIONS_NS,
+        *_OF_MODEL,
+    )
+    VERSION_DURATION = _histogram(
+        "neuronpipe.version.duration",
+        "s",
+        "computed answers, and copies of requests, of models whose requests are shared out among versions or copied; "
+        "in buckets of 10 %, for comparing versions",
+        _FINE_DURATIONS_NS,
+        *_OF_MODEL,
+        Attributes.ROLE,
+    )
+    SHADOW_AGREEMENT = _histogram(
+        "neuronpipe.shadow.agreement",
+        "1",
+        "how far a version agrees, for a copy of a request, with the version that answered, by the terms of the "
+        "compiler's accuracy",
+        _AGREEMENTS,
+        *_OF_MODEL,
+    )
+    SHADOW_COPIES = _counter(
+        "neuronpipe.shadow.copies",
+        "{request}",
+        "copies of requests, by outcome: compared; incomparable (there is no agreement to measure); dropped (there was "
+        "no room); late; failed",
         *_OF_MODEL,
         Attributes.OUTCOME,
     )

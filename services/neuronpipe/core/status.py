@@ -13,12 +13,14 @@ from google.rpc.status_pb2 import Status
 from neuronpipe.core.errors import (
     AlreadyExists,
     Cancelled,
+    ChangeRefused,
     DeadlineExceeded,
     InternalError,
     InvalidInput,
     JobNotFound,
     ModelNotFound,
     NeuronpipeError,
+    NotAllowed,
     NotConfigured,
     Overloaded,
     Unauthenticated,
@@ -37,6 +39,8 @@ CODES: dict[type[NeuronpipeError], int] = {
     WrongTask: code_pb2.FAILED_PRECONDITION,
     JobNotFound: code_pb2.NOT_FOUND,
     AlreadyExists: code_pb2.ALREADY_EXISTS,
+    NotAllowed: code_pb2.PERMISSION_DENIED,
+    ChangeRefused: code_pb2.FAILED_PRECONDITION,
     NotConfigured: code_pb2.UNIMPLEMENTED,
     Overloaded: code_pb2.RESOURCE_EXHAUSTED,
     DeadlineExceeded: code_pb2.DEADLINE_EXCEEDED,
@@ -48,6 +52,9 @@ CODES: dict[type[NeuronpipeError], int] = {
 # Used for a status without RetryInfo, which some other server sent.
 _DEFAULT_RETRY_AFTER_S = 1.0
 
+_BY_REASON: dict[tuple[int, str], Callable[[str], NeuronpipeError]] = {
+    (code, kind.reason): kind for kind, code in CODES.items()
+}
 # Of two with the same code the first, where the status does not say the reason.
 _BY_CODE: dict[int, Callable[[str], NeuronpipeError]] = {code: kind for kind, code in reversed(CODES.items())}
 
@@ -77,11 +84,11 @@ def from_status(status: Status) -> NeuronpipeError:
         for retry_info in _unpack(status, RetryInfo):
             retry_after_s = retry_info.retry_delay.ToNanoseconds() / 1e9
         return Overloaded(status.message, retry_after_s)
-    if status.code == code_pb2.NOT_FOUND and any(
-        info.reason == JobNotFound.reason and info.domain == DOMAIN for info in _unpack(status, ErrorInfo)
-    ):
-        return JobNotFound(status.message)
-    return _BY_CODE.get(status.code, InternalError)(status.message)
+    kind = _BY_CODE.get(status.code, InternalError)
+    for info in _unpack(status, ErrorInfo):
+        if info.domain == DOMAIN:
+            kind = _BY_REASON.get((status.code, info.reason), kind)
+    return kind(status.message)
 
 
 def _pack(detail: Message) -> AnyMessage:

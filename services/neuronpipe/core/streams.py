@@ -16,13 +16,15 @@ class StageResponse:
     """One message of a stage's process.
 
     `kept_item_ids`: the items that a draining process still works on. `models`: the models of the process, if they have
-    changed, and with them `problems`: why it could not load others.
+    changed, and with them `problems`: why it could not load others, and `unloaded`: which are not in memory, and
+    whether they are being loaded.
     """
 
     outcomes: Sequence[Outcome] = ()
     kept_item_ids: Sequence[int] | None = None
     models: frozenset[ModelKey] | None = None
     problems: Mapping[ModelKey, str] = field(default_factory=dict)
+    unloaded: Mapping[ModelKey, bool] = field(default_factory=dict)
 
 
 class Stream(Protocol):
@@ -35,6 +37,10 @@ class Stream(Protocol):
     @property
     def problems(self) -> Mapping[ModelKey, str]:
         """Why the process could not load others that it should have."""
+
+    @property
+    def unloaded(self) -> Mapping[ModelKey, bool]:
+        """Which of the models are not in memory, and whether they are being loaded."""
 
     @property
     def retired(self) -> asyncio.Event:
@@ -62,6 +68,10 @@ class AnnouncedModels(Protocol):
     @property
     def problems(self) -> Mapping[ModelKey, str]:
         """Why others that should be are not."""
+
+    @property
+    def unloaded(self) -> Mapping[ModelKey, bool]:
+        """Which of the models are loaded when an item for them comes, and whether they are being loaded."""
 
     def need(self, user: object, keys: frozenset[ModelKey] | None) -> None:
         """Says which models a gateway may send items for from now on; None: any."""

@@ -1,5 +1,7 @@
 """Admission control: so many requests and tokens at once, whether alone, in a batch or on a stream."""
 
+import asyncio
+import math
 import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -68,6 +70,8 @@ class Gate:
         self.tenants = tenants
         self._requests = 0
         self._tokens = 0
+        # When the last request came, or left, on time.monotonic().
+        self.last_s = -math.inf
         self._bulk: dict[Admission, None] = {}  # in the order in which they came
         self._drained = DrainRate()
         self._estimate = TokenEstimate()
@@ -119,6 +123,7 @@ class Gate:
         self._make_room(admission, 1, tokens)
         self._requests += 1
         self._tokens += tokens
+        self.last_s = admission.began_s
         if call.is_bulk:
             self._bulk[admission] = None
         if self.tenants:
@@ -198,5 +203,13 @@ class Gate:
         self._bulk.pop(admission, None)
         self._requests -= 1
         self._tokens -= admission.tokens
+        if not self._requests:
+            self.last_s = time.monotonic()
         if self.tenants:
             self.tenants.leave(admission)
+
+
+def expire(timer: asyncio.Timeout) -> None:
+    """Ends the timer's block now: a request under it that makes room."""
+    if not timer.expired():
+        timer.reschedule(asyncio.get_running_loop().time())

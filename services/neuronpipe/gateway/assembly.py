@@ -9,6 +9,7 @@ from neuronpipe.bundles.served import running_models
 from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.holding import Holding
 from neuronpipe.gateway.models import open_gateway_models
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.results import kept_results, running_result_cache
@@ -33,9 +34,10 @@ async def running_gateway(
     telemetry: Telemetry,
     tenants: Tenants | None = None,
     known: Sequence[Bundle] = (),
+    holding: Holding | None = None,
 ) -> AsyncIterator[Gateway]:
     """The gateway of these models. `tenants`: None where callers have no names. `known`: bundles that will be opened
-    later. Raises SetupError.
+    later. `holding`: that of its stages. Raises SetupError.
     """
     keeps_results = kept_results([*bundles, *known], results)
     async with AsyncExitStack() as stack:
@@ -44,4 +46,6 @@ async def running_gateway(
             cache = await stack.enter_async_context(running_result_cache(results, telemetry))
         models = open_gateway_models(telemetry.meters, keeps_results)
         await stack.enter_async_context(running_models(models, bundles))
-        yield Gateway(Pipeline(models, stages, settings, telemetry, cache, tenants), Catalog(models, tenants))
+        pipeline = Pipeline(models, stages, settings, telemetry, cache, tenants, holding)
+        await stack.enter_async_context(pipeline.copies.running())
+        yield Gateway(pipeline, Catalog(models, tenants))

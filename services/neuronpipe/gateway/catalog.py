@@ -37,6 +37,13 @@ class Catalog:
             }
         return ListModelsResponse(models=[described[key] for key in sorted(described)])
 
+    @property
+    def unloaded(self) -> list[ModelKey]:
+        """The versions that the caller could use if their models were loaded."""
+        names = self._tenants.models_of(current_caller()) if self._tenants else None
+        unloaded = self.router.unloaded if self.router else []
+        return [key for key in unloaded if names is None or key.name in names]
+
     def get_model(self, request: GetModelRequest) -> GetModelResponse:
         """One model. Raises ModelNotFound and InvalidInput."""
         if not request.name:

@@ -22,6 +22,7 @@ from neuronpipe.core.logs import log_warning
 from neuronpipe.core.names import Events
 from neuronpipe.core.streams import Stream
 from neuronpipe.core.tracing import Event, current_span
+from neuronpipe.gateway.holding import Holding
 from neuronpipe.gateway.stage_queue import QueuedItem, StageQueue
 
 # An endpoint answers within a millisecond (stages.proto). Without an answer in this time it is stuck.
@@ -40,15 +41,21 @@ class Coalescer:
     """One stage with all of its endpoints. The instance is the stage function; `serve` adds an endpoint."""
 
     def __init__(
-        self, service: str, report: Callable[[bool], Awaitable[None]], retried: metrics.Counter | None = None
+        self,
+        service: str,
+        report: Callable[[bool], Awaitable[None]],
+        retried: metrics.Counter | None = None,
+        holding: Holding | None = None,
     ) -> None:
         """`report` is called when the first endpoint comes and when the last one goes.
 
-        `retried` counts items that are sent again.
+        `retried` counts items that are sent again. `holding`: of items whose model no endpoint has; None: they fail.
         """
         self.service = service
         self._retried = retried or metrics.Counter()
         self._report = report
+        self._holding = holding or Holding()
+        self._holding.watch_stop(self.recount)
         self._queue = StageQueue()
         self._endpoints: set[_Endpoint] = set()
         # The number of endpoints that announce a model, and the number that announce nothing.
@@ -63,11 +70,11 @@ class Coalescer:
     async def __call__(self, item: StageItem) -> Any:
         """The item's value. If the caller cancels, the item is cancelled, too.
 
-        Raises the errors of the stage, and Unavailable.
+        Raises the errors of the stage, Unavailable, and Overloaded where too much is held.
         """
-        if not self._holders_of(item.model):
-            raise self._unavailable(item.model)
         queued = QueuedItem(next(self._item_ids), item)
+        if not self._holders_of(item.model):
+            self._hold(queued)
         self._queue.append(queued)
         self._wake_one()
         try:
@@ -77,8 +84,9 @@ class Coalescer:
                 self._queue.remove(queued)
                 if queued.endpoint:
                     queued.endpoint.abandon(queued.item_id)
-            if queued.retries and (span := current_span()):
-                span.events.extend(queued.retries)
+            queued.release(is_sent=False)
+            if queued.events and (span := current_span()):
+                span.events.extend(queued.events)
         if isinstance(outcome, NeuronpipeError):
             raise outcome
         return outcome
@@ -91,6 +99,13 @@ class Coalescer:
         """Why an endpoint could not load a model that it should have; empty if nothing is wrong."""
         problems = (endpoint.problems.get(key, "") for endpoint in self._endpoints)
         return next((f"{self.service}: {problem}" for problem in problems if problem), "")
+
+    def is_loading(self, key: ModelKey) -> bool | None:
+        """Whether an endpoint is loading a model; None where one has it in memory, or none has it at all."""
+        having = [endpoint for endpoint in self._endpoints if key in (endpoint.models or ())]
+        if not all(key in endpoint.unloaded for endpoint in having):
+            return None
+        return any(endpoint.unloaded[key] for endpoint in having) if having else None
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Calls `changed` after each change of what endpoints have, until the returned function is called."""
@@ -125,7 +140,7 @@ class Coalescer:
         for queued in unread:
             queued.is_returned = True
             if queued.losses >= _MAX_LOSSES or queued.has_tokens:
-                queued.end(self._unreachable())
+                queued.end(Unavailable(self._unreachable))
             elif not queued.future.done():
                 returned.append(queued)
         self._queue.put_back(returned)
@@ -133,13 +148,19 @@ class Coalescer:
         await self._report_change()
 
     def recount(self) -> None:
-        """Updates which endpoint has which model. Items for a model that no endpoint has any more fail."""
-        self._holders = Counter(model for endpoint in self._endpoints for model in endpoint.models or ())
+        """Updates which endpoint has which model. Items for a model that no endpoint has any more are held, or fail."""
+        self._choose_loaders()
+        self._holders = Counter(model for endpoint in self._endpoints for model in endpoint.accepted or ())
         self._holders_of_any = sum(endpoint.models is None for endpoint in self._endpoints)
         for queued in list(self._queue):
-            if not self._holders_of(queued.item.model):
+            if self._holders_of(queued.item.model):
+                queued.release(is_sent=True)
+                continue
+            try:
+                self._hold(queued)
+            except NeuronpipeError as error:
                 self._queue.remove(queued)
-                queued.end(self._unavailable(queued.item.model))
+                queued.end(error)
         for changed in list(self._watchers):
             changed()
         self._wake_one()
@@ -154,10 +175,29 @@ class Coalescer:
         for queued in taken:
             if queued.is_returned:
                 queued.is_returned = False
-                queued.retries.append(Event(Events.RETRIED, time.monotonic_ns()))
+                queued.events.append(Event(Events.RETRIED, time.monotonic_ns()))
                 self._retried.add()
         self._wake_one()
         return taken
+
+    def _choose_loaders(self) -> None:
+        """Decides which endpoints accept items for which model: those that have it in memory, or else a single one,
+        which loads it: one that is loading it already, or the one with the fewest models in memory.
+        """
+        in_memory = {endpoint: endpoint.in_memory for endpoint in self._endpoints if endpoint.unloaded}
+        for endpoint in self._endpoints:
+            endpoint.accepted = in_memory.get(endpoint, endpoint.models)
+        if not in_memory:
+            return
+        loaded = {model for endpoint in self._endpoints for model in endpoint.accepted or ()}
+        unloaded = sorted({model for endpoint in in_memory for model in endpoint.unloaded} - loaded)
+        accepted = {endpoint: set(models) for endpoint, models in in_memory.items()}
+        for model in unloaded:
+            able = [endpoint for endpoint in in_memory if model in endpoint.unloaded]
+            chosen = min(able, key=lambda one: (not one.unloaded[model], len(accepted[one])))
+            accepted[chosen].add(model)
+        for endpoint, models in accepted.items():
+            endpoint.accepted = frozenset(models)
 
     def _takes_suspects(self, endpoint: "_Endpoint") -> bool:
         # There is hardly ever a suspect, and a search of an endpoint's items takes time for each item.
@@ -171,13 +211,25 @@ class Coalescer:
     def _holders_of(self, model: ModelKey) -> int:
         return self._holders_of_any + self._holders[model]
 
-    def _unavailable(self, model: ModelKey) -> Unavailable:
-        if not self._endpoints:
-            return self._unreachable()
-        return Unavailable(f"no process of the {self.service} service has model {model.name!r} version {model.version}")
+    def _hold(self, queued: QueuedItem) -> None:
+        """Holds an item that no endpoint can take now. Raises Unavailable where none ever may, and Overloaded."""
+        model = queued.item.model
+        has_failed = bool(self._endpoints) and all(model in endpoint.problems for endpoint in self._endpoints)
+        if not self._holding.is_on or has_failed:
+            raise self._unavailable(model)
+        if not queued.hold:
+            queued.hold = self._holding.begin(self.service, queued.size_bytes)
+            queued.events.append(Event(Events.HELD, queued.hold.began_ns))
 
-    def _unreachable(self) -> Unavailable:
-        return Unavailable(f"the {self.service} service cannot be reached")
+    def _unavailable(self, model: ModelKey) -> Unavailable:
+        problem = f"no process of the {self.service} service has model {model.name!r} version {model.version}"
+        if not self._endpoints:
+            problem = self._unreachable
+        return Unavailable(f"{problem}; the gateway is stopping" if self._holding.is_stopping else problem)
+
+    @property
+    def _unreachable(self) -> str:
+        return f"the {self.service} service cannot be reached"
 
     def _wake_one(self) -> None:
         """Wakes the endpoint with the least work, of those that can take from the queue."""
@@ -199,6 +251,9 @@ class _Endpoint:
     def __init__(self, coalescer: Coalescer, stream: Stream) -> None:
         self.models = stream.models
         self.problems = stream.problems
+        self.unloaded = stream.unloaded
+        # The models that it gets items for; None: any.
+        self.accepted = self.models
         # The models that it was told items may be sent for.
         self._told: frozenset[ModelKey] | None = None
         # The cost of its items in flight.
@@ -222,7 +277,12 @@ class _Endpoint:
 
     def has_model(self, model: ModelKey) -> bool:
         """Whether it accepts items for a model."""
-        return self.models is None or model in self.models
+        return self.accepted is None or model in self.accepted
+
+    @property
+    def in_memory(self) -> frozenset[ModelKey]:
+        """Those of its models that are loaded."""
+        return (self.models or frozenset()) - self.unloaded.keys()
 
     def wake(self) -> None:
         """Makes it check for items to send."""
@@ -311,7 +371,7 @@ class _Endpoint:
                 else:
                     self._end(item_id, outcome)
             if response.models is not None:
-                self.models, self.problems = response.models, response.problems
+                self.models, self.problems, self.unloaded = response.models, response.problems, response.unloaded
                 self._coalescer.recount()
             if response.kept_item_ids is not None:
                 self._is_retired = True

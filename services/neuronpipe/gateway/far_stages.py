@@ -10,6 +10,7 @@ from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.coalescing import Coalescer
+from neuronpipe.gateway.holding import Holding
 from neuronpipe.rpc.endpoints import follow_endpoints
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE
 from neuronpipe.tls.files import WatchedTls
@@ -25,9 +26,10 @@ async def running_far_stages(
     meters: Meters,
     report: Callable[[str, bool], None],
     tls: WatchedTls | None = None,
+    holding: Holding | None = None,
 ) -> AsyncIterator[Mapping[str, Coalescer]]:
     """The stages behind targets, by their services' names. `report` is told of each whether it can be reached, at first
-    and when that changes. `tls`: of the connections to hosts; unix sockets have none.
+    and when that changes. `tls`: of the connections to hosts; unix sockets have none. `holding`: see Coalescer.
     """
     reached: set[str] = set()
     complete, ending = asyncio.Event(), asyncio.Event()
@@ -42,7 +44,7 @@ async def running_far_stages(
             log_warning("stage lost", stage=service)
 
     coalescers = {
-        service: Coalescer(service, partial(note, service), meters.counter(Metrics.RETRIED, service))
+        service: Coalescer(service, partial(note, service), meters.counter(Metrics.RETRIED, service), holding)
         for service in targets
     }
     for service in coalescers:

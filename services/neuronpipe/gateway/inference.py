@@ -61,6 +61,7 @@ class StageTimings:
     prefill_ns: int = 0
     decode_ns: int = 0
     longest_gap_ns: int = 0
+    held_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ Knows stages only as functions of values: the same code runs over the network an
 """
 
 import asyncio
-import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -18,19 +17,26 @@ from neuronpipe.core.items import NO_PREDICTION, ExecuteItem, PostprocessItem, S
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics, Name, Spans
 from neuronpipe.core.packed import Packed
-from neuronpipe.gateway.admission import Admission, Gate
+from neuronpipe.gateway.admission import Admission, Gate, expire
+from neuronpipe.gateway.concurrency import ModelConcurrency, parse_limits
 from neuronpipe.gateway.generation import TextRuns
+from neuronpipe.gateway.holding import Holding
 from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, RawResult, Usage
 from neuronpipe.gateway.models import GatewayModel, GatewayModels
-from neuronpipe.gateway.request_checks import check_fields, check_input, check_tokens
+from neuronpipe.gateway.request_checks import (
+    check_fields,
+    check_input,
+    check_tokens,
+    known_tokens,
+    too_late,
+    within_limit,
+)
 from neuronpipe.gateway.request_observer import ObservedRequest, RequestObserver
 from neuronpipe.gateway.results import ResultCache
 from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.gateway.shadow import ShadowCopies
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.tasks import TASKS
-
-# So the default limit of a million tokens in flight keeps images to 64 MiB of memory.
-_IMAGE_BYTES_PER_TOKEN = 64
 
 
 class Pipeline:
@@ -44,23 +50,29 @@ class Pipeline:
         telemetry: Telemetry | None = None,
         results: ResultCache | None = None,
         tenants: Tenants | None = None,
+        holding: Holding | None = None,
     ) -> None:
-        """`results`: of models that have a digest. `tenants`: None where callers are anonymous."""
+        """`results`: of models that have a digest. `tenants`: None where callers are anonymous. `holding`: that of the
+        stages.
+        """
         self._models = models
         self._stages = stages
         self._results = results
+        self._holding = holding or Holding()
         self._settings = settings
-        self._gate = Gate(settings.max_requests_in_flight, settings.max_tokens_in_flight, tenants)
+        self._concurrency = ModelConcurrency(parse_limits(settings.model_concurrency))
+        self.gate = Gate(settings.max_requests_in_flight, settings.max_tokens_in_flight, tenants)
         telemetry = telemetry or Telemetry()
         self._observer = RequestObserver(telemetry)
-        telemetry.meters.gauge(Metrics.REQUESTS_IN_FLIGHT, lambda: self._gate.in_flight[0])
-        telemetry.meters.gauge(Metrics.TOKENS_IN_FLIGHT, lambda: self._gate.in_flight[1])
-        telemetry.meters.gauge(Metrics.IN_FLIGHT_SHARE, lambda: self._gate.share)
+        self.copies = ShadowCopies(self._run, self.gate, settings, self._observer, telemetry.meters)
+        telemetry.meters.gauge(Metrics.REQUESTS_IN_FLIGHT, lambda: self.gate.in_flight[0])
+        telemetry.meters.gauge(Metrics.TOKENS_IN_FLIGHT, lambda: self.gate.in_flight[1])
+        telemetry.meters.gauge(Metrics.IN_FLIGHT_SHARE, lambda: self.gate.share)
 
     async def infer(self, request: InferenceRequest, span: Name = Spans.INFER) -> InferenceResult:
         """Runs one input through the three stages, unless its result is cached. `span`: the name of its span."""
-        if self._gate.tenants:
-            request = replace(request, call=self._gate.tenants.restrict(request.call))
+        if self.gate.tenants:
+            request = replace(request, call=self.gate.tenants.restrict(request.call))
         observed = self._observer.begin(span, request.call)
         try:
             served = self._find(request)
@@ -73,12 +85,14 @@ class Pipeline:
             if told is error:
                 raise
             raise told from error
-        return InferenceResult(request.call.request_id, model.key, result, usage, observed.finish(usage.result_cache))
+        answer = InferenceResult(request.call.request_id, model.key, result, usage, observed.finish(usage.result_cache))
+        self.copies.offer(request, model, answer, self._models.table)
+        return answer
 
     def check_room(self, remaining_s: float | None) -> None:
         """Load shedding before a request is read; see Gate.check_room."""
         try:
-            self._gate.check_room(remaining_s, current_caller().tenant)
+            self.gate.check_room(remaining_s, current_caller().tenant)
         except NeuronpipeError as error:
             self._observer.refused(error)
             raise
@@ -92,7 +106,7 @@ class Pipeline:
     ) -> tuple[Packed[TaskResult], Usage]:
         """The result, found or computed."""
         input_bytes = check_input(request, model.spec, self._settings)
-        call = self._within_limit(request.call)
+        call = within_limit(request.call, self._settings)
         compute = partial(self._compute, request, model, call, input_bytes, observed)
         if self._results and model.digest and not (request.encoded or request.listener):
             timer = asyncio.timeout(call.remaining_s)  # another's work, which it may wait for, knows another deadline
@@ -102,18 +116,20 @@ class Pipeline:
             except TimeoutError as fault:
                 if not timer.expired():
                     raise
-                raise self._too_late(request, call) from fault
+                raise too_late(request, call, self._settings) from fault
         return await compute()
 
     async def _compute(
         self, request: InferenceRequest, model: GatewayModel, call: Call, input_bytes: int, observed: ObservedRequest
     ) -> tuple[Packed[TaskResult], Usage]:
         """The result, computed within the request's deadline and its place among others."""
+        held = observed.held = self._holding.watch()
         timer = asyncio.timeout(call.remaining_s)
-        known_tokens = request.encoded.tokens if request.encoded else None
-        if model.spec.image:  # its tokens are known, and nearly nothing beside the bytes that it takes
-            known_tokens = model.spec.image.tokens + input_bytes // _IMAGE_BYTES_PER_TOKEN
-        with self._gate.admit(call, input_bytes, known_tokens, shed=partial(_expire, timer)) as admission:
+        tokens = known_tokens(request, model.spec, input_bytes)
+        with (
+            self._concurrency.place(model.key.name),
+            self.gate.admit(call, input_bytes, tokens, shed=partial(expire, timer)) as admission,
+        ):
             try:
                 async with timer, admission.turn(model.key) as own_call:
                     return await self._run(request, model, own_call, admission, observed)
@@ -121,11 +137,13 @@ class Pipeline:
                 if not timer.expired():  # a stage's own TimeoutError is a fault
                     raise
                 if admission.is_shed:
-                    raise self._gate.overloaded() from fault
-                self._gate.shedding.note_late()
-                raise self._too_late(request, call) from fault
+                    raise self.gate.overloaded() from fault
+                if held and held.service:
+                    raise held.too_late(model.key) from fault
+                self.gate.shedding.note_late()
+                raise too_late(request, call, self._settings) from fault
             except DeadlineExceeded:
-                self._gate.shedding.note_late()
+                self.gate.shedding.note_late()
                 raise
 
     async def _run(
@@ -192,27 +210,6 @@ class Pipeline:
     def _find(self, request: InferenceRequest) -> ServedModel[GatewayModel]:
         """The model of a request, whose other fields are checked first. Raises InvalidInput and ModelNotFound."""
         check_fields(request)
-        table, tenants = self._models.table, self._gate.tenants
+        table, tenants = self._models.table, self.gate.tenants
         table = tenants.table_of(request.call.caller, table) if tenants else table
         return table.find(request.model, request.version, request.call.route_key or request.call.request_id)
-
-    def _within_limit(self, call: Call) -> Call:
-        """The call with a deadline: a request that nobody ends would hold its place for ever."""
-        latest_s = time.monotonic() + self._settings.max_request_s
-        if call.deadline_s is not None and call.deadline_s <= latest_s:
-            return call
-        return replace(call, deadline_s=latest_s)
-
-    def _too_late(self, request: InferenceRequest, call: Call) -> DeadlineExceeded:
-        # Not by the clock: an event loop's timers may be some milliseconds early.
-        if call.deadline_s == request.call.deadline_s:
-            return DeadlineExceeded("the deadline passed before the result was ready")
-        return DeadlineExceeded(
-            f"the result was not ready after {self._settings.max_request_s:g} s, the gateway's max_request_s"
-        )
-
-
-def _expire(timer: asyncio.Timeout) -> None:
-    """Ends the timer's block now."""
-    if not timer.expired():
-        timer.reschedule(asyncio.get_running_loop().time())

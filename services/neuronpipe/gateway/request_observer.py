@@ -11,6 +11,7 @@ from neuronpipe.core.items import EncodedInput, ModelKey, Prediction
 from neuronpipe.core.metrics import Counter, Meters, Telemetry
 from neuronpipe.core.names import ADMISSION, UNATTRIBUTED, Attributes, Events, Instrument, Metrics, Name, Spans
 from neuronpipe.core.tracing import Span, SpanContext, Tracer, enter_span, event_of, status_name
+from neuronpipe.gateway.holding import HeldTime
 from neuronpipe.gateway.inference import StageTimings
 
 _STAGES = (Spans.PREPROCESS, Spans.PREDICT, Spans.POSTPROCESS)
@@ -42,6 +43,8 @@ class ObservedRequest:
         self._encoded: EncodedInput | None = None
         self._prediction: Prediction | None = None
         self._first_token_ns = 0
+        # For how long it was held; None where nothing is held.
+        self.held: HeldTime | None = None
 
     def identify(self, model: ModelKey, meters: "ModelMeters", task: str) -> None:
         """Records the model that was found for the request, its metrics and its own task."""
@@ -105,8 +108,17 @@ class ObservedRequest:
                     decode_ns=figures.decode_ns,
                     longest_gap_ns=figures.longest_gap_ns,
                 )
+            if self.held:
+                timings = replace(timings, held_ns=self.held.total_ns)
             unattributed_ns = ended_ns - postprocessed_ns
             self._meters.computed(timings, unattributed_ns, encoded, context)
+            if root and figures:
+                root.attributes |= {
+                    Attributes.FIRST_TOKEN_NS: timings.first_token_ns,
+                    Attributes.PREFILL_NS: timings.prefill_ns,
+                    Attributes.DECODE_NS: timings.decode_ns,
+                    Attributes.LONGEST_GAP_NS: timings.longest_gap_ns,
+                }
             if root:
                 root.attributes |= (
                     attributes_of(encoded) | attributes_of(prediction) | {Attributes.UNATTRIBUTED_NS: unattributed_ns}

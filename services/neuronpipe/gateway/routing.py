@@ -24,6 +24,9 @@ class Holders(Protocol):
     def problem_of(self, key: ModelKey) -> str:
         """Why one of them does not have a version that it should have; empty if nothing is wrong."""
 
+    def is_loading(self, key: ModelKey) -> bool | None:
+        """Whether a version is being loaded into memory; None for one that is there."""
+
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Calls `changed` after each change, until the returned function is called."""
 
@@ -43,6 +46,7 @@ class Router:
         self._models = models
         self._far = far.values()
         self._holders: Sequence[Holders] = [models, *near, *self._far]
+        self._watchers: list[Callable[[], None]] = []
         live.is_routed = self._leads_to
         live.watch(self._follow)
         for holders in self._holders:
@@ -53,6 +57,27 @@ class Router:
     def missing(self) -> list[ModelKey]:
         """The versions that this gateway should have, or still has, and that are not in its table."""
         return sorted((self._live.keys | self._live.repository.desired) - self._models.keys)
+
+    @property
+    def unloaded(self) -> list[ModelKey]:
+        """The versions that may be served, of models that are unloaded."""
+        models = self._live.repository.registry.models.items()
+        return [ModelKey(name, one) for name, model in models if model.is_unloaded for one in sorted(model.approved)]
+
+    @property
+    def served(self) -> frozenset[str]:
+        """The models that requests can get."""
+        return frozenset(key.name for key in self._models.keys)
+
+    @property
+    def revision(self) -> int:
+        """The revision of the registry that this gateway follows."""
+        return self._live.repository.registry.revision
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Calls `changed` after each change of what this says, until the returned function is called."""
+        self._watchers.append(changed)
+        return lambda: self._watchers.remove(changed)
 
     def describe(self, key: ModelKey) -> Model:
         """The fields of a version that say what becomes of it."""
@@ -66,7 +91,9 @@ class Router:
             problem=problem,
             aliases=sorted(alias for alias, version in route.aliases.items() if version == key.version),
             share=shares.get(key.version, 0.0) / (sum(shares.values()) or 1.0),
+            shadow_share=route.shadow[1] if route.shadow and route.shadow[0] == key.version else 0.0,
             is_desired=key in self._live.repository.desired,
+            fetched=self._live.repository.fetched.get(key, 0.0),
         )
 
     def _state_of(self, key: ModelKey, problem: str) -> "VersionState.ValueType":
@@ -74,6 +101,9 @@ class Router:
         if version and version.state is ModelState.DRAINING:
             return VersionState.VERSION_STATE_DRAINING
         if self._has(key):
+            loading = {one.is_loading(key) for one in self._holders} - {None}
+            if loading:
+                return VersionState.VERSION_STATE_LOADING if True in loading else VersionState.VERSION_STATE_UNLOADED
             return VersionState.VERSION_STATE_READY
         return VersionState.VERSION_STATE_FAILED if problem else VersionState.VERSION_STATE_LOADING
 
@@ -93,9 +123,11 @@ class Router:
             {
                 name: self._route(name, model, before.get(name, _NO_ROUTE))
                 for name, model in self._live.repository.registry.models.items()
-                if model.approved
+                if model.declared.shares
             }
         )
+        for changed in list(self._watchers):
+            changed()
 
     def _route(self, name: str, model: RegisteredModel, before: ModelRoute) -> ModelRoute:
         def is_usable(version: int) -> bool:
@@ -105,11 +137,12 @@ class Router:
         for alias, version in model.aliases.items():
             former = before.aliases.get(alias, 0)
             aliases[alias] = former if not is_usable(version) and is_usable(former) else version
-        wanted = model.routed(aliases).shares
-        for shares in wanted, before.shares:
+        wanted = model.routed(aliases)
+        shadow = wanted.shadow if wanted.shadow and is_usable(wanted.shadow[0]) else None
+        for shares in wanted.shares, before.shares:
             if usable := tuple(one for one in shares if is_usable(one[0])):
-                return ModelRoute(aliases, usable)
-        return ModelRoute(aliases, wanted)
+                return ModelRoute(aliases, usable, shadow)
+        return ModelRoute(aliases, wanted.shares, shadow)
 
     def _has(self, key: ModelKey) -> bool:
         """Whether every stage has a version in at least one process."""

@@ -10,6 +10,7 @@ from neuronpipe.core.addresses import is_loopback, unix_path
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
 from neuronpipe.gateway.callers.settings import CallerSettings
+from neuronpipe.gateway.concurrency import parse_limits
 from neuronpipe.process.settings import (
     CALLERS_CONNECTION_AGE_S,
     CALLERS_STREAM_IDLE_S,
@@ -45,6 +46,11 @@ class PipelineSettings(Settings):
     max_tokens_in_flight: int = Field(
         1 << 20, ge=1, description="tokens in flight at once, estimated until counted; more are refused likewise"
     )
+    model_concurrency: str = Field(
+        "",
+        description="most requests in flight of single models, as minilm=10,other=200; more are refused likewise; "
+        "models without a number have no limit of their own",
+    )
     max_request_tokens: int = Field(1 << 19, ge=1, description="maximum number of tokens in all sequences of one input")
     max_request_s: float = Field(
         600.0, gt=0, le=86_400, description="longest deadline of a request, in seconds; also for requests without one"
@@ -58,6 +64,12 @@ class PipelineSettings(Settings):
     max_stream_in_flight: int = Field(
         64, ge=1, description="requests of one InferStream in flight at once; flow control holds back the rest"
     )
+
+    @field_validator("model_concurrency")
+    @classmethod
+    def _check_model_concurrency(cls, written: str) -> str:
+        parse_limits(written)
+        return written
 
 
 class ResultCacheSettings(RedisSettings):
@@ -125,9 +137,45 @@ class GatewaySettings(
     listen: str = listen_field("127.0.0.1:50050")
     max_connection_age_s: float = connection_age_field(CALLERS_CONNECTION_AGE_S)
     max_stream_idle_s: float = stream_idle_field(CALLERS_STREAM_IDLE_S)
+    registry_service: bool = Field(
+        False,
+        description="let callers read and change the repository's registry over gRPC (RegistryService); of tenants, "
+        "those with the right manages_registry",
+    )
+    model_control: bool = Field(
+        False,
+        description="let callers load and unload models over the Open Inference Protocol, which changes the "
+        "repository's registry; of tenants, those with the right manages_registry",
+    )
     tokenizer_target: str = target_field("tokenizer", "127.0.0.1:50051")
     executor_target: str = target_field("neuron-executor", "127.0.0.1:50052")
     postprocessor_target: str = target_field("postprocessor", "127.0.0.1:50053")
+
+    max_held_requests: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="requests held, until their deadlines, for a stage without a process or a model that no process "
+        "has yet; more are refused with RESOURCE_EXHAUSTED; 0: all of them fail with UNAVAILABLE at once",
+    )
+    max_held_bytes: int = Field(
+        64 << 20,
+        ge=1 << 10,
+        description="memory for what held requests would send, in bytes; more are refused likewise",
+    )
+    scaler_listen: str = optional_listen_field("KEDA's external scaler of the stages, without TLS and keys")
+    scaler_idle_s: float = Field(
+        30.0,
+        ge=0,
+        le=86_400,
+        description="seconds without a request after which the scaler says that no stage is needed; KEDA waits for its "
+        "cooldownPeriod besides",
+    )
+
+    @field_validator("scaler_listen")
+    @classmethod
+    def _check_scaler_port(cls, listen: str) -> str:
+        return check_port(listen)
 
     @field_validator("tokenizer_target", "executor_target", "postprocessor_target")
     @classmethod

@@ -2,12 +2,15 @@
 
 import asyncio
 import itertools
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeAlias
 
 from neuronpipe.core.items import ExecuteItem, ModelKey, NewTokens, StageItem
+from neuronpipe.core.names import Events
 from neuronpipe.core.tracing import Event
+from neuronpipe.gateway.holding import Hold
 
 _MAX_ITEMS = 128
 _MAX_BYTES = 1 << 20
@@ -30,14 +33,15 @@ class QueuedItem:
     __slots__ = (
         "cost_tokens",
         "endpoint",
+        "events",
         "future",
         "has_tokens",
+        "hold",
         "is_bulk",
         "is_returned",
         "item",
         "item_id",
         "losses",
-        "retries",
         "size_bytes",
     )
 
@@ -52,7 +56,8 @@ class QueuedItem:
         self.has_tokens = False
         self.losses = 0
         self.is_returned = False
-        self.retries: list[Event] = []
+        self.hold: Hold | None = None
+        self.events: list[Event] = []
 
     @property
     def is_suspect(self) -> bool:
@@ -64,6 +69,13 @@ class QueuedItem:
         self.has_tokens = True
         if isinstance(self.item, ExecuteItem) and self.item.report and not self.future.done():
             self.item.report(tokens)
+
+    def release(self, *, is_sent: bool) -> None:
+        """Ends its hold, if it is held."""
+        if self.hold:
+            self.hold.end(is_sent=is_sent)
+            self.hold = None
+            self.events.append(Event(Events.RELEASED, time.monotonic_ns()))
 
     def end(self, outcome: object) -> None:
         """Gives the outcome to the caller that waits."""

@@ -7,6 +7,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.inputs.pixels import Pixels
 from neuronpipe.inputs.tokens import Tokens
+from neuronpipe.inputs.tokens_and_pixels import TokensAndPixels
 
 
 class InputKind(Protocol):
@@ -33,4 +34,6 @@ class InputKind(Protocol):
 
 def input_kind(spec: ModelSpec) -> InputKind:
     """The kind of a model's inputs."""
-    return Pixels(spec.inputs[0], spec.image) if spec.image else Tokens(spec)
+    if spec.image is None:
+        return Tokens(spec)
+    return TokensAndPixels(spec, spec.image) if spec.takes_texts else Pixels(spec.inputs[0], spec.image)

@@ -4,17 +4,13 @@ KEDA's own scaler for Redis Streams counts what groups lag behind, and does not 
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 
-from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.jobs.store import JobStore
-from neuronpipe.keda.v1 import external_scaler_pb2 as keda
-from neuronpipe.process.door import Handler
-from neuronpipe.rpc.rpcs import Context, Rpc, by_path, rpcs_of
+from neuronpipe.rpc.scaler import Load
 
-SCALER = keda.DESCRIPTOR.services_by_name["ExternalScaler"]
 _METRIC = "neuronpipe-jobs"
 # Of a trigger: jobs for one worker.
 _TARGET = "jobsPerWorker"
@@ -23,47 +19,17 @@ _LOOK_EVERY_S = 1.0
 _SHOW_EVERY_S = 2.0
 
 
-def scaler_rpcs() -> list[Rpc]:
-    """The rpcs of the scaler."""
-    return rpcs_of(SCALER)
+def job_load(store: JobStore) -> Load:
+    """The jobs that wait or run."""
 
-
-def scaler_handlers(store: JobStore) -> dict[str, Handler]:
-    """The handlers, by path."""
-
-    async def jobs() -> int:
+    async def count() -> int:
         counts, _, _ = await store.count()
         return sum(one.waiting + one.running for one in counts.values())
 
-    async def is_active(message: keda.ScaledObjectRef, context: Context) -> keda.IsActiveResponse:
-        return keda.IsActiveResponse(result=bool(await jobs()))
+    async def is_active() -> bool:
+        return bool(await count())
 
-    async def stream(message: keda.ScaledObjectRef, context: Context) -> AsyncIterator[keda.IsActiveResponse]:
-        last: bool | None = None
-        while True:
-            now = bool(await jobs())
-            if now != last:
-                yield keda.IsActiveResponse(result=now)
-            last = now
-            await asyncio.sleep(_LOOK_EVERY_S)
-
-    async def spec(message: keda.ScaledObjectRef, context: Context) -> keda.GetMetricSpecResponse:
-        given = message.scalerMetadata.get(_TARGET, "")
-        try:
-            target = float(given) if given else _DEFAULT_TARGET
-        except ValueError:
-            target = 0.0
-        if not 0 < target < float("inf"):
-            raise InvalidInput(_TARGET, "must be a number above 0")
-        one = keda.MetricSpec(metricName=_METRIC, targetSize=max(1, round(target)), targetSizeFloat=target)
-        return keda.GetMetricSpecResponse(metricSpecs=[one])
-
-    async def metrics(message: keda.GetMetricsRequest, context: Context) -> keda.GetMetricsResponse:
-        count = await jobs()
-        value = keda.MetricValue(metricName=_METRIC, metricValue=count, metricValueFloat=count)
-        return keda.GetMetricsResponse(metricValues=[value])
-
-    return by_path(SCALER, IsActive=is_active, StreamIsActive=stream, GetMetricSpec=spec, GetMetrics=metrics)
+    return Load(_METRIC, _TARGET, _DEFAULT_TARGET, count, is_active, _LOOK_EVERY_S)
 
 
 async def show_counts(store: JobStore, meters: Meters) -> None:

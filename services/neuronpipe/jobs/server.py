@@ -10,13 +10,14 @@ from neuronpipe.jobs.gateway import Gateway
 from neuronpipe.jobs.invocations import Invoker
 from neuronpipe.jobs.notifications import Notifier
 from neuronpipe.jobs.runner import Runner
-from neuronpipe.jobs.scaler import scaler_handlers, scaler_rpcs, show_counts
+from neuronpipe.jobs.scaler import job_load, show_counts
 from neuronpipe.jobs.settings import WorkerSettings
 from neuronpipe.jobs.store import JobStore
 from neuronpipe.jobs.worker import Worker
 from neuronpipe.process.door import Handler
 from neuronpipe.process.life import Life, serve
 from neuronpipe.rpc.door import GrpcDoor
+from neuronpipe.rpc.scaler import scaler_handlers, scaler_rpcs
 from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs
 from neuronpipe.storage.objects import Storage
 from neuronpipe.tls.server import ServerTls
@@ -41,7 +42,7 @@ async def run(settings: WorkerSettings, telemetry: Telemetry, tls: ServerTls | N
             await store.wait_until_usable()
             parts = [show_counts(store, telemetry.meters), *([worker.run()] if settings.max_jobs else [])]
             async with run_beside(*parts, *([notifier.run()] if notifier else [])):
-                yield scaler_handlers(store) | trace_handlers(telemetry.traces)
+                yield scaler_handlers(job_load(store)) | trace_handlers(telemetry.traces)
         finally:
             await gateway.close()
             await store.close()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from neuronpipe.load.generation import GenerationLoad
 from neuronpipe.load.request import LoadRequest
 from neuronpipe.load.samples import NOT_SENT, OK, OUTCOMES, Rows
 
@@ -24,6 +25,25 @@ class Distribution:
     p95: float
     p99: float
     max: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationResult:
+    """The figures of generated texts, as their callers saw them. None if there was nothing to measure.
+
+    `output_tokens_per_s` and `inter_token_ms` are of all parts that came in the measured time.
+    """
+
+    output_tokens_per_s: float
+    prompt_tokens: Distribution | None
+    output_tokens: Distribution | None
+    cached_ratio: float | None
+    first_token_ms: Distribution | None
+    inter_token_ms: Distribution | None
+    per_token_ms: Distribution | None
+    longest_gap_ms: Distribution | None
+    first_token_limit_ms: float | None
+    token_limit_ms: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +82,7 @@ class LoadResult:
     batch_size_mean: float | None
     batch_sizes: dict[int, int]
     padding_ratio: float | None
+    generation: GenerationResult | None
 
     send_lag_ms: Distribution | None
     cpu_shares: list[float]
@@ -74,11 +95,12 @@ def compute_result(
     version: str,
     task: str,
     rows: Rows,
+    parts: Rows,
     cpu_shares: Sequence[float],
     measured_s: float,
     is_broken_off: bool,
 ) -> LoadResult:
-    """The figures of all processes' rows; `measured_s` is how long was measured."""
+    """The figures of all processes' rows and parts; `measured_s` is how long was measured."""
     is_open = request.rate_per_s is not None
     is_ok = rows["outcome"] == OUTCOMES.index(OK)
     back_s = rows["due_s"] + rows["latency_s"]
@@ -106,24 +128,25 @@ def compute_result(
         is_broken_off=is_broken_off,
         requests=int(measured.sum()),
         answers=len(answers),
-        answers_in_time=_within_deadline(answers, request.deadline_ms),
+        answers_in_time=int(_is_in_time(answers, request).sum()),
         errors=_errors(rows[measured]),
         offered_per_s=_per_s(int(measured.sum()), measured_s) if is_open else None,
         throughput_per_s=_per_s(len(came_in_time), measured_s),
-        goodput_per_s=_per_s(_within_deadline(came_in_time, request.deadline_ms), measured_s),
+        goodput_per_s=_per_s(int(_is_in_time(came_in_time, request).sum()), measured_s),
         tokens_per_s=_per_s(int(came_in_time["tokens"].sum(dtype=np.int64)), measured_s),
         latency_ms=distribution(answers["latency_s"] * 1e3),
         stages_ms={name: found for name, values in _stages_ms(answers).items() if (found := distribution(values))},
         batch_size_mean=float(answers["batch_size"].mean()) if len(answers) else None,
         batch_sizes=_counts(answers["batch_size"]),
         padding_ratio=1 - int(answers["tokens"].sum(dtype=np.int64)) / padded_tokens if padded_tokens else None,
+        generation=_generation(request.generation, answers, parts, measured_s) if request.generation else None,
         send_lag_ms=send_lag_ms,
         cpu_shares=list(cpu_shares),
         warnings=_warnings(cpu_shares, send_lag_ms),
     )
 
 
-def distribution(values: NDArray[np.floating]) -> Distribution | None:
+def distribution(values: NDArray[np.floating | np.integer]) -> Distribution | None:
     """The distribution of some values; None without values."""
     if not len(values):
         return None
@@ -136,8 +159,37 @@ def _per_s(count: int, measured_s: float) -> float:
     return count / measured_s if measured_s > 0 else 0.0
 
 
-def _within_deadline(answers: Rows, deadline_ms: float | None) -> int:
-    return len(answers) if deadline_ms is None else int((answers["latency_s"] * 1e3 <= deadline_ms).sum())
+def _is_in_time(answers: Rows, request: LoadRequest) -> NDArray[np.bool_]:
+    """Whether each answer is within the deadline, and within the limits of generated texts."""
+    load = request.generation
+    limits_ms = {
+        "latency_s": request.deadline_ms,
+        "first_token_s": load.first_token_limit_ms if load else None,
+        "token_s": load.token_limit_ms if load else None,
+    }
+    in_time = np.ones(len(answers), np.bool_)
+    for name, limit_ms in limits_ms.items():
+        if limit_ms is not None:
+            in_time &= answers[name] * 1e3 <= limit_ms
+    return in_time
+
+
+def _generation(load: GenerationLoad, answers: Rows, parts: Rows, measured_s: float) -> GenerationResult:
+    came = parts[(parts["back_s"] >= 0) & (parts["back_s"] < measured_s)]
+    several = answers[answers["token_s"] > 0]  # texts that did not come as a whole
+    prompt_tokens = int(answers["tokens"].sum(dtype=np.int64))
+    return GenerationResult(
+        output_tokens_per_s=_per_s(int(came["tokens"].sum(dtype=np.int64)), measured_s),
+        prompt_tokens=distribution(answers["tokens"]),
+        output_tokens=distribution(answers["output_tokens"]),
+        cached_ratio=int(answers["cached_tokens"].sum(dtype=np.int64)) / prompt_tokens if prompt_tokens else None,
+        first_token_ms=distribution(answers["first_token_s"] * 1e3),
+        inter_token_ms=distribution(came["gap_s"][~np.isnan(came["gap_s"])] * 1e3),
+        per_token_ms=distribution(several["token_s"] * 1e3),
+        longest_gap_ms=distribution(several["longest_gap_s"] * 1e3),
+        first_token_limit_ms=load.first_token_limit_ms,
+        token_limit_ms=load.token_limit_ms,
+    )
 
 
 def _stages_ms(answers: Rows) -> dict[str, NDArray[np.floating]]:

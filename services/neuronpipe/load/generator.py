@@ -2,17 +2,16 @@
 
 import asyncio
 import contextlib
-import itertools
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 
-from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.client import AsyncClient
-from neuronpipe.core.errors import NeuronpipeError
+from neuronpipe.core.errors import NeuronpipeError, Unavailable
 from neuronpipe.load.arrivals import pace, poisson_arrivals_s
-from neuronpipe.load.samples import NOT_SENT, UNANSWERED, Recorder
+from neuronpipe.load.samples import NOT_SENT, UNANSWERED, PartTimes, Recorder
 
 # How long an interrupted run waits for requests in flight.
 _BROKEN_OFF_DRAIN_S = 1.0
@@ -32,15 +31,17 @@ class Share:
     duration_s: float
     deadline_s: float | None
     drain_s: float
+    # Texts are generated, and read as they come.
+    is_generating: bool = False
 
 
 class Generator:
     """Runs one share, once. Requests in flight at the end get `drain_s`; later ones are recorded as unanswered."""
 
-    def __init__(self, client: AsyncClient, requests: Sequence[InferRequest], share: Share, begin_s: float) -> None:
-        """`begin_s`: when the warm-up begins, on time.monotonic()'s clock. Requests are sent in order, repeatedly."""
+    def __init__(self, client: AsyncClient, requests: Iterator[InferRequest], share: Share, begin_s: float) -> None:
+        """`begin_s`: when the warm-up begins, on time.monotonic()'s clock. `requests` has no end."""
         self._client = client
-        self._requests = itertools.cycle(requests)
+        self._requests = requests
         self._share = share
         self._begin_s = begin_s
         self._measured_s = begin_s + share.warm_up_s
@@ -125,17 +126,34 @@ class Generator:
         # at once.
         timeout_s = None if self._share.deadline_s is None else due_s + self._share.deadline_s - sent_s
         self.in_flight += 1
+        times = PartTimes(due_s) if self._share.is_generating else None
         try:
-            response = await self._client.infer(next(self._requests), timeout_s=timeout_s)
+            request = next(self._requests)
+            if times:
+                response = await self._read_along(request, timeout_s, times)
+            else:
+                response = await self._client.infer(request, timeout_s=timeout_s)
         except NeuronpipeError as error:
             self.recorder.add_error(due_s, sent_s, time.monotonic(), error.reason)
         except asyncio.CancelledError:
             self.recorder.add_error(due_s, sent_s, time.monotonic(), UNANSWERED)
             raise
         else:
-            self.recorder.add_answer(due_s, sent_s, time.monotonic(), response)
+            self.recorder.add_answer(due_s, sent_s, time.monotonic(), response, times)
         finally:
             self.in_flight -= 1
+
+    async def _read_along(self, request: InferRequest, timeout_s: float | None, times: PartTimes) -> InferResponse:
+        """The answer of a call that generates, once its parts are noted. One that comes as a whole is a part."""
+        async with contextlib.aclosing(self._client.stream(request, timeout_s=timeout_s)) as events:
+            async for event in events:
+                if event.HasField("chunk"):
+                    self.recorder.add_part(times, time.monotonic(), len(event.chunk.token_ids))
+                elif event.HasField("response"):
+                    if not times.tokens:
+                        self.recorder.add_part(times, time.monotonic(), event.response.usage.generated_tokens)
+                    return event.response
+        raise Unavailable("the stream ended without a response")
 
     def _start(self, call: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(call)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from neuronpipe.load.figures import Distribution, LoadResult
+from neuronpipe.load.figures import Distribution, GenerationResult, LoadResult
 from neuronpipe.load.request import LoadRequest
 from neuronpipe.load.samples import Tick
 
@@ -17,6 +17,7 @@ _STAGES = {
     "outside": "outside the gateway",
 }
 _BAR_WIDTH = 40
+_HEAD = f"{'ms':22}" + "".join(f"{name:>9}" for name in ("p50", "p90", "p95", "p99", "max", "mean"))
 
 
 def progress_line(request: LoadRequest, ticks: Sequence[Tick]) -> str:
@@ -45,6 +46,7 @@ def table(result: LoadResult) -> str:
         _rates(result),
         _errors(result),
         _latencies(result),
+        _generation(result),
         _batches(result),
         _generator(result),
     )
@@ -64,7 +66,14 @@ def _title(result: LoadResult) -> list[str]:
         f"{', '.join([load, *deadline, *priority])}"
     )
     measured = f"measured for {result.measured_s:.1f} s after {result.warm_up_s:g} s of warm-up"
-    return [title, measured + (", broken off" if result.is_broken_off else "")]
+    limits = _limits(result.generation) if result.generation else []
+    return [title, *limits, measured + (", broken off" if result.is_broken_off else "")]
+
+
+def _limits(found: GenerationResult) -> list[str]:
+    limits = {"first token": found.first_token_limit_ms, "time per token": found.token_limit_ms}
+    words = [f"{name} within {limit_ms:g} ms" for name, limit_ms in limits.items() if limit_ms is not None]
+    return [f"goodput counts answers with the {' and the '.join(words)}"] if words else []
 
 
 def _rates(result: LoadResult) -> list[str]:
@@ -74,7 +83,10 @@ def _rates(result: LoadResult) -> list[str]:
         "goodput": result.goodput_per_s,
     }
     lines = [f"{name:12} {rate:10.1f} requests/s" for name, rate in rates.items() if rate is not None]
-    return [*lines, f"{'tokens':12} {result.tokens_per_s:10.0f} tokens/s"]
+    tokens = {"tokens": result.tokens_per_s}
+    if result.generation:
+        tokens = {"prompts": result.tokens_per_s, "new tokens": result.generation.output_tokens_per_s}
+    return [*lines, *(f"{name:12} {rate:10.0f} tokens/s" for name, rate in tokens.items())]
 
 
 def _errors(result: LoadResult) -> list[str]:
@@ -91,9 +103,24 @@ def _errors(result: LoadResult) -> list[str]:
 def _latencies(result: LoadResult) -> list[str]:
     if result.latency_ms is None:
         return ["no request was answered"]
-    head = f"{'ms':22}" + "".join(f"{name:>9}" for name in ("p50", "p90", "p95", "p99", "max", "mean"))
     rows = {"latency": result.latency_ms} | {f"  {_STAGES[name]}": found for name, found in result.stages_ms.items()}
-    return [head, *(f"{name:22}{_row(found)}" for name, found in rows.items())]
+    return [_HEAD, *(f"{name:22}{_row(found)}" for name, found in rows.items())]
+
+
+def _generation(result: LoadResult) -> list[str]:
+    found = result.generation
+    if found is None or found.output_tokens is None or found.prompt_tokens is None:
+        return []
+    rows = {
+        "first token (TTFT)": found.first_token_ms,
+        "between parts (ITL)": found.inter_token_ms,
+        "per token (TPOT)": found.per_token_ms,
+        "longest gap": found.longest_gap_ms,
+        "prompt, tokens": found.prompt_tokens,
+        "text, tokens": found.output_tokens,
+    }
+    lines = [f"{name:22}{_row(one)}" for name, one in rows.items() if one]
+    return [_HEAD, *lines, f"{'prompts from cache':22}{100 * (found.cached_ratio or 0):8.1f} %"]
 
 
 def _row(found: Distribution) -> str:
@@ -101,7 +128,8 @@ def _row(found: Distribution) -> str:
 
 
 def _batches(result: LoadResult) -> list[str]:
-    if result.batch_size_mean is None:
+    # Texts that are generated are in no batch of their own.
+    if not result.batch_size_mean:
         return []
     padding = "not told" if result.padding_ratio is None else f"{result.padding_ratio:.1%} of what was computed"
     most = max(result.batch_sizes.values())

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.load.generation import GenerationLoad
 
 if TYPE_CHECKING:
     from neuronpipe.tls.files import TlsFiles
@@ -44,6 +45,8 @@ class LoadRequest:
     # How long requests in flight at the end may take, at most their deadline.
     drain_s: float = 30.0
     tls: "TlsFiles | None" = None
+    # Texts are generated, and read as they come. None: whole answers.
+    generation: GenerationLoad | None = None
 
     def __post_init__(self) -> None:
         if not self.target.strip():

@@ -19,10 +19,11 @@ from neuronpipe.client import Client
 from neuronpipe.core.errors import InvalidInput, ModelNotFound, NeuronpipeError, SetupError
 from neuronpipe.load.figures import LoadResult, compute_result
 from neuronpipe.load.generator import Share
-from neuronpipe.load.inputs import make_requests
+from neuronpipe.load.inputs import generation_requests, make_requests
+from neuronpipe.load.prompts import Words, count_words
 from neuronpipe.load.report import progress_line
 from neuronpipe.load.request import LoadRequest
-from neuronpipe.load.samples import ROW, Tick
+from neuronpipe.load.samples import PART, ROW, Tick
 from neuronpipe.load.texts import builtin_texts, read_texts
 from neuronpipe.load.worker import Assignment, Message, Order, Ready, Report, work
 
@@ -58,9 +59,9 @@ def run_load(request: LoadRequest, tell: Tell = lambda line: None) -> LoadResult
     model = _find_model(request)
     if model.mask_token:  # at the beginning, where truncation does not drop it
         texts = [f"{model.mask_token} {text}" for text in texts]
-    make_requests(request, model.task, texts[:1])
+    words = _check(request, model.task, texts)
     assignments = [
-        Assignment(request, model.task, _turned(texts, index, request.processes), share)
+        Assignment(request, model.task, _turned(texts, index, request.processes), share, words)
         for index, share in enumerate(shares(request))
     ]
     with _started(assignments) as workers, _interrupts() as is_interrupted:
@@ -74,6 +75,7 @@ def run_load(request: LoadRequest, tell: Tell = lambda line: None) -> LoadResult
         version=model.version,
         task=model.task,
         rows=np.concatenate([report.rows for report in reports]).astype(ROW, copy=False),
+        parts=np.concatenate([report.parts for report in reports]).astype(PART, copy=False),
         cpu_shares=[report.cpu_share for report in reports],
         measured_s=measured_s,
         is_broken_off=broken_off_s is not None,
@@ -94,9 +96,22 @@ def shares(request: LoadRequest) -> list[Share]:
             duration_s=request.duration_s,
             deadline_s=deadline_s,
             drain_s=request.drain_s if deadline_s is None else min(request.drain_s, deadline_s + _DEADLINE_SLACK_S),
+            is_generating=request.generation is not None,
         )
         for index in range(count)
     ]
+
+
+def _check(request: LoadRequest, task: str, texts: Sequence[str]) -> Words | None:
+    """What prompts are made of, where their lengths are given. Raises SetupError for a task that is not known, or that
+    does not generate where it must.
+    """
+    load = request.generation
+    if load is None:
+        make_requests(request, task, texts[:1])
+        return None
+    generation_requests(request, load, task, texts, None, ())
+    return count_words(request, texts) if load.prompt_tokens or load.shared_prefix_tokens else None
 
 
 def _turned(texts: Sequence[str], index: int, count: int) -> list[str]:

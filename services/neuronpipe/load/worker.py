@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from typing import TypeAlias
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.load.generator import Generator, Share
-from neuronpipe.load.inputs import make_requests
+from neuronpipe.load.inputs import generation_requests, make_requests
+from neuronpipe.load.prompts import Words
 from neuronpipe.load.request import LoadRequest
 from neuronpipe.load.samples import Rows, Tick
 
@@ -26,6 +28,8 @@ class Assignment:
     task: str
     texts: Sequence[str]
     share: Share
+    # What prompts of given lengths are made of.
+    words: Words | None = None
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,12 @@ class Ready:
 
 @dataclass(frozen=True)
 class Report:
-    """The last message: every request of the process, and the share of a CPU core that it used."""
+    """The last message: every request of the process, every part of a generated text, and the share of a CPU core that
+    it used.
+    """
 
     rows: Rows
+    parts: Rows
     cpu_share: float
 
 
@@ -66,8 +73,12 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 async def _work(orders: Orders, messages: Messages, assignment: Assignment) -> None:
-    requests = make_requests(assignment.request, assignment.task, assignment.texts)
-    request = assignment.request
+    request, task, texts = assignment.request, assignment.task, assignment.texts
+    if request.generation:
+        seed = assignment.share.seed
+        requests = generation_requests(request, request.generation, task, texts, assignment.words, seed)
+    else:
+        requests = itertools.cycle(make_requests(request, task, texts))
     async with AsyncClient(request.target, timeout_s=None, retries=False, tls=request.tls) as client:
         # Connects. If the gateway is gone meanwhile, the requests fail and are recorded.
         with contextlib.suppress(NeuronpipeError, TimeoutError):
@@ -86,7 +97,7 @@ async def _work(orders: Orders, messages: Messages, assignment: Assignment) -> N
             finally:
                 has_ended.set()
                 await ticking
-    messages.send(Report(generator.recorder.rows(), cpu_share))
+    messages.send(Report(generator.recorder.rows(), generator.recorder.parts(), cpu_share))
 
 
 @contextlib.contextmanager

@@ -11,9 +11,8 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.access import access_by
 from neuronpipe.gateway.doors.assembly import gateway_doors
 from neuronpipe.gateway.doors.native import INFERENCE_SERVICE
-from neuronpipe.jobs.door import JOBS
 from neuronpipe.local.metric_sums import write_families
-from neuronpipe.local.server import running_pipeline
+from neuronpipe.local.server import additions_of, running_pipeline
 from neuronpipe.local.settings import AllSettings
 from neuronpipe.process.door import Handler
 from neuronpipe.process.life import Life, serve
@@ -29,7 +28,9 @@ async def run_front(settings: AllSettings, telemetry: Telemetry, tls: ServerTls 
     """
     reader, writer = await asyncio.open_unix_connection(sock=parent)
     access = access_by(settings, telemetry)
-    doors = gateway_doors(settings, settings, telemetry, tls, access.guard, addition=JOBS, shares_port=True)
+    doors = gateway_doors(
+        settings, settings, telemetry, tls, access.guard, addition=additions_of(settings), shares_port=True
+    )
 
     async def tell(message: object) -> None:
         writer.write(json.dumps(message).encode() + b"\n")

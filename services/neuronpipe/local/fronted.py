@@ -28,7 +28,7 @@ async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Acces
 
     @asynccontextmanager
     async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
-        repository = LiveRepository.of(settings)
+        repository = LiveRepository.of(settings, with_artifacts=True)
         with (
             shared_port(settings.listen) as port,
             shared_port(settings.http_listen) as http_port,

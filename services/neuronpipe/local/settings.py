@@ -12,6 +12,8 @@ from neuronpipe.jobs.settings import JobSettings
 from neuronpipe.neuron_executor.settings import EngineSettings
 from neuronpipe.tokenizer.settings import TokenCacheSettings
 
+# A week.
+_LONGEST_IDLE_S = 7 * 86_400
 _TOKENIZER_SETTINGS = ("token_cache_bytes", "image_cache_bytes", "token_cache_redis")
 
 
@@ -20,6 +22,14 @@ class PipelineProcessSettings(GatewaySettings, JobSettings, EngineSettings, Toke
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_GATEWAY_")
     service: ClassVar[str] = "gateway"
+
+    idle_exit_s: float = Field(
+        0.0,
+        ge=0,
+        le=_LONGEST_IDLE_S,
+        description="seconds without a call after which the process ends, for whoever starts it again with the next "
+        "connection; 0: never",
+    )
 
     @model_validator(mode="after")
     def _check_stages_are_near(self) -> Self:
@@ -56,6 +66,10 @@ class AllSettings(PipelineProcessSettings):
     def _check_fronts(self) -> Self:
         if self.front_processes and self.executor_target != NEAR:
             raise ValueError(f"--front-processes: they share the executor of this service, --executor-target {NEAR}")
+        if self.front_processes and self.idle_exit_s:
+            raise ValueError("--idle-exit-s: not with --front-processes, each of which would end by itself")
+        if self.front_processes and self.scaler_listen:
+            raise ValueError("--scaler-listen: not with --front-processes, whose executor is always there")
         if self.front_processes and unix_path(self.listen):
             raise ValueError("--front-processes: they share a port, HOST:PORT; a unix socket belongs to one process")
         return self

@@ -11,6 +11,7 @@ from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.gateway.far_stages import running_far_stages
+from neuronpipe.gateway.holding import Holding
 from neuronpipe.local.settings import PipelineProcessSettings
 from neuronpipe.tls.files import WatchedTls
 
@@ -32,9 +33,10 @@ async def running_stages(
     report: Callable[[str, bool], None],
     tls: WatchedTls | None = None,
     known: Sequence[Bundle] = (),
+    holding: Holding | None = None,
 ) -> AsyncIterator[RunningStages]:
     """The stages of this process, loaded and warmed up, and those behind targets.
-    `report`, `tls`: see running_far_stages. `known`: bundles that will be opened later. Raises SetupError.
+    `report`, `tls`, `holding`: see running_far_stages. `known`: bundles that will be opened later. Raises SetupError.
 
     A stage that is not in this process is not even imported: its libraries need not be installed.
     """
@@ -62,7 +64,7 @@ async def running_stages(
             functions["postprocessor"] = postprocessor.postprocess
             near.append(postprocessor.models)
         if far:
-            others = await stack.enter_async_context(running_far_stages(far, telemetry.meters, report, tls))
+            others = await stack.enter_async_context(running_far_stages(far, telemetry.meters, report, tls, holding))
             functions |= others
         called = Stages(functions["tokenizer"], functions["neuron-executor"], functions["postprocessor"])
         yield RunningStages(called, near, others)

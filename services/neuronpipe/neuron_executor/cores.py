@@ -5,6 +5,10 @@ from collections import deque
 from dataclasses import dataclass
 
 
+class CoresLost(Exception):
+    """No core of a device is left. The process has to end."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Handed:
     """A batch that a core was given, of any model, and its expected time."""

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 from neuronpipe.bundles.repository import Bundle
@@ -28,14 +28,17 @@ from neuronpipe.tasks.text_generation import GenerationFacts
 
 
 class Devices:
-    """A scheduler for each back end in use, because a back end owns its cores. Made by `running_devices`."""
+    """A scheduler for each back end in use, because a back end owns its cores. Made by `running_devices`.
+
+    `start`: runs a task beside, which ends with the devices.
+    """
 
     def __init__(
         self, settings: EngineSettings, telemetry: Telemetry, start: Callable[[Coroutine[Any, Any, None]], None]
     ) -> None:
         self._settings = settings
         self._telemetry = telemetry
-        self._start = start
+        self.start = start
         self._schedulers: dict[str, DeviceScheduler] = {}
         self._limits = Limits(settings.max_batch_size, settings.max_batch_tokens, settings.max_queue_sequences)
 
@@ -59,14 +62,15 @@ class Devices:
             max_sequences=self._limits.max_batch_size,
             step_tokens=self._settings.step_tokens,
             max_queue_sequences=self._limits.max_queue_sequences,
+            step_limit_s=self._settings.batch_limit_s,
         )
+        self.start(generator.work())
         log("model ready", model=bundle.spec.name, version=bundle.spec.version, blocks=model.blocks)
         observer.ready(time.monotonic_ns() - began_ns)
-        async with run_beside(generator.work()):
-            try:
-                yield generator
-            finally:
-                await generator.close()
+        try:
+            yield generator
+        finally:
+            await generator.close()
 
     @asynccontextmanager
     async def open_batches(self, bundle: Bundle) -> AsyncIterator[ExecutorModel]:
@@ -95,15 +99,12 @@ class Devices:
             await asyncio.to_thread(backend.close)
 
     def _load_decoder(self, bundle: Bundle) -> DecoderModel:
-        settings, artifact = self._settings, bundle.artifact(self._settings.backend)
-        with bundle.artifact_files(artifact) as files:
+        with self._request(bundle, cpu_threads(self._settings.threads, 0)) as (name, request):
             return load_decoder(
-                artifact.backend,
-                files,
-                artifact.properties,
-                threads=cpu_threads(settings.threads, 0),
-                max_tokens=settings.max_batch_size * (bundle.spec.max_tokens + _text_tokens(bundle.spec)),
-                max_bytes=settings.kv_cache_bytes,
+                name,
+                request,
+                max_tokens=self._settings.max_batch_size * (bundle.spec.max_tokens + _text_tokens(bundle.spec)),
+                max_bytes=self._settings.kv_cache_bytes,
             )
 
     def _scheduler(self, name: str, backend: Backend) -> DeviceScheduler:
@@ -112,26 +113,30 @@ class Devices:
                 backend.cores, backend.in_flight, self._settings.batch_limit_s
             )
             for worker in scheduler.workers():
-                self._start(worker)
+                self.start(worker)
         return self._schedulers[name]
 
     def _load(self, bundle: Bundle) -> Backend:
+        with self._request(bundle, self._settings.threads) as (name, request):
+            return load_backend(name, request)
+
+    @contextmanager
+    def _request(self, bundle: Bundle, threads: int) -> Iterator[tuple[str, BackendRequest]]:
+        """The back end of a bundle, and its parameters."""
         settings, artifact = self._settings, bundle.artifact(self._settings.backend)
         with bundle.artifact_files(artifact) as files:
-            return load_backend(
-                artifact.backend,
-                BackendRequest(
-                    bundle.spec,
-                    files,
-                    artifact.properties,
-                    cores=settings.core_count,
-                    cores_per_replica=settings.cores_per_replica,
-                    threads=settings.threads,
-                    in_flight=settings.in_flight,
-                    buckets=artifact.buckets,
-                    versions=artifact.versions,
-                ),
+            request = BackendRequest(
+                bundle.spec,
+                files,
+                artifact.properties,
+                cores=settings.core_count,
+                cores_per_replica=settings.cores_per_replica,
+                threads=threads,
+                in_flight=settings.in_flight,
+                buckets=artifact.buckets,
+                versions=artifact.versions,
             )
+            yield artifact.backend, request
 
 
 def _text_tokens(spec: ModelSpec) -> int:

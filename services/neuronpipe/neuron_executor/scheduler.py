@@ -24,7 +24,7 @@ from neuronpipe.neuron_executor.batching.batch_time import BatchTimes
 from neuronpipe.neuron_executor.batching.forecast import Forecast
 from neuronpipe.neuron_executor.batching.policy import Batch, Limits
 from neuronpipe.neuron_executor.batching.queue import QueuedSequence
-from neuronpipe.neuron_executor.cores import Cores
+from neuronpipe.neuron_executor.cores import Cores, CoresLost
 from neuronpipe.neuron_executor.executor_model import ExecutorModel, fail, stopping, uncomputable
 from neuronpipe.neuron_executor.watchdog import CoreWatchdog
 
@@ -38,10 +38,6 @@ _HANGS_AFTER = 10
 # (tests/bench/jobs_beside.py).
 _INTERACTIVE_FOR_S = 0.25
 _BULK_BATCH_LIMIT_S = 0.006
-
-
-class CoresLost(Exception):
-    """No core of a device is left. The process has to end."""
 
 
 class DeviceScheduler:

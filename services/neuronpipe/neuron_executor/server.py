@@ -18,7 +18,7 @@ async def run(settings: NeuronExecutorSettings, telemetry: Telemetry, tls: Serve
 
     @asynccontextmanager
     async def open_stage() -> AsyncIterator[OpenedStage]:
-        repository = await asyncio.to_thread(LiveRepository.of, settings)
+        repository = await asyncio.to_thread(LiveRepository.of, settings, with_artifacts=True)
         known = await asyncio.to_thread(repository.bundles)
         async with (
             running_executor([], settings, telemetry, known) as stage,

@@ -62,6 +62,17 @@ class EngineSettings(CoreSettings):
     kv_cache_bytes: int = Field(
         1 << 30, ge=1 << 16, description="most memory for the key-value cache of a model that generates, in bytes"
     )
+    max_model_memory_bytes: int = Field(
+        0,
+        ge=0,
+        description="most memory for all models, in bytes: the files that the back end reads, and kv_cache_bytes of "
+        "each that generates; of the device, where the back end has one; 0: no limit",
+    )
+    models_on_demand: bool = Field(
+        False,
+        description="load a model when the first request for it comes, and unload those that were used longest ago "
+        "where max_model_memory_bytes is reached",
+    )
     step_tokens: int = Field(
         256,
         ge=1,
@@ -74,7 +85,7 @@ class EngineSettings(CoreSettings):
         ge=1,
         le=3600,
         description="seconds after which a batch counts as hung, or ten times its forecast if that is longer; its "
-        "core is given up",
+        "core is given up; the same for a step of a model that generates",
     )
 
 

@@ -11,10 +11,11 @@ from neuronpipe.core.items import ExecuteItem, Prediction
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.neuron_executor.devices import running_devices
-from neuronpipe.neuron_executor.executor_model import ExecutorModel
 from neuronpipe.neuron_executor.generation.engine import Generator
+from neuronpipe.neuron_executor.memory import LoadedModel
 from neuronpipe.neuron_executor.neuron_metrics import record_snapshot
 from neuronpipe.neuron_executor.neuron_monitor import running_monitor
+from neuronpipe.neuron_executor.on_demand import OnDemandModel, model_table
 from neuronpipe.neuron_executor.settings import EngineSettings
 
 _NEURON = "neuronx"
@@ -23,7 +24,7 @@ _NEURON = "neuronx"
 class NeuronExecutorStage:
     """Runs sequences. The instance's `execute` is the stage function; made by `running_executor`."""
 
-    def __init__(self, models: ServedModels[ExecutorModel | Generator], telemetry: Telemetry) -> None:
+    def __init__(self, models: ServedModels[LoadedModel | OnDemandModel], telemetry: Telemetry) -> None:
         self.models = models
         self._tracer = telemetry.tracer
 
@@ -31,11 +32,14 @@ class NeuronExecutorStage:
         """Runs the sequences of one input."""
         arrived_ns = time.monotonic_ns()
         with self.models.table.find(item.model.name, str(item.model.version)) as model:
-            if isinstance(model, Generator):
-                return await model.generate(item)
+            if isinstance(model, OnDemandModel):
+                async with model.use() as loaded:
+                    return await self._run(item, loaded, arrived_ns)
             return await self._run(item, model, arrived_ns)
 
-    async def _run(self, item: ExecuteItem, model: ExecutorModel, arrived_ns: int) -> Prediction:
+    async def _run(self, item: ExecuteItem, model: LoadedModel, arrived_ns: int) -> Prediction:
+        if isinstance(model, Generator):
+            return await model.generate(item)
         call, trace = item.call, self._tracer.joined(item.call.trace)
         try:
             computed = await model.run(item.sequences.arrays, call, trace)
@@ -84,7 +88,7 @@ async def running_executor(
     """
     telemetry = telemetry or Telemetry()
     async with running_devices(settings, telemetry) as devices, AsyncExitStack() as stack:
-        models = await stack.enter_async_context(running_models(ServedModels(devices.open_model), bundles))
+        models = await stack.enter_async_context(running_models(model_table(devices, settings, telemetry), bundles))
         if any(bundle.artifact(settings.backend).backend == _NEURON for bundle in (*bundles, *known)):
             await stack.enter_async_context(running_monitor(record=partial(record_snapshot, telemetry.meters)))
         yield NeuronExecutorStage(models, telemetry)

@@ -13,27 +13,24 @@ from neuronpipe.neuron_executor.scheduler import DeviceScheduler
 async def warm_up(backend: Backend, bundle: Bundle, device: DeviceScheduler) -> BatchTimes:
     """Runs every bucket, or two different batches, on every core, in turn with the device's other models.
 
-    Raises SetupError if one cannot run, or if no core is left.
+    Batches that run alone begin with the same estimate, which then follows their own times. Raises SetupError if one
+    cannot run, or if no core is left.
     """
     warming = _WarmUp(backend, bundle, device)
-    batch_time = BatchTime()
-    estimates = [(False, batch_time)]
+    estimates = [BatchTime()]
     if backend.cores > 1 and backend.buckets is None:
-        estimates.append((True, BatchTime()))
+        estimates.append(BatchTime())
     try:
         for rows, tokens in warming.shapes():
             for core in range(backend.cores):
                 await warming.run_on(core, rows, tokens)
-            for is_alone, estimate in estimates:
-                if is_alone:
-                    await warming.time(rows, tokens, is_alone=True)
-                # The faster one, because all services of a machine may start at once.
-                estimate.anchor(
-                    rows * tokens, min([await warming.time(rows, tokens, is_alone=is_alone) for _ in range(2)])
-                )
+            # The faster one, because all services of a machine may start at once.
+            seconds = min([await warming.time(rows, tokens) for _ in range(2)])
+            for estimate in estimates:
+                estimate.anchor(rows * tokens, seconds)
     except BackendError as error:
         raise SetupError(f"{bundle.folder}: the back end cannot run a warm-up batch: {error}") from error
-    return BatchTimes(batch_time, estimates[-1][1])
+    return BatchTimes(estimates[0], estimates[-1])
 
 
 class _WarmUp:
@@ -49,16 +46,16 @@ class _WarmUp:
             return [(bucket.batch, bucket.tokens) for bucket in self._backend.buckets.buckets]
         return [(rows, self._backend.round_tokens(tokens)) for rows, tokens in self._kind.warm_up_shapes()]
 
-    async def run_on(self, core: int, rows: int, tokens: int, *, is_alone: bool = False) -> float | None:
+    async def run_on(self, core: int, rows: int, tokens: int) -> float | None:
         """Runs the shortest sequences. Returns the seconds that they took; None if the core is lost."""
         left = [one for one in range(self._backend.cores) if not self._device.cores.is_lost(one)]
         if core not in left:
             return None
         inputs = self._kind.pad([self._kind.shortest()] * rows, tokens)
         try:
-            async with self._device.reserved(left if is_alone else [core]):
+            async with self._device.reserved([core]):
                 began_s = time.monotonic()
-                await compute(self._backend, core, inputs, is_alone=is_alone)
+                await compute(self._backend, core, inputs)
                 return time.monotonic() - began_s
         except CoreLost as fault:
             self._device.lose(core, self._name, fault)
@@ -66,9 +63,9 @@ class _WarmUp:
                 raise
             return None
 
-    async def time(self, rows: int, tokens: int, *, is_alone: bool) -> float:
+    async def time(self, rows: int, tokens: int) -> float:
         """The seconds that a batch takes on the first core that is not lost."""
         for core in range(self._backend.cores):
-            if (seconds := await self.run_on(core, rows, tokens, is_alone=is_alone)) is not None:
+            if (seconds := await self.run_on(core, rows, tokens)) is not None:
                 return seconds
         raise CoreLost("no core is left")

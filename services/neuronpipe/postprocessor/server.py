@@ -18,7 +18,7 @@ async def run(settings: PostprocessorSettings, telemetry: Telemetry, tls: Server
 
     @asynccontextmanager
     async def open_stage() -> AsyncIterator[OpenedStage]:
-        repository = await asyncio.to_thread(LiveRepository.of, settings)
+        repository = await asyncio.to_thread(LiveRepository.of, settings, with_artifacts=False)
         async with (
             running_postprocessor([]) as stage,
             running_live_models(repository, [stage.models], telemetry.meters),

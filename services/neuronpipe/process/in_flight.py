@@ -87,6 +87,7 @@ class InFlight:
         self._came_late = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._idle_since_s = time.monotonic()
 
     def __enter__(self) -> None:
         """Counts a call until the block ends. Raises Unavailable while the process drains, Overloaded at the limit."""
@@ -104,6 +105,7 @@ class InFlight:
         self.count -= 1
         if not self.count:
             self._idle.set()
+            self._idle_since_s = time.monotonic()
 
     def caller_waits(self, setting: str, limit_s: float, max_waits: int = _MAX_WAITS) -> CallerWaits:
         """What waits for callers in one way, which the setting of this name limits."""
@@ -219,6 +221,11 @@ class InFlight:
                 await self._idle.wait()
         except TimeoutError:
             return
+
+    async def wait_until_unused(self, idle_s: float) -> None:
+        """Returns once no call has been in flight for so many seconds."""
+        while self.count or (left_s := self._idle_since_s + idle_s - time.monotonic()) > 0:
+            await (self._idle.wait() if self.count else asyncio.sleep(left_s))
 
     async def wait_until_quiet(self, limit_s: float) -> None:
         """Returns once no new call has come for a moment, and after `limit_s` in any case."""

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeAlias
 
+from neuronpipe.core.background import run_beside
 from neuronpipe.core.logs import log, log_fault, log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.process.door import Door, Handler
@@ -103,11 +104,13 @@ async def serve(
     meters: Meters | None = None,
     *,
     listens_first: bool = True,
+    idle_exit_s: float = 0.0,
 ) -> None:
     """Serves until SIGTERM or SIGINT.
 
     Raises SetupError for an address that cannot be used, and whatever `assemble` raises. `meters`: of what callers do
-    beyond limits. `listens_first`: before it loads, so that callers are told that it is starting.
+    beyond limits. `listens_first`: before it loads, so that callers are told that it is starting. `idle_exit_s`: after
+    so many seconds without a call it ends as by SIGTERM; 0: never.
     """
     loop, serving, stop = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
     life = Life(name, settings, doors, meters)
@@ -117,6 +120,11 @@ async def serve(
         stop.set()
         if serving and not life.is_open:  # loading can take minutes
             serving.cancel()
+
+    async def stop_when_unused() -> None:
+        await life.in_flight.wait_until_unused(idle_exit_s)
+        log("not used any more", idle_exit_s=idle_exit_s)
+        stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
@@ -129,7 +137,8 @@ async def serve(
                 await life.listen()
             life.open(handlers)
             try:
-                await stop.wait()
+                async with run_beside(*([stop_when_unused()] if idle_exit_s else [])):
+                    await stop.wait()
                 await life.drain(settings.grace_s)
             except asyncio.CancelledError:
                 # A part has crashed. Its calls may take long to end, and nobody should wait for them.

@@ -1,8 +1,9 @@
 """The settings that every service has."""
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.errors import SetupError
@@ -168,7 +169,26 @@ class ProcessSettings(ServerTlsSettings, CallerLimits):
 class ServerSettings(ProcessSettings):
     """What every service with models has."""
 
-    repository: Path = Field(description="folder of bundles, as `neuronpipe compile` writes it")
+    repository: Annotated[str, BeforeValidator(str)] = Field(  # a Path is a folder
+        min_length=1,
+        description="folder of bundles, as `neuronpipe compile` writes it, or s3://BUCKET/PREFIX, to which `neuronpipe "
+        "bundle push` uploads them; credentials as AWS's variables say",
+    )
+    repository_endpoint: str = Field(
+        "",
+        pattern=r"^(https?://.+)?$",
+        description="for s3://: URL of the object store; empty: as AWS_ENDPOINT_URL says, else AWS's",
+    )
+    repository_cache: Path = Field(
+        Path("~/.cache/neuronpipe/bundles"),
+        description="for s3://: folder in which bundles are kept; processes of a machine share it",
+    )
+    repository_cache_bytes: int = Field(
+        100 << 30,
+        ge=1,
+        description="for s3://: bytes of bundles that are kept; of those that no process uses the least recently used "
+        "are deleted; one that has no room beside those in use is not loaded",
+    )
     trusted_keys: Path | None = Field(
         None,
         description="file or folder of ed25519 public keys in PEM form; bundles that none of them signed (`neuronpipe "
@@ -198,6 +218,11 @@ class StageSettings(ServerSettings):
         if names and not self.tls_client_ca:
             raise SetupError("--allowed-peers: needs --tls-client-ca, as callers show no certificate otherwise")
         return names
+
+
+def is_bucket(repository: str) -> bool:
+    """Whether a repository is in a bucket, and not a folder."""
+    return repository.startswith("s3://")
 
 
 def check_port(listen: str) -> str:

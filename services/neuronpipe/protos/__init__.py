@@ -16,6 +16,7 @@ PUBLIC = (
     "neuronpipe/api/v1/jobs.proto",
     "neuronpipe/api/v1/models.proto",
     "neuronpipe/api/v1/tasks.proto",
+    "neuronpipe/api/v1/registry.proto",
     "neuronpipe/api/v1/traces.proto",
 )
 # In a wheel the files are beside this one, in a checkout in its folder protos/.

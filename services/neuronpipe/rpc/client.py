@@ -22,12 +22,17 @@ _DEADLINE_SLACK_S = 0.05
 
 
 def open_channel(
-    target: str, service_config: ServiceConfig | None = None, tls: LoadedTls | None = None, server_name: str = ""
+    target: str,
+    service_config: ServiceConfig | None = None,
+    tls: LoadedTls | None = None,
+    server_name: str = "",
+    connect_ms: int = 100,
 ) -> grpc.aio.Channel:
     """A channel that spreads calls over all addresses of its target and reconnects soon after a loss.
 
     `tls`: without, and to a unix socket, nothing is encrypted. `server_name`: what the server's certificate must name;
-    empty: the host of the target.
+    empty: the host of the target. `connect_ms`: what an attempt to connect gets; later ones get up to 2 s if that is
+    more.
     """
     options: list[tuple[str, str | int]] = [
         ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}], **(service_config or {})})),
@@ -35,7 +40,8 @@ def open_channel(
         ("grpc.max_send_message_length", -1),
         # By default, gRPC waits a second after the first refusal and up to two minutes after later ones.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # What its name does not say: the least time that an attempt gets (grpc/doc/connection-backoff.md).
+        ("grpc.min_reconnect_backoff_ms", connect_ms),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.dns_min_time_between_resolutions_ms", 1_000),
         # Detects a peer that vanished without closing the connection; servers allow it (rpc/door.py).

@@ -194,6 +194,8 @@ def write_announcement(models: AnnouncedModels, max_message_bytes: int, announce
     write_models(models.keys, announcement)
     for model, problem in sorted(models.problems.items()):
         announcement.failed.add(name=model.name, version=str(model.version), problem=problem)
+    for model, is_loading in sorted(models.unloaded.items()):
+        announcement.unloaded.add(name=model.name, version=str(model.version), is_loading=is_loading)
 
 
 def write_models(models: Iterable[ModelKey], message: Announcement | NeededModels) -> None:
@@ -212,6 +214,15 @@ def read_problems(announcement: Announcement) -> dict[ModelKey, str]:
     return {
         ModelKey(model.name, int(model.version)): model.problem
         for model in announcement.failed
+        if _is_version(model.version)
+    }
+
+
+def read_unloaded(announcement: Announcement) -> dict[ModelKey, bool]:
+    """The models of a process that are not in its memory, and whether they are being loaded."""
+    return {
+        ModelKey(model.name, int(model.version)): model.is_loading
+        for model in announcement.unloaded
         if _is_version(model.version)
     }
 

@@ -14,6 +14,9 @@ from neuronpipe.tls.files import TlsFiles, WatchedTls, watched_tls
 
 StubsT = TypeVar("StubsT")
 
+# gRPC's default: a server that is started by its first connection answers late, and the attempt must wait for it.
+_CONNECT_MS = 20_000
+
 
 class Connection(Generic[StubsT]):
     """A channel and its stubs. Where TLS files change, a new channel takes their place, since gRPC cannot change those
@@ -65,7 +68,7 @@ class Connection(Generic[StubsT]):
 
     def _open(self) -> None:
         self._tls = self._watched.value if self._watched else None
-        self._channel = open_channel(self._target, self._service_config, self._tls)
+        self._channel = open_channel(self._target, self._service_config, self._tls, connect_ms=_CONNECT_MS)
         self._stubs = self._make_stubs(self._channel)
         self._calls[self._channel] = 0
 

@@ -15,7 +15,14 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.callers import enter_caller
-from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeError, Overloaded, SetupError
+from neuronpipe.core.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    NeuronpipeError,
+    NotConfigured,
+    Overloaded,
+    SetupError,
+)
 from neuronpipe.core.logs import log
 from neuronpipe.core.names import Metrics
 from neuronpipe.process.door import Guard, Handler
@@ -30,8 +37,8 @@ from neuronpipe.rpc.reads import StreamRead, read_message
 from neuronpipe.rpc.rpcs import Context, Rpc, by_path, rpcs_of
 from neuronpipe.tls.server import ServerTls
 
-# Watches of health, which are never over and need no credentials.
-_MAX_WATCHES = 512
+# Watches of health, which are never over and need no credentials. Each of our clients has one.
+_MAX_WATCHES = MAX_CALLS // 2
 _REFLECTION_SERVICE = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 _MIN_PING_INTERVAL_MS = 10_000
 # Detects a caller that vanished without closing its connection. Its calls would be worked on, and the connection would
@@ -167,7 +174,7 @@ class GrpcDoor:
             except Exception as error:
                 await abort(context, error)
             # gRPC sends it from here on, and is done with the call when the caller has read it.
-            unread_yet = self._begin_send(context)
+            unread_yet = self._begin_send(context.peer())
             context.add_done_callback(lambda _: self._sends.done(unread_yet))  # type: ignore[arg-type]
             return response
 
@@ -177,19 +184,22 @@ class GrpcDoor:
                 if guard:
                     enter_caller(guard.identify(credentials_of(context)))
                 with counted:
-                    answering = handler or self._handler(rpc)
+                    answering, peer = handler or self._handler(rpc), context.peer()
                     await check_peer(context, allowed_peers)
                     read = self._stream_read(rpc, context) if rpc.client_streaming else None
                     request = self._requests(rpc, read) if read else await self._request(rpc, context)
                     async with contextlib.aclosing(answering(request, context)) as responses:
                         async for response in responses:
-                            unread_yet = self._begin_send(context)
-                            yield response
-                            self._sends.done(unread_yet)
+                            unread_yet = self._begin_send(peer)
+                            try:
+                                yield response
+                            finally:  # also where the caller leaves meanwhile
+                                self._sends.done(unread_yet)
                             if read:
                                 read.answered()
             except Exception as error:
-                await abort(context, error)
+                # With any other status, clients that watch would never call this server (grpc/doc/health-checking.md).
+                await abort(context, NotConfigured("health cannot be watched here") if rpc.path == WATCH else error)
 
         if rpc.server_streaming:
             return grpc.stream_stream_rpc_method_handler(stream, response_serializer=rpc.encode)
@@ -226,9 +236,12 @@ class GrpcDoor:
             limit = self._settings.max_header_bytes
             raise InvalidInput("metadata", f"{size_bytes} bytes, the limit is {limit} (max_header_bytes)")
 
-    def _begin_send(self, context: Context) -> int:
-        """A response is sent from now on; returns the number for `_sends.done`."""
-        return self._sends.begin(lambda is_late: self._end_connection(context.peer()))
+    def _begin_send(self, peer: str) -> int:
+        """A response is sent from now on; returns the number for `_sends.done`.
+
+        `peer` is read before: gRPC's core crashes where it is asked for that of a call that is over.
+        """
+        return self._sends.begin(lambda is_late: self._end_connection(peer))
 
     def _end_connection(self, peer: str) -> None:
         self._ended.add()

@@ -14,12 +14,14 @@ from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.status import from_status
 from neuronpipe.core.streams import Outcome, StageResponse
 from neuronpipe.rpc.client import open_channel
-from neuronpipe.rpc.codecs import read_models, read_problems, write_models
+from neuronpipe.rpc.codecs import read_models, read_problems, read_unloaded, write_models
 from neuronpipe.rpc.items import LARGE_BYTES, StageRpc
 from neuronpipe.tls.files import LoadedTls, WatchedTls
 
 # The time between two resolutions of a target, so that new processes get work.
 _RESOLVE_EVERY_S = 5.0
+# The same while no process is there: requests may be held for the first one.
+_RESOLVE_ABSENT_S = 1.0
 # The number of complete answers in a row, a minute's, that miss an address before it is retired. For a name with many
 # addresses, a DNS server returns only some at a time. If each answer has four in ten of them, an address is missing
 # from all twelve once in 460 minutes; with one in two, once in 4,100 minutes.
@@ -45,6 +47,7 @@ class StageStream:
         self._max_message_bytes = 0
         self.models = self._announced(first)
         self.problems: Mapping[ModelKey, str] = read_problems(first.announcement)
+        self.unloaded: Mapping[ModelKey, bool] = read_unloaded(first.announcement)
         self.retired = retired
 
     async def send(
@@ -88,6 +91,7 @@ class StageStream:
             response.draining.item_ids if response.HasField("draining") else None,
             self._announced(response),
             read_problems(response.announcement),
+            read_unloaded(response.announcement),
         )
 
     def _serialize(
@@ -150,15 +154,20 @@ async def follow_endpoints(
     of the old.
     """
     followed: dict[str, _Address] = {}
+    unresolved: Mapping[str, str] = {}
     async with asyncio.TaskGroup() as group:
         while True:
             if tls:
                 tls.look()
-            addresses, is_complete = await resolve(target)
+            unresolved_before = unresolved
+            addresses, unresolved = await resolve(target)
+            for name, problem in unresolved.items():
+                if name not in unresolved_before:
+                    log_warning("a target cannot be resolved", target=name, problem=problem)
             for address, one in list(followed.items()):
                 if address in addresses:
                     one.absences = 0
-                elif is_complete:  # otherwise the old ones are the best guess
+                elif not unresolved:  # otherwise the old ones are the best guess
                     one.absences += 1
                 if one.absences >= _MAX_ABSENCES:
                     log("a stage's address is gone", rpc=rpc.path, address=address)
@@ -169,7 +178,8 @@ async def follow_endpoints(
                     one = _Address(rpc, address, server_name, serve, tls.value if tls else None, before)
                     followed[address] = one
                     one.following = group.create_task(one.follow())
-            await asyncio.sleep(_RESOLVE_EVERY_S)
+            is_served = any(one.is_served for one in followed.values())
+            await asyncio.sleep(_RESOLVE_EVERY_S if is_served else _RESOLVE_ABSENT_S)
 
 
 class _Address:
@@ -194,17 +204,17 @@ class _Address:
         self._address = address
         self._server_name = server_name
         self._serve = serve
-        self._is_served = False
+        self.is_served = False
         self._retired = asyncio.Event()
         self._before = before
-        if before and not before._is_served:  # what could not be opened has nothing to end
+        if before and not before.is_served:  # what could not be opened has nothing to end
             before.following.cancel()
             self._before = before._before
 
     def retire(self) -> None:
         """Ends the stream once its process has answered all items in flight."""
         self._retired.set()
-        if not self._is_served:
+        if not self.is_served:
             self.following.cancel()
         self._retire_before()
 
@@ -240,26 +250,26 @@ class _Address:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _serve_stream(self, call: _StreamCall, first: Any) -> None:
-        self._is_served = True
+        self.is_served = True
         log("a stage's stream is open", rpc=self._rpc.path, address=self._address)
         self._retire_before()  # serving begins before the other can end: there is no moment without a stream
         try:
             await self._serve(StageStream(self._rpc, call, first, self._retired))
         finally:
-            self._is_served = False
+            self.is_served = False
         if call.done():
             code, reason = await call.code(), await call.details()
             say = log if code in _USUAL_ENDS else log_warning
             say("a stage's stream has ended", rpc=self._rpc.path, address=self._address, code=code.name, reason=reason)
 
 
-async def resolve(target: str) -> tuple[dict[str, str], bool]:
+async def resolve(target: str) -> tuple[dict[str, str], dict[str, str]]:
     """The gRPC addresses of a target, each with the name that its server's certificate must have, empty for a socket's
-    path; and whether each of the target's names could be resolved now.
+    path; and the parts of the target that cannot be resolved now, each with the reason.
     """
     loop = asyncio.get_running_loop()
     addresses: dict[str, str] = {}
-    is_complete = True
+    unresolved: dict[str, str] = {}
     for one in map(str.strip, target.split(",")):
         if one.startswith("unix:"):
             addresses[one] = ""
@@ -268,10 +278,9 @@ async def resolve(target: str) -> tuple[dict[str, str], bool]:
         try:
             found: Sequence[Any] = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         except OSError as error:
-            log_warning("a target cannot be resolved", target=one, problem=error.strerror)
-            is_complete = False
+            unresolved[one] = error.strerror or type(error).__name__
             continue
         for family, _, _, _, where in found:
             address = f"ipv6:[{where[0]}]:{where[1]}" if family == socket.AF_INET6 else f"ipv4:{where[0]}:{where[1]}"
             addresses[address] = f"{host}:{port}"
-    return addresses, is_complete
+    return addresses, unresolved

@@ -4,10 +4,15 @@ import math
 import os
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
+from typing import TypeVar
 
 from neuronpipe.core.errors import SetupError
+
+ResultT = TypeVar("ResultT")
 
 _CGROUP = Path("/sys/fs/cgroup")
 # Steps of `nice`. A thread gets nine times less CPU time than one of normal priority if both are always busy.
@@ -43,6 +48,37 @@ def compute_pool(threads: int, name: str) -> ThreadPoolExecutor:
     (measured 2026-11-22, docs/performance.md), and under overload calls grew old before the event loop accepted them.
     """
     return ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name, initializer=_lower_priority)
+
+
+class ComputeThread:
+    """One thread of that kind, which the process does not wait for when it ends: what it computes may hang."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def submit(self, function: Callable[[], ResultT]) -> "Future[ResultT]":
+        """Calls a function in the thread, after those before it."""
+        future: Future[ResultT] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self._jobs.put(run)
+        return future
+
+    def close(self) -> None:
+        """Ends the thread after what was given to it."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        _lower_priority()
+        while job := self._jobs.get():
+            job()
 
 
 def _lower_priority() -> None:

@@ -12,18 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.runtimes.decoder import Run, Scores
-from neuronpipe.runtimes.openvino import engine, openvino, opset13, paged_attention_transformation
+from neuronpipe.runtimes.decoder import BLOCK_TOKENS, ENCODER, TOP_TOKENS, Run, Scores, block_count
+from neuronpipe.runtimes.openvino import engine, has_bfloat16, openvino, opset13, paged_attention_transformation
 
-# The names of a bundle's graphs. The second one is there for a model with an encoder.
-MODEL, ENCODER = "model", "encoder"
-
-# Tokens in a block, of OpenVINO's attention on CPUs.
-BLOCK_TOKENS = 32
-# The best tokens that the graph finds for each row: more than transformers' default of top_k, 50. To sort 32 rows of
-# 152,000 logits in NumPy takes 447 ms. In the order of ids where logits are equal, and 256 of them, a step of 32 rows
-# took 33 ms in place of 19 (measured 2026-11-22, 2 virtual cores, vocabulary of 1,200).
-TOP_TOKENS = 64
 # The inputs that say where the keys and values of runs are.
 _PLACES = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins", "max_context_len")
 
@@ -38,13 +29,15 @@ class PagedModel:
 
         Raises SetupError for a graph that cannot be loaded, and if not even two blocks fit.
         """
+        if not has_bfloat16():  # it would expect a cache in float32
+            properties = {name: "f32" if value == "bf16" else value for name, value in properties.items()}
         try:
             graph = engine().read_model(model_file)
             paged_attention_transformation(graph)
             of_sources = _separate_sources(graph)
-            _add_top_tokens(graph)
+            add_top_tokens(graph)
             compiled = engine().compile_model(graph, "CPU", {**properties, "NUM_STREAMS": "1"})
-            self._encoder = _encoder(model_file.with_name(f"{ENCODER}.xml"), properties) if of_sources else None
+            self._encoder = encoder_request(model_file.with_name(f"{ENCODER}.xml"), properties) if of_sources else None
         except RuntimeError as error:
             raise SetupError(
                 f"{model_file}: OpenVINO {openvino.__version__} cannot load it as a paged graph; compile the "
@@ -57,22 +50,18 @@ class PagedModel:
             if port.any_name not in of_sources
         ]
         self.block_bytes = sum(int(np.prod(shape)) * port.get_element_type().size for port, shape in held)
-        self.blocks = min(-(-max_tokens // BLOCK_TOKENS) + 1, max_bytes // self.block_bytes)
-        if self.blocks < 2:
-            raise SetupError(
-                f"{model_file}: a block of its key-value cache takes {self.block_bytes} bytes, and {max_bytes} are "
-                "allowed; allow more with --kv-cache-bytes"
-            )
+        self.blocks = block_count(model_file, self.block_bytes, max_tokens, max_bytes)
         self._compiled = compiled
         self._inputs = {port.any_name for port in compiled.inputs}
         # Memory of zeros is not taken before it is written to.
-        arrays = [np.zeros((self.blocks, *shape), port.get_element_type().to_dtype()) for port, shape in held]
+        arrays = [np.zeros((self.blocks, *shape), _stored_as(port.get_element_type())) for port, shape in held]
         own = [(port.any_name, array) for (port, _), array in zip(held, arrays, strict=True)]
+        kind = held[0][0].get_element_type()
         # A block holds either a part of a text or a part of a source, so one memory serves both.
         self._arrays = arrays
         self._source_arrays = arrays if of_sources else []
         shared = zip(of_sources, (array for _, array in own), strict=True) if of_sources else ()
-        self._caches = [(name, openvino.Tensor(array, shared_memory=True)) for name, array in [*own, *shared]]
+        self._caches = [(name, openvino.Tensor(array, array.shape, kind)) for name, array in [*own, *shared]]
         self._request = self._new_request()
 
     def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
@@ -113,7 +102,12 @@ class PagedModel:
         return request
 
 
-def _encoder(file: Path, properties: Mapping[str, str]) -> "openvino.InferRequest":
+def _stored_as(kind: "openvino.Type") -> Any:
+    """NumPy's dtype of a cache; it has no bfloat16."""
+    return np.uint16 if kind == openvino.Type.bf16 else kind.to_dtype()
+
+
+def encoder_request(file: Path, properties: Mapping[str, str]) -> "openvino.InferRequest":
     """A request of an encoder's graph.
 
     In OpenVINO 2026.4, a request whose first source has a single token computes all longer ones wrongly.
@@ -198,7 +192,7 @@ def _is_of_source(attention: "openvino.Node") -> bool:
     return bool(node.get_type_name() == "Parameter" and "source_last" in node.output(0).names)
 
 
-def _add_top_tokens(graph: "openvino.Model") -> None:
+def add_top_tokens(graph: "openvino.Model") -> None:
     """Adds the best tokens of each row to the outputs."""
     logits = graph.output("logits").get_node().input_value(0)
     vocabulary = logits.get_partial_shape()[1].get_length()

@@ -6,6 +6,7 @@ the machine, the container or the pod that it runs in.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,11 +62,31 @@ class Storage:
         return self._buckets[name]
 
 
-def open_bucket(name: str) -> "S3Store":
-    """A bucket of S3."""
+def open_bucket(name: str, endpoint: str = "", retries: int = 10) -> "S3Store":
+    """A bucket of S3. `endpoint`: URL of the object store; empty: as AWS's variables say. `retries`: of a request."""
     from obstore.store import S3Store
 
-    return S3Store.from_url(f"s3://{name}")
+    return S3Store.from_url(
+        f"s3://{name}",
+        config={"endpoint": endpoint} if endpoint else {},
+        # Given options take the place of those of AWS's variables, so none is given where none is needed.
+        client_options={"allow_http": True} if endpoint.startswith("http://") else None,
+        retry_config={"max_retries": retries, "retry_timeout": timedelta(minutes=3)},
+    )
+
+
+def is_not_modified(error: StorageError) -> bool:
+    """Whether a read was refused because the object has the given ETag."""
+    from obstore.exceptions import NotModifiedError
+
+    return isinstance(error.__cause__, NotModifiedError)
+
+
+def is_other_writer(error: StorageError) -> bool:
+    """Whether a write was refused because the object is not as it was expected to be."""
+    from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
+
+    return isinstance(error.__cause__, AlreadyExistsError | NotFoundError | PreconditionError)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from neuronpipe.tasks import (
     feature_extraction,
     fill_mask,
     image_classification,
+    image_embedding,
     multi_vector_embedding,
     question_answering,
     rerank,
@@ -16,6 +17,7 @@ from neuronpipe.tasks import (
     token_classification,
     tokenization,
     zero_shot_classification,
+    zero_shot_image_classification,
 )
 from neuronpipe.tasks.base import Task
 
@@ -38,6 +40,8 @@ TASKS: dict[str, Task] = {
         text_to_text.TRANSLATION,
         sparse_embedding.TASK,
         multi_vector_embedding.TASK,
+        image_embedding.TASK,
+        zero_shot_image_classification.TASK,
     )
 }
 # And what every model of texts answers besides, without its graph.

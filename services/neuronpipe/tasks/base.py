@@ -147,6 +147,16 @@ class TextTokenizer(Protocol):
 # Converts the bytes of an image file to the pixels that the model takes, uint8 [3, height, width]. Raises InvalidInput;
 # thread-safe.
 ImageReader: TypeAlias = Callable[[bytes], Array]
+# What inputs of a task have.
+Reads = Literal["texts", "images", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """What reads the inputs of a model of texts and images."""
+
+    tokenizer: TextTokenizer
+    read_image: ImageReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +177,10 @@ class Task:
 
     - `check(input, model)` runs first. Together with encode it checks the whole input, so nothing is computed for an
       invalid one.
-    - `encode(input, reader, model)` → Encoded. The reader is the model's TextTokenizer, or its ImageReader for images.
-      The encoding depends only on what `traits(input)` returns, and on what core/model.py's `encoding_traits` returns
-      for the model. Inputs for which these are equal have the same encoding; caches rely on this.
+    - `encode(input, reader, model)` → Encoded. The reader is, as `reads` says, the model's TextTokenizer, its
+      ImageReader, or its Readers for both. The encoding depends only on what `traits(input)` returns, and on what
+      core/model.py's `encoding_traits` returns for the model. Inputs for which these are equal have the same encoding;
+      caches rely on this.
     - `decode(input, model, annotations, outputs)` → the task's result message. `outputs` holds one set of arrays for
       each sequence, as the model's OutputSpec says.
     - `decoded_fields`: the fields of the input that decode reads; None for all, if it needs the text. Only these are
@@ -178,7 +189,8 @@ class Task:
       token by token (neuron_executor/generation/), and decode also gets the model's tokenizer, as a function from
       tokens to their text. `tokens`: of the encoded input.
     - `facts`: the class of the task's facts about a model. `facts.of(model)` returns them.
-    - `annotations`: the arrays that decode reads for each sequence, int32 [n]; n: a number, "tokens" or "any".
+    - `annotations`: the arrays that decode reads for each sequence, int32 [n]; n: a number, "tokens" or "any". With
+      `may_lack_annotations`, encode leaves them out where decode needs none.
 
     The functions raise InvalidInput. They are pure, and run in any process that has the model's spec.
     """
@@ -193,6 +205,8 @@ class Task:
     facts: type[TaskFacts] = TaskFacts
     annotations: Mapping[str, str | int] = field(default_factory=dict)
     complete: Callable[[Any, ModelSpec, int], GenerationOptions] | None = None
+    reads: Reads = "texts"
+    may_lack_annotations: bool = False
 
     @property
     def generates(self) -> bool:

@@ -21,18 +21,21 @@ def check_decodable(task: Task, model: ModelSpec, annotations: ArraySets, output
     """
     if not outputs:
         raise InvalidInput("outputs", "are missing")
-    wanted = len(outputs) if task.annotations else 0
+    is_annotated = task.annotations and (annotations or not task.may_lack_annotations)
+    wanted = len(outputs) if is_annotated else 0
     if len(annotations) != wanted:
         raise InvalidInput("annotations", f"{len(annotations)} sets for {len(outputs)} outputs, expected {wanted}")
     for index, arrays in enumerate(outputs):
         tokens = _check_outputs(model, arrays, f"outputs[{index}]")
-        if task.annotations:
+        if is_annotated:
             _check_annotations(task.annotations, annotations[index], tokens, model, f"annotations[{index}]")
 
 
 def _check_outputs(model: ModelSpec, arrays: Arrays, place: str) -> int:
     """Returns the number of tokens; 0 where no output has them."""
     tokens = 0
+    if model.outputs and len(arrays) > len(model.outputs):  # a model that generates has none here
+        raise InvalidInput(place, f"{len(arrays)} arrays, the model has {len(model.outputs)} outputs")
     for spec in model.outputs:
         array = arrays.get(spec.name)
         if array is None or array.dtype != np.float32 or array.ndim != len(spec.axes):

@@ -1,25 +1,48 @@
-"""Feature extraction: the token vectors of a text or a pair, or one vector pooled from them, as bytes.
+"""Feature extraction: the token vectors of a text or a pair, or vectors pooled from them, as bytes.
 
-The token vectors equal those of transformers' FeatureExtractionPipeline, including those of special tokens.
+The token vectors equal those of transformers' FeatureExtractionPipeline, including those of special tokens. Late
+chunking (arXiv 2409.04701) pools those of each chunk of a text, which its tokens have from the text as a whole.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionInput, FeatureExtractionResult, FeaturePooling, FeatureType
+from neuronpipe.api.v1.tasks_pb2 import (
+    FeatureExtractionInput,
+    FeatureExtractionResult,
+    FeaturePooling,
+    FeatureType,
+    TextSpan,
+)
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
-from neuronpipe.core.tensors import Array, ArraySets
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
+from neuronpipe.core.tensors import Array, Arrays, ArraySets
+from neuronpipe.tasks.base import (
+    Encoded,
+    LocatedText,
+    Task,
+    TextTokenizer,
+    check_text,
+    check_truncation,
+    cut_located,
+    encode_text,
+    or_default,
+    sequence,
+)
 
 # Limit for the vectors between the stages, whatever pooling is requested: half of the default message limit.
 _MAX_BYTES = 32 << 20
+_MAX_CHUNKS = 1024
 
 _POOLINGS, _TYPES = frozenset(FeaturePooling.values()), frozenset(FeatureType.values())
 _LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
 _LARGEST_INT8 = 127
+
+# Of each chunk: its tokens, and its part of the text, ends exclusive.
+_ANNOTATIONS = {"first_token": "any", "end_token": "any", "char_start": "any", "char_end": "any"}
 
 
 class FeatureFacts(TaskFacts):
@@ -39,18 +62,63 @@ def check(input: FeatureExtractionInput, model: ModelSpec) -> None:
         raise InvalidInput("pooling", f"{input.pooling} is not known")
     check_type(input.type)
     check_truncation(input.truncation)
+    if input.chunk_tokens or input.chunks:
+        _check_chunks(input)
+
+
+def _check_chunks(input: FeatureExtractionInput) -> None:
+    name = "chunks" if input.chunks else "chunk_tokens"
+    if input.chunks and input.chunk_tokens:
+        raise InvalidInput("chunks", "stand in place of chunk_tokens; send one of them")
+    if input.text_pair:
+        raise InvalidInput(name, "is for one text; leave out text_pair")
+    if input.pooling == FeaturePooling.FEATURE_POOLING_CLS:
+        raise InvalidInput("pooling", "the vectors of chunks are means; leave it out")
+    if len(input.chunks) > _MAX_CHUNKS:
+        raise InvalidInput("chunks", f"{len(input.chunks)} chunks, the limit is {_MAX_CHUNKS}")
+    for index, chunk in enumerate(input.chunks):
+        if not chunk.start < chunk.end <= len(input.text):
+            raise InvalidInput(
+                f"chunks[{index}]", f"is from {chunk.start} to {chunk.end}; the text has {len(input.text)} characters"
+            )
 
 
 def traits(input: FeatureExtractionInput) -> tuple[str | int, ...]:
     """The values of an input on which its encoding depends."""
-    return input.text, input.text_pair, or_default(input.truncation)
+    spans = [place for chunk in input.chunks for place in (chunk.start, chunk.end)]
+    return input.text, input.text_pair, or_default(input.truncation), input.chunk_tokens, *spans
 
 
 def encode(input: FeatureExtractionInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the text, or of the pair."""
-    encoded = encode_text(tokenizer, model, input.text, input.text_pair or None, input.truncation)
+    """One sequence of the text, or of the pair. Where chunks are asked for, with `_ANNOTATIONS`, int32 [chunks]."""
+    if input.chunk_tokens or input.chunks:
+        located = cut_located(tokenizer.locate(input.text), model, input.truncation)
+        encoded = Encoded([sequence(located, model)], [_chunks(input, located)], located.truncated_tokens)
+    else:
+        encoded = encode_text(tokenizer, model, input.text, input.text_pair or None, input.truncation)
     check_vectors_size(len(encoded.sequences[0]["input_ids"]), FeatureFacts.of(model).embedding_dimensions)
     return encoded
+
+
+def _chunks(input: FeatureExtractionInput, located: LocatedText) -> Arrays:
+    of_text = np.flatnonzero(located.char_start >= 0)
+    if not len(of_text):
+        raise InvalidInput("text", "has no tokens")
+    if input.chunk_tokens:
+        parts = [of_text[begin : begin + input.chunk_tokens] for begin in range(0, len(of_text), input.chunk_tokens)]
+    else:
+        # Tokens of byte-level BPE begin with the space before a word, so that their last character tells.
+        last = np.maximum(located.char_end[of_text] - 1, located.char_start[of_text])
+        parts = [of_text[(last >= chunk.start) & (last < chunk.end)] for chunk in input.chunks]
+    for index, part in enumerate(parts):
+        if not len(part):
+            raise InvalidInput(f"chunks[{index}]", "has no token of the text, or none that truncation left")
+    return _arrays((part[0], part[-1] + 1, located.char_start[part[0]], located.char_end[part[-1]]) for part in parts)
+
+
+def _arrays(chunks: Iterable[tuple[int, int, int, int]]) -> Arrays:
+    values = np.array(list(chunks), np.int32).reshape(-1, len(_ANNOTATIONS))
+    return dict(zip(_ANNOTATIONS, values.T, strict=True))
 
 
 def decode(
@@ -58,11 +126,24 @@ def decode(
 ) -> FeatureExtractionResult:
     """The vectors from `last_hidden_state`, float32 [tokens, embedding_dimensions]."""
     vectors = outputs[0]["last_hidden_state"]
+    if annotations:
+        return _of_chunks(input, annotations[0], vectors)
     if input.pooling == FeaturePooling.FEATURE_POOLING_CLS:
         vectors = vectors[0]
     elif input.pooling == FeaturePooling.FEATURE_POOLING_MEAN:
         vectors = vectors.mean(axis=0)
     return FeatureExtractionResult(**numbers_of(vectors, input.type))
+
+
+def _of_chunks(input: FeatureExtractionInput, chunks: Arrays, vectors: Array) -> FeatureExtractionResult:
+    first, end, start, stop = (chunks[name].tolist() for name in _ANNOTATIONS)
+    if not len(first) == len(end) == len(start) == len(stop) or not all(
+        0 <= one < other <= len(vectors) for one, other in zip(first, end, strict=True)
+    ):
+        raise InvalidInput("annotations", f"have chunks beyond the {len(vectors)} tokens of the text")
+    means = np.stack([vectors[one:other].mean(axis=0) for one, other in zip(first, end, strict=True)])
+    spans = [TextSpan(start=one, end=other) for one, other in zip(start, stop, strict=True)]
+    return FeatureExtractionResult(**numbers_of(means, input.type), chunks=spans)
 
 
 def check_type(type: "FeatureType.ValueType") -> None:
@@ -111,4 +192,14 @@ def _halved(vectors: Array) -> Array:
     return vectors.astype("<f2")
 
 
-TASK = Task("feature_extraction", check, traits, encode, decode, ("pooling", "type"), FeatureFacts)
+TASK = Task(
+    "feature_extraction",
+    check,
+    traits,
+    encode,
+    decode,
+    ("pooling", "type"),
+    FeatureFacts,
+    _ANNOTATIONS,
+    may_lack_annotations=True,
+)

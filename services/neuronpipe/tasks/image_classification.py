@@ -5,13 +5,11 @@ Pillow. Three cases differ; they are refused here. The pipeline takes the first 
 beyond the number of labels as all, and reads files of any format and size.
 """
 
-from hashlib import blake2b
-
 from neuronpipe.api.v1.tasks_pb2 import ImageClassificationInput, ImageClassificationResult
-from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import Encoded, ImageReader, Task
+from neuronpipe.tasks.images import check_image, encode_image, image_digest
 from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels
 
 # The pipeline's.
@@ -20,19 +18,18 @@ _TOP_K = 5
 
 def check(input: ImageClassificationInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
-    if not input.image:
-        raise InvalidInput("image", "is empty")
+    check_image(input.image)
     check_labels(model, input.function, input.top_k)
 
 
 def traits(input: ImageClassificationInput) -> tuple[str | int, ...]:
     """The values of an input on which its encoding depends."""
-    return (blake2b(input.image, digest_size=32).hexdigest(),)
+    return (image_digest(input.image),)
 
 
 def encode(input: ImageClassificationInput, read_image: ImageReader, model: ModelSpec) -> Encoded:
     """One sequence: the image's `pixels`, uint8 [3, height, width]."""
-    return Encoded([{"pixels": read_image(input.image)}])
+    return encode_image(input.image, read_image)
 
 
 def decode(
@@ -43,4 +40,6 @@ def decode(
     return ImageClassificationResult(labels=best_labels(outputs[0]["logits"], model, input.function, top_k))
 
 
-TASK = Task("image_classification", check, traits, encode, decode, ("top_k", "function"), ClassifierFacts)
+TASK = Task(
+    "image_classification", check, traits, encode, decode, ("top_k", "function"), ClassifierFacts, reads="images"
+)

@@ -10,7 +10,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
 from neuronpipe.tasks.many_texts import check_texts, join
-from neuronpipe.tasks.sentence_embedding import SMALLEST_NORM, EmbeddingFacts, check_dimensions
+from neuronpipe.tasks.vectors import EmbeddingFacts, check_dimensions, normalized, vector_of
 
 
 def check(input: SentenceSimilarityInput, model: ModelSpec) -> None:
@@ -36,9 +36,8 @@ def encode(input: SentenceSimilarityInput, tokenizer: TextTokenizer, model: Mode
 def decode(
     input: SentenceSimilarityInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> SentenceSimilarityResult:
-    """The cosines from `sentence_embedding`, float32 [embedding_dimensions], of each sequence."""
-    vectors = np.stack([output["sentence_embedding"][: input.dimensions or None] for output in outputs])
-    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(SMALLEST_NORM))
+    """The cosines from the vector of each sequence."""
+    vectors = normalized(np.stack([vector_of(one)[: input.dimensions or None] for one in outputs]))
     return SentenceSimilarityResult(scores=(vectors[1:] @ vectors[0]).tolist())
 
 

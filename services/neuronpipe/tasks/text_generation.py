@@ -81,7 +81,7 @@ class GenerationFacts(TaskFacts):
     template for chats.
     """
 
-    encoded: ClassVar[tuple[str, ...]] = ("chat_template", "template_variables")
+    encoded: ClassVar[tuple[str, ...]] = ("chat_template", "template_variables", "prefix")
     told: ClassVar[tuple[str, ...]] = ("has_chat_template",)
 
     chat_template: str = Field("", description="in jinja, makes a prompt of messages; empty: it takes none")
@@ -103,6 +103,7 @@ class GenerationFacts(TaskFacts):
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     decoder_start_token_ids: tuple[int, ...] = Field((), description="what texts follow, in a model with an encoder")
+    prefix: str = Field("", description="what is put before every text, in a model with an encoder")
     max_text_tokens: int = Field(0, description="most tokens of a text, in a model with an encoder")
 
     @property

@@ -28,8 +28,11 @@ from neuronpipe.tasks.text_generation import GenerationFacts, check_all_options,
 class TranslationFacts(GenerationFacts):
     """Facts about a model that translates. A model of one pair of languages names none."""
 
-    encoded: ClassVar[tuple[str, ...]] = (*GenerationFacts.encoded, "languages", "source_language")
+    encoded: ClassVar[tuple[str, ...]] = (*GenerationFacts.encoded, "languages", "source_language", "prefixes")
 
+    prefixes: Mapping[str, Mapping[str, str]] = Field(
+        {}, description="what is put before a text in a language that is to be translated into another, by both"
+    )
     languages: Mapping[str, int] = Field({}, description="its languages, each with its token")
     source_language: str = Field("", description="that of texts whose language is not said")
 
@@ -45,6 +48,9 @@ def _check_translation(input: TranslationInput, model: ModelSpec) -> None:
     """Raises InvalidInput, which names the languages that the model knows."""
     _check_text(input, model)
     facts = TranslationFacts.of(model)
+    if facts.prefixes:
+        _prefix_of(input, model, facts)
+        return
     known = ", ".join(facts.languages)
     for name in ("source_language", "target_language"):
         language = getattr(input, name)
@@ -59,17 +65,39 @@ def _check_translation(input: TranslationInput, model: ModelSpec) -> None:
         raise InvalidInput("options.forced_bos_token_id", "cannot be combined with target_language, which sets it")
 
 
+def _prefix_of(input: TranslationInput, model: ModelSpec, facts: TranslationFacts) -> str:
+    """What is put before a text, by its language and that of the translation. Raises InvalidInput."""
+    known = ", ".join(f"{source} to {target}" for source, targets in facts.prefixes.items() for target in targets)
+    source, target = input.source_language or facts.source_language, input.target_language
+    knows = f"model {model.name!r} knows: {known}"
+    if source not in facts.prefixes:
+        raise InvalidInput(
+            "source_language", f"{source[:64]!r} is not known; {knows}" if source else f"is missing; {knows}"
+        )
+    targets = facts.prefixes[source]
+    if not target and len(targets) == 1:
+        (target,) = targets
+    if target not in targets:
+        raise InvalidInput(
+            "target_language", f"{target[:64]!r} is not known; {knows}" if target else f"is missing; {knows}"
+        )
+    return targets[target]
+
+
 def _encode(input: SummarizationInput | TranslationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """The text as one sequence. The annotation is what the new text follows. Raises InvalidInput."""
-    encoded = encode_text(tokenizer, model, input.text, None, input.truncation)
-    start = window_arrays(list(GenerationFacts.of(model).decoder_start_token_ids))
+    facts, prefix = GenerationFacts.of(model), GenerationFacts.of(model).prefix
+    if isinstance(facts, TranslationFacts) and isinstance(input, TranslationInput) and facts.prefixes:
+        prefix = _prefix_of(input, model, facts)
+    encoded = encode_text(tokenizer, model, prefix + input.text, None, input.truncation)
+    start = window_arrays(list(facts.decoder_start_token_ids))
     return Encoded(encoded.sequences, start, encoded.truncated_tokens)
 
 
 def _encode_translation(input: TranslationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """As _encode, with the token of the text's language in place of that of the tokenizer's own."""
     encoded, facts = _encode(input, tokenizer, model), TranslationFacts.of(model)
-    if input.source_language in ("", facts.source_language):
+    if not facts.languages or input.source_language in ("", facts.source_language):
         return encoded
     ids, languages = encoded.sequences[0]["input_ids"], facts.languages
     own, other = languages[facts.source_language], languages[input.source_language]
@@ -81,9 +109,9 @@ def _encode_translation(input: TranslationInput, tokenizer: TextTokenizer, model
 
 def _complete_translation(input: TranslationInput, model: ModelSpec, tokens: int) -> GenerationOptions:
     """The options; the language of the translation is its first token."""
-    options = complete(input, model, tokens)
-    if input.target_language:
-        options.forced_bos_token_id = TranslationFacts.of(model).languages[input.target_language]
+    options, languages = complete(input, model, tokens), TranslationFacts.of(model).languages
+    if languages and input.target_language:
+        options.forced_bos_token_id = languages[input.target_language]
     return options
 
 
@@ -110,7 +138,7 @@ def _traits(input: SummarizationInput) -> tuple[str | int, ...]:
 
 def _translation_traits(input: TranslationInput) -> tuple[str | int, ...]:
     """What of an input its encoding depends on."""
-    return input.text, or_default(input.truncation), input.source_language
+    return input.text, or_default(input.truncation), input.source_language, input.target_language
 
 
 SUMMARIZATION = Task(

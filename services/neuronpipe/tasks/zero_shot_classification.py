@@ -11,12 +11,7 @@ scores how far the text entails it. Equal to transformers' ZeroShotClassificatio
 import numpy as np
 from pydantic import Field
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    LabelScore,
-    Truncation,
-    ZeroShotClassificationInput,
-    ZeroShotClassificationResult,
-)
+from neuronpipe.api.v1.tasks_pb2 import Truncation, ZeroShotClassificationInput, ZeroShotClassificationResult
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import ArraySets
@@ -31,12 +26,12 @@ from neuronpipe.tasks.base import (
     sequence,
     side_of,
 )
-from neuronpipe.tasks.many_texts import check_pairs, check_texts, join
+from neuronpipe.tasks.hypotheses import check_hypotheses, hypotheses, ranked_labels
+from neuronpipe.tasks.many_texts import check_pairs, join
 from neuronpipe.tasks.scores import softmax
 
 # The pipeline's own default.
 _DEFAULT_TEMPLATE = "This example is {}."
-_PLACE = "{}"
 
 
 class ZeroShotFacts(TaskFacts):
@@ -48,9 +43,7 @@ class ZeroShotFacts(TaskFacts):
 def check(input: ZeroShotClassificationInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
     check_text("text", input.text)
-    check_texts("candidate_labels", input.candidate_labels)
-    if input.hypothesis_template:
-        _check_template(input.hypothesis_template)
+    check_hypotheses(input.candidate_labels, input.hypothesis_template)
     check_pairs("text", input.text + input.hypothesis_template, "candidate_labels", input.candidate_labels)
     check_truncation(input.truncation)
 
@@ -62,9 +55,8 @@ def traits(input: ZeroShotClassificationInput) -> tuple[str | int, ...]:
 
 def encode(input: ZeroShotClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence of the text and each label's hypothesis."""
-    return join(
-        _encode_pair(input, tokenizer, model, index, hypothesis) for index, hypothesis in enumerate(_hypotheses(input))
-    )
+    sentences = hypotheses(input.candidate_labels, input.hypothesis_template or _DEFAULT_TEMPLATE)
+    return join(_encode_pair(input, tokenizer, model, index, sentence) for index, sentence in enumerate(sentences))
 
 
 def decode(
@@ -80,25 +72,7 @@ def decode(
         scores = softmax(logits[:, [contradiction, entailment]])[:, 1]
     else:
         scores = softmax(logits[:, entailment])
-    order = np.argsort(-scores, kind="stable")
-    ranked = zip(order.tolist(), scores[order].tolist(), strict=True)
-    return ZeroShotClassificationResult(
-        labels=[LabelScore(label=input.candidate_labels[index], score=score) for index, score in ranked]
-    )
-
-
-def _check_template(template: str) -> None:
-    check_text("hypothesis_template", template)
-    places = template.count(_PLACE)
-    if places != 1:
-        raise InvalidInput("hypothesis_template", f"must have exactly one {_PLACE} for the label; it has {places}")
-    if "{" in template.replace(_PLACE, "") or "}" in template.replace(_PLACE, ""):
-        raise InvalidInput("hypothesis_template", f"has a brace other than {_PLACE}")
-
-
-def _hypotheses(input: ZeroShotClassificationInput) -> list[str]:
-    before, _, after = (input.hypothesis_template or _DEFAULT_TEMPLATE).partition(_PLACE)
-    return [before + label + after for label in input.candidate_labels]
+    return ZeroShotClassificationResult(labels=ranked_labels(input.candidate_labels, scores))
 
 
 def _encode_pair(

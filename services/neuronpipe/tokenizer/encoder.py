@@ -1,5 +1,6 @@
 """Encodes the inputs of one model: a tokenizer's or an image reader's work, as the task defines it."""
 
+from collections.abc import Mapping
 from functools import partial
 from hashlib import blake2b
 
@@ -12,7 +13,7 @@ from neuronpipe.core.model import encoding_traits
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.inputs import images
 from neuronpipe.tasks import ANSWERED_TASKS
-from neuronpipe.tasks.base import ImageReader, Task, TextTokenizer
+from neuronpipe.tasks.base import ImageReader, Readers, Reads, Task, TextTokenizer
 from neuronpipe.tasks.text_generation import GenerationFacts
 from neuronpipe.tokenizer.text import LIBRARY_VERSION, JsonTokenizer
 
@@ -27,7 +28,7 @@ class Encoder:
     def __init__(self, bundle: Bundle) -> None:
         """Loads the tokenizer. Raises SetupError for a file that is missing or was changed."""
         self._spec = bundle.spec
-        self._reader, reader_traits = _reader(bundle)
+        self._readers, reader_traits = _readers(bundle)
         # Another release may encode differently.
         traits = (__version__, *reader_traits, *encoding_traits(bundle.spec))
         self._key = blake2b(repr(traits).encode(), digest_size=_KEY_BYTES)
@@ -62,7 +63,7 @@ class Encoder:
     def encode(self, input: TaskInput) -> EncodedInput:
         """Encodes an input that was checked; the arrays are read-only. Raises InvalidInput."""
         task = self._task_of(input)
-        encoded = task.encode(getattr(input, task.name), self._reader, self._spec)
+        encoded = task.encode(getattr(input, task.name), self._readers[task.reads], self._spec)
         for arrays in (*encoded.sequences, *encoded.annotations):
             for array in arrays.values():
                 array.setflags(write=False)
@@ -77,14 +78,20 @@ class Encoder:
         return ANSWERED_TASKS[input.WhichOneof("task") or self._spec.task]
 
 
-def _reader(bundle: Bundle) -> tuple[TextTokenizer | ImageReader, tuple[str, ...]]:
-    """Loads the reader of a model's inputs, and everything else besides the model's spec that its results depend on.
+def _readers(bundle: Bundle) -> tuple[Mapping[Reads, TextTokenizer | ImageReader | Readers], tuple[str, ...]]:
+    """Loads what reads a model's inputs, and everything else besides the model's spec that its results depend on.
 
     Raises SetupError.
     """
-    if bundle.spec.image:
-        return partial(images.read_pixels, spec=bundle.spec.image), (images.LIBRARY_VERSION,)
-    digest = bundle.manifest.files[bundle.manifest.tokenizer_file]
-    facts = bundle.spec.facts.get("text_generation")
-    chat = (facts.chat_template, facts.template_variables) if isinstance(facts, GenerationFacts) else ()
-    return JsonTokenizer(bundle.tokenizer_json(), *chat), (LIBRARY_VERSION, digest)
+    spec, readers, traits = bundle.spec, dict[Reads, TextTokenizer | ImageReader | Readers](), tuple[str, ...]()
+    if spec.image:
+        readers["images"] = read_image = partial(images.read_pixels, spec=spec.image)
+        traits = (images.LIBRARY_VERSION,)
+    if spec.takes_texts:
+        facts = spec.facts.get("text_generation")
+        chat = (facts.chat_template, facts.template_variables) if isinstance(facts, GenerationFacts) else ()
+        readers["texts"] = tokenizer = JsonTokenizer(bundle.tokenizer_json(), *chat)
+        traits += (LIBRARY_VERSION, bundle.manifest.files[bundle.manifest.tokenizer_file])
+    if spec.image and spec.takes_texts:
+        readers["both"] = Readers(tokenizer, read_image)
+    return readers, traits

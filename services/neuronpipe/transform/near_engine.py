@@ -1,7 +1,7 @@
 """The whole pipeline in this process, for one model."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from neuronpipe.core.errors import (
     Unavailable,
     WrongTask,
 )
-from neuronpipe.core.items import Stages
+from neuronpipe.core.items import Execute, Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.packed import pack_input
@@ -103,8 +103,13 @@ def facts_of(bundle: Bundle, settings: TransformSettings) -> ModelFacts:
 
 
 @asynccontextmanager
-async def running_near_engine(bundle: Bundle, settings: TransformSettings) -> AsyncIterator[NearEngine]:
-    """The engine, loaded and warmed up. Raises SetupError for a bundle that cannot run here."""
+async def running_near_engine(
+    bundle: Bundle, settings: TransformSettings, observe: Callable[[Execute], Execute] = lambda execute: execute
+) -> AsyncIterator[NearEngine]:
+    """The engine, loaded and warmed up. `observe`: put around what computes a batch.
+
+    Raises SetupError for a bundle that cannot run here.
+    """
     telemetry = Telemetry()
     async with AsyncExitStack() as stack:
         executor = await stack.enter_async_context(running_executor([bundle], settings, telemetry))
@@ -113,6 +118,6 @@ async def running_near_engine(bundle: Bundle, settings: TransformSettings) -> As
         # Results are not cached: of a result that another batch computed the last bits may differ.
         models = open_gateway_models(telemetry.meters, lambda bundle: False)
         await stack.enter_async_context(running_models(models, [bundle]))
-        batches = BatchMaker(executor.execute, bundle, settings)
+        batches = BatchMaker(observe(executor.execute), bundle, settings)
         stages = Stages(tokenizer.tokenize, batches.execute, postprocessor.postprocess)
         yield NearEngine(bundle, Pipeline(models, stages, settings, telemetry), batches, settings)

@@ -149,8 +149,8 @@ def _checked(value: Any, field: FieldDescriptor, column: str) -> Any:
 
 def _result_columns(task: str, part: Any) -> tuple[Callable[[TaskResult], Mapping[str, Any]], dict[str, Kind]]:
     """What reads the columns out of a result, and their kinds."""
-    if task == "sentence_embedding":
-        return lambda result: {"embedding": vector(result.sentence_embedding)}, {"embedding": ["float32"]}
+    if task in ("sentence_embedding", "image_embedding"):
+        return lambda result: {"embedding": vector(getattr(result, task))}, {"embedding": ["float32"]}
     if task == "feature_extraction":
         kind: Kind = ["float32"] if part.pooling > 1 else [["float32"]]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from neuronpipe.core.names import Attributes, Spans
+from neuronpipe.core.names import Attributes, Events, Spans
 from neuronpipe.waterfall.spans import Row, ShownSpan, Trace
 
 _BAR_WIDTH = 48
@@ -26,6 +26,7 @@ def draw(trace: Trace, client_ns: int) -> Iterator[str]:
         )
     yield ""
     yield split(trace)
+    yield from first_token(trace)
     outside_ms = (client_ns - root.duration_ns) / 1e6
     yield (
         f"the caller waited {client_ns / 1e6:.3f} ms: {outside_ms:.3f} ms of it outside of the gateway's span "
@@ -72,9 +73,36 @@ def split(trace: Trace) -> str:
     return f"{' + '.join(stages)} + unattributed {share('unattributed')} = {trace.root.duration_ns / 1e6:.3f} ms"
 
 
+def first_token(trace: Trace) -> Iterator[str]:
+    """Of a generated text a line: the parts of the time to its first token, and the time between the others."""
+    found = trace.root.attributes
+    if Attributes.FIRST_TOKEN_NS not in found:
+        return
+    parts_ns, total_ns = trace.parts_ns(), int(found[Attributes.FIRST_TOKEN_NS])
+    split_ns = {
+        "pre-process": parts_ns[Spans.PREPROCESS],
+        "queue": parts_ns[Spans.QUEUE],
+        "prefill": int(found[Attributes.PREFILL_NS]),
+    }
+    split_ns["hops"] = total_ns - sum(split_ns.values())
+    split_text = " + ".join(f"{name} {part_ns / 1e6:.3f}" for name, part_ns in split_ns.items())
+    texts = [row.span.attributes for row in trace.rows if Attributes.GENERATED_TOKENS in row.span.attributes]
+    tokens = max((int(one[Attributes.GENERATED_TOKENS]) for one in texts), default=1)
+    token_ns = int(found[Attributes.DECODE_NS]) / max(1, tokens - 1)
+    yield (
+        f"first token after {total_ns / 1e6:.3f} ms = {split_text}; then {tokens - 1} tokens, {token_ns / 1e6:.3f} ms "
+        f"each, the longest gap {int(found[Attributes.LONGEST_GAP_NS]) / 1e6:.3f} ms"
+    )
+
+
 def describe_batch(batch: ShownSpan) -> str:
-    """One line about a batch."""
+    """One line about a batch, or about a step of texts that are generated."""
     attributes = batch.attributes
+    if Attributes.BUCKET_TOKENS not in attributes:
+        return (
+            f"step of {attributes[Attributes.BATCH_SIZE]} on {attributes[Attributes.BACKEND]}: "
+            f"{batch.duration_ns / 1e6:.3f} ms, {attributes[Attributes.TOKENS]} tokens"
+        )
     padding = 100 * float(attributes[Attributes.PADDING_RATIO])
     return (
         f"batch of {attributes[Attributes.BATCH_SIZE]} on {attributes[Attributes.BACKEND]}, core "
@@ -87,20 +115,18 @@ def describe_batch(batch: ShownSpan) -> str:
 def describe_mates(trace: Trace, batch: ShownSpan) -> Iterator[str]:
     """The rows of a batch, one line for each."""
     mates = trace.mates(batch)
+    unknown = "a request that is not sampled" if Attributes.BUCKET_TOKENS in batch.attributes else "another text"
     for mate in mates[:_MAX_MATES]:
         whose = "this request" if mate.trace_id == trace.trace_id else f"trace {mate.trace_id}"
-        yield (
-            f"row {mate.row:3}  "
-            f"{f'{mate.tokens:4} tokens  {whose}' if mate.trace_id else 'a request that is not sampled'}"
-        )
+        yield (f"row {mate.row:3}  {f'{mate.tokens:4} tokens  {whose}' if mate.trace_id else unknown}")
     if len(mates) > _MAX_MATES:
         yield f"and {len(mates) - _MAX_MATES} more"
 
 
 def marks(span: ShownSpan) -> str:
-    """The error of a span."""
+    """The error of a span, and its events but for the first token, which is in the split."""
     error = span.attributes.get(Attributes.ERROR_TYPE)
-    words = [*span.events, *([str(error)] if error else [])]
+    words = [*(one for one in span.events if one != Events.FIRST_TOKEN), *([str(error)] if error else [])]
     return f"  ! {', '.join(words)}" if words else ""
 
 

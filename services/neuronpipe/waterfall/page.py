@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from html import escape
 
 from neuronpipe.core.names import Spans
-from neuronpipe.waterfall.chart import describe_batch, describe_mates, heading, marks, short_name, split
+from neuronpipe.waterfall.chart import describe_batch, describe_mates, first_token, heading, marks, short_name, split
 from neuronpipe.waterfall.spans import ShownSpan, Trace
 
 _ROW, _LABEL, _SERVICE, _CHART, _TIME = 22, 210, 130, 520, 110
@@ -39,12 +39,13 @@ def draw_page(trace: Trace, client_ns: int) -> str:
         f"<h2>{escape(describe_batch(batch))}</h2><pre>{escape(chr(10).join(describe_mates(trace, batch)))}</pre>"
         for batch in trace.batches
     )
+    sums = "".join(f"<p>{escape(line)}</p>" for line in (split(trace), *first_token(trace)))
     rows = "".join(_details(row.span) for row in trace.rows)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>trace '
         f"{trace.trace_id}</title><style>{_STYLE}</style>"
         f"<h1>{escape(heading(trace))}</h1><p>trace {trace.trace_id}; the caller waited {client_ns / 1e6:.3f} ms</p>"
-        f"{draw_svg(trace)}<p>{escape(split(trace))}</p>{batches}<h2>Attributes</h2><table>{rows}</table></html>\n"
+        f"{draw_svg(trace)}{sums}{batches}<h2>Attributes</h2><table>{rows}</table></html>\n"
     )
 
 

@@ -125,9 +125,16 @@ def open_protocol(protocol: str, target: str, source: str) -> contextlib.Abstrac
             return http(f"http://{target}/", lambda text: {"text": text}, by_name)
         case "infinity":
             return http(f"http://{target}/classify", lambda text: {"model": model, "input": [text]}, _likeliest)
+        case "tei":
+            return http(f"http://{target}/predict", lambda text: {"inputs": text, "truncate": True}, _first)
         case "triton":
             return triton(target)
     raise ValueError(f"no such protocol: {protocol}")
+
+
+def _first(answer: Any) -> Answer:
+    """TEI answers with every label, the likeliest first."""
+    return answer[0]["label"], answer[0]["score"]
 
 
 def _likeliest(answer: Any) -> Answer:

@@ -8,6 +8,8 @@ ROOT = Path(__file__).parents[3]
 CACHE = ROOT / ".cache/bench"
 # Named alone, this version comes as its CPU build; everything else is then installed beside it.
 _TORCH = "torch==2.13.0"
+# Installed as they are listed, for they do without some of what their packages ask for.
+_WITHOUT_DEPENDENCIES = ("vllm",)
 _INSTALL_LIMIT_S = 900
 
 
@@ -24,7 +26,8 @@ def environment_python(name: str) -> Path:
     pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     if _TORCH in requirements.read_text().splitlines():
         _run(*pip, _TORCH)
-    _run(*pip, "--requirement", str(requirements))
+    how = ("--no-deps",) if name in _WITHOUT_DEPENDENCIES else ()
+    _run(*pip, *how, "--requirement", str(requirements))
     marker.write_text(requirements.read_text())
     return python
 

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ _SOURCE = CACHE / "source"
 # No peer may call home or look for a model on the network.
 _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
+    "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -51,10 +53,15 @@ class PeerUnavailable(Exception):
 @dataclass(frozen=True)
 class Peer:
     """Where a peer's server and its client run; None is neuronpipe's own environment,
-    which has transformers and torch."""
+    which has transformers and torch.
+
+    `program`: what the server's launcher starts, which no package has; `source`: how to get it.
+    """
 
     server: str | None
     client: str | None
+    program: str = ""
+    source: str = ""
 
 
 PEERS = {
@@ -64,6 +71,12 @@ PEERS = {
     "ray": Peer(server="ray", client="client"),
     "infinity": Peer(server="infinity", client="client"),
     "triton": Peer(server="triton", client="triton"),
+    "tei": Peer(
+        server="tei",
+        client="client",
+        program="text-embeddings-router",
+        source="in huggingface/text-embeddings-inference: cargo install --path router -F mkl",
+    ),
 }
 
 
@@ -100,16 +113,13 @@ class RunningPeer:
         """Stops the server for the length of the block: LitServe and Ray take CPU time from others even where nobody
         calls them.
         """
-        family = self._server.family() if self._server else []
+        if self._server:
+            self._server.pause()
         try:
-            for one in family:
-                with suppress(psutil.NoSuchProcess):
-                    one.suspend()
             yield
         finally:
-            for one in reversed(family):
-                with suppress(psutil.NoSuchProcess):
-                    one.resume()
+            if self._server:
+                self._server.resume()
 
 
 @contextmanager
@@ -119,8 +129,11 @@ def running_peer(name: str, texts: Sequence[str], settings: Sequence[str] = ()) 
     `settings` are options of the peer's launcher, for trying others than its defaults. Raises PeerUnavailable.
     """
     peer = PEERS[name]
+    if peer.program and not shutil.which(peer.program):
+        raise PeerUnavailable(name, f"{peer.program} is not on the PATH; {peer.source}")
+    environments = (None if peer.program else peer.server, peer.client)
     try:
-        pythons = {part: environment_python(part) for part in (peer.server, peer.client) if part}
+        pythons = {part: environment_python(part) for part in environments if part}
     except RuntimeError as error:
         raise PeerUnavailable(name, f"cannot be installed: {error}") from error
     workload = _make_workload(tuple(texts))
@@ -129,7 +142,7 @@ def running_peer(name: str, texts: Sequence[str], settings: Sequence[str] = ()) 
         target, server = "none", None
         if peer.server:
             command = [
-                str(pythons[peer.server]),
+                str(pythons.get(peer.server, sys.executable)),
                 "-m",
                 f"tests.bench.peers.{peer.server}_server",
                 str(_SOURCE),
@@ -216,6 +229,18 @@ class PeerProcess:
         except psutil.NoSuchProcess:
             return []
 
+    def pause(self) -> None:
+        """Stops it, with all that it started."""
+        for one in self.family():
+            with suppress(psutil.NoSuchProcess):
+                one.suspend()
+
+    def resume(self) -> None:
+        """Goes on after `pause`."""
+        for one in reversed(self.family()):
+            with suppress(psutil.NoSuchProcess):
+                one.resume()
+
     def _last_words(self) -> str:
         return self._log.read_text(errors="replace").strip()[-_LAST_WORDS:]
 
@@ -226,6 +251,7 @@ class PeerProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Ends it, and by force whichever of its children are left."""
+        self.resume()
         family = self.family()
         self._process.terminate()
         _, left = psutil.wait_procs(family, timeout=_STOP_LIMIT_S)

@@ -28,6 +28,24 @@ def secrets_exist(objects: Objects) -> Iterator[str]:
                 yield f"{workload}: claim {claim} is made nowhere"
 
 
+def configuration_exists(objects: Objects) -> Iterator[str]:
+    """Every ConfigMap and key that a variable has its value from is in the set; so are service accounts. The page says
+    how to make the ConfigMap of an authority.
+    """
+    for name, policy in objects.of_kind("BackendTLSPolicy").items():
+        for one in policy["spec"]["validation"]["caCertificateRefs"]:
+            if f"create configmap {one['name']} " not in _PAGES["kubernetes.md"]:
+                yield f"BackendTLSPolicy {name}: ConfigMap {one['name']} is made nowhere"
+    for workload in objects.workloads.values():
+        account = workload.pod.get("serviceAccountName")
+        if account and account not in objects.of_kind("ServiceAccount"):
+            yield f"{workload}: there is no service account {account}"
+        for one in workload.containers:
+            for variable in one.content.get("env", []):
+                if "configMapKeyRef" in variable.get("valueFrom", {}) and one.environment[variable["name"]] is None:
+                    yield f"{one}: {variable['name']} is in no ConfigMap"
+
+
 def _secrets(objects: Objects) -> Iterator[tuple[str, str]]:
     for workload in objects.workloads.values():
         for volume in workload.volumes.values():
@@ -82,6 +100,7 @@ def autoscaling_has_one_owner(objects: Objects) -> Iterator[str]:
                 found = objects.of_kind("Service").get(host.partition(".")[0], {"spec": {"ports": []}})
                 if int(port) not in [each["port"] for each in found["spec"]["ports"]]:
                     yield f"{kind} {name}: there is no Service for {host}:{port}"
+            yield from (f"{kind} {name}: {fault}" for fault in _faults_of_none(objects, scaled, spec))
     for scaled, found_owners in owners.items():
         if len(found_owners) > 1:
             yield f"{scaled}: scaled by {' and '.join(found_owners)}"
@@ -92,6 +111,19 @@ def autoscaling_has_one_owner(objects: Objects) -> Iterator[str]:
             and "replicas" not in workload.manifest["spec"]
         ):
             yield f"{workload}: has neither replicas nor an autoscaler"
+
+
+def _faults_of_none(objects: Objects, scaled: str, spec: Mapping[str, Any]) -> Iterator[str]:
+    """What is called by gateways and scaled to none is told of by them, and its requests are held."""
+    if spec.get("minReplicaCount") != 0 or scaled not in objects.workloads:
+        return
+    if not {one.target for one in objects.workloads[scaled].containers} & CALLED:
+        return
+    if not any(one["type"] == "external-push" for one in spec["triggers"]):
+        yield "nothing brings it back from none"
+    for one in objects.containers:
+        if one.target == "gateway" and not int(one.setting("max_held_requests")):
+            yield f"{one} refuses what it is to answer"
 
 
 def _unknown_metrics(spec: Mapping[str, Any]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from tests.deploy.objects import (
     SETTINGS,
     Container,
     Objects,
+    is_of_bucket,
     of_image,
     port_of,
 )
@@ -27,7 +28,7 @@ _DEVICES = {device for _, device in BACKENDS.values() if device}
 
 
 def ports_are_those_of_the_service(objects: Objects) -> Iterator[str]:
-    """The port of gRPC is the one on which the image listens, the port of metrics that of the setting."""
+    """The port of gRPC is the one on which the image listens, those of metrics and the scaler are the settings'."""
     for one in objects.containers:
         if one.target not in SETTINGS or one.workload.is_job:
             continue
@@ -36,7 +37,9 @@ def ports_are_those_of_the_service(objects: Objects) -> Iterator[str]:
             one.target, variable_name(kind, "listen")
         )
         metrics = one.setting("metrics_listen")
-        wanted = {"grpc": port_of(listen)} | ({"metrics": port_of(metrics)} if metrics else {})
+        scaler = one.setting("scaler_listen") if one.target == "gateway" else ""
+        others = {"metrics": metrics, "scaler": scaler}
+        wanted = {"grpc": port_of(listen)} | {name: port_of(address) for name, address in others.items() if address}
         if one.ports != wanted:
             yield f"{one}: has the ports {one.ports}, and its settings {wanted}"
 
@@ -155,6 +158,22 @@ def one_back_end_that_fits(objects: Objects) -> Iterator[str]:
             yield f"{one}: OpenVINO's threads are the CPU limit, which must be whole: {limits.get('cpu')}"
 
 
+_CHECKED = ("image", "env", "securityContext", "resources", "volumeMounts")
+
+
+def checks_see_what_services_see(objects: Objects) -> Iterator[str]:
+    """A check before a service is that service's, and has the image, settings, rights, limits and files of it."""
+    for workload in objects.workloads.values():
+        for check in workload.checks:
+            [service] = workload.containers
+            words = check.content.get("args", [])
+            if words[:1] != ["check-deployment"] or words[-1:] != [service.target_service]:
+                yield f"{check}: does not check {service.target_service}"
+            for part in _CHECKED:
+                if check.content.get(part) != service.content.get(part):
+                    yield f"{check}: has another {part} than the service; list the component check last"
+
+
 def pods_have_no_rights(objects: Objects) -> Iterator[str]:
     """Nobody is root, writes to the image, or has the token of an account; every container has requests and limits."""
     for workload in objects.workloads.values():
@@ -184,7 +203,9 @@ def pods_have_no_rights(objects: Objects) -> Iterator[str]:
 
 
 def volumes_are_there(objects: Objects) -> Iterator[str]:
-    """Every mount has a volume, files of settings are mounted, and services only read the repository."""
+    """Every mount has a volume, files of settings are mounted, and services only read the repository. Where that is a
+    bucket, they have a volume of their own for bundles, with room for as many as they keep.
+    """
     for one in objects.containers:
         for path, mount in one.mounts.items():
             if mount["name"] not in one.workload.volumes:
@@ -193,9 +214,20 @@ def volumes_are_there(objects: Objects) -> Iterator[str]:
             if str(value).startswith("/") and not any(str(value).startswith(path) for path in one.mounts):
                 yield f"{one}: {name} is {value}, which is not mounted"
         needs = one.target in SETTINGS and "repository" in SETTINGS[one.target].model_fields
-        if needs and not one.workload.is_job:
+        if needs and not one.workload.is_job and is_of_bucket(one):
+            kept, room = int(one.setting("repository_cache_bytes")), _room(one)
+            if kept > room:
+                yield f"{one}: keeps {kept} bytes of bundles, and has room for {room}"
+        elif needs and not one.workload.is_job:
             where = of_image(one.target, variable_name(SETTINGS[one.target], "repository"))
             if not one.mounts.get(where, {}).get("readOnly"):
                 yield f"{one}: {where} is not mounted, or can be written to"
         if "/tmp" not in one.mounts and one.target:
             yield f"{one}: has no /tmp"
+
+
+def _room(one: Container) -> int:
+    """Bytes of the volume, of the pod alone, in which bundles are kept; 0 without one."""
+    mount = one.mounts.get(str(one.setting("repository_cache")), {})
+    limit = one.workload.volumes.get(mount.get("name", ""), {}).get("emptyDir", {}).get("sizeLimit", "0Gi")
+    return int(limit.removesuffix("Gi")) << 30

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tests.deploy.objects import SETTINGS, Container, Objects, Workload
+from tests.deploy.objects import SETTINGS, Container, Objects, Workload, is_of_bucket
 
 # Whoever is not one of the pods.
 _ANYWHERE = "anywhere"
@@ -75,7 +75,14 @@ def the_network_lets_through_what_is_needed(objects: Objects) -> Iterator[str]:
                     yield f"network: {name} reaches {callee.name}:{port}, which it does not need"
                 if is_needed and not is_open:
                     yield f"network: {name} does not reach {callee.name}:{port}"
-    resolving = {one.workload.name for one, _, _ in _calls(objects)}
+    outside = {one.workload.name for one in objects.containers if one.target in SETTINGS and is_of_bucket(one)}
+    for workload in workloads:
+        may_leave = _leaves(objects, workload, 443)
+        if may_leave and workload.name not in outside | {"worker"}:
+            yield f"network: {workload.name} may call anybody, which it does not need"
+        if workload.name in outside and not may_leave:
+            yield f"network: {workload.name} does not reach its bucket"
+    resolving = {one.workload.name for one, _, _ in _calls(objects)} | outside
     for workload in workloads:
         if (workload.name in resolving) and not _resolves_names(objects, workload):
             yield f"network: {workload.name} looks up names, and may not"
@@ -105,6 +112,12 @@ def _may_leave(objects: Objects, caller: Workload, callee: Workload, port: int) 
     policies = _policies(objects, caller, "Egress")
     rules = [rule for policy in policies for rule in policy.get("egress", [])]
     return not policies or any(_admits(rule.get("to"), callee, rule.get("ports"), (port,)) for rule in rules)
+
+
+def _leaves(objects: Objects, workload: Workload, port: int) -> bool:
+    """Whether it may call anything at that port."""
+    rules = [rule for policy in _policies(objects, workload, "Egress") for rule in policy.get("egress", [])]
+    return any(_admits(rule.get("to"), _ANYWHERE, rule.get("ports"), (port,)) for rule in rules)
 
 
 def _admits(
@@ -174,5 +187,22 @@ def routes_lead_to_services(objects: Objects) -> Iterator[str]:
             found = objects.of_kind("Service").get(backend["name"], {"spec": {"ports": []}})
             if backend["port"] not in [one["port"] for one in found["spec"]["ports"]]:
                 yield f"GRPCRoute {name}: there is no Service {backend['name']} with port {backend['port']}"
-        if objects.of_kind("Certificate"):
-            yield f"GRPCRoute {name}: calls the gateway without TLS"
+            verified = backend["name"] in _verified(objects)
+            if objects.of_kind("Certificate") and not verified:
+                yield f"GRPCRoute {name}: calls {backend['name']} without TLS, or as another"
+            if objects.of_kind("BackendTLSPolicy") and not verified:
+                yield f"GRPCRoute {name}: calls {backend['name']} with TLS, which it does not have, or as another"
+
+
+def _verified(objects: Objects) -> Iterator[str]:
+    """The Services that listeners of Gateways call over TLS, by a name in their certificate."""
+    for policy in objects.of_kind("BackendTLSPolicy").values():
+        for target in policy["spec"]["targetRefs"]:
+            certificate = objects.of_kind("Certificate").get(target["name"], {"spec": {"dnsNames": []}})
+            ports = objects.of_kind("Service")[target["name"]]["spec"]["ports"]
+            if (
+                policy["spec"]["validation"]["hostname"] in certificate["spec"]["dnsNames"]
+                and target["sectionName"] in [port["name"] for port in ports]
+                and not any("appProtocol" in port for port in ports)  # h2c is HTTP/2 without TLS
+            ):
+                yield target["name"]

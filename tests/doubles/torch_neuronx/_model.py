@@ -38,6 +38,8 @@ class Model:
         self.stamp = stamp
         self.cores: list[_runtime.Core] = []
         self.is_moved = False
+        # On the core, by the names of the program's parameters; none before the model is moved there.
+        self._states: dict[str, torch.Tensor] = {}
         self._turn = itertools.count()
         self._lock = threading.Lock()
         self._loading: threading.Thread | None = None
@@ -47,6 +49,8 @@ class Model:
         """Puts the weights on cores."""
         runtime = _runtime.runtime()
         cores = runtime.cores if is_multicore else runtime.place(start, count)
+        if self.stamp["aliases"] and len(cores) > 1:
+            raise RuntimeError("(made up) a model with states is on one core")
         is_shared = (
             os.environ.get("NEURON_RT_MULTI_INSTANCE_SHARED_WEIGHTS", "FALSE").upper() == "TRUE" and len(cores) > 1
         )
@@ -62,7 +66,19 @@ class Model:
         """Takes the weights off again."""
         for core in self.cores:
             core.loaded_bytes -= self.stamp["weight_bytes"]
-        self.cores = []
+        self.cores, self._states = [], {}
+
+    def move(self, core: int) -> None:
+        """Puts the model on one core, with its states as they were compiled."""
+        self.unload()
+        self.load(core, 1)
+        self._states = {name: tensor.clone() for name, tensor in self._parameters().items()}
+        self.is_moved = True
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        """Those of the program that are states."""
+        named = {name.removeprefix("func."): one for name, one in self.module.neuron_program.named_parameters()}
+        return {name: named[name] for name in self.stamp["aliases"]}
 
     def begin_load(self, start: int, count: int, is_multicore: bool) -> None:
         """Loads now, in a thread, or with the first call: as the file says."""
@@ -89,6 +105,8 @@ class Model:
                 start, count, is_multicore = self._pending
                 self.load(start, count, is_multicore=is_multicore)
         _runtime.runtime()
+        if self.stamp["aliases"] and not self._states:
+            raise RuntimeError("(made up) the states are not on the core; call move_trace_to_device")
         if not self.stamp["inline"] and not self.is_moved:
             time.sleep(_COPY_S)
         if self.stamp["dynamic"]:
@@ -97,7 +115,18 @@ class Model:
         return self._execute(inputs)
 
     def _execute(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        return self.cores[next(self._turn) % len(self.cores)].execute(self.module.neuron_program, inputs)
+        core, aliases = self.cores[next(self._turn) % len(self.cores)], self.stamp["aliases"]
+        if not aliases:
+            return core.execute(self.module.neuron_program, inputs)
+        outputs = core.execute(self._stateful, inputs)
+        self._states = {name: outputs[index] for name, index in aliases.items()}
+        return [output for index, output in enumerate(outputs) if index not in aliases.values()]
+
+    def _stateful(self, *inputs: torch.Tensor) -> Any:
+        """The program, on the states as they are. They change only where it ends well."""
+        for name, parameter in self._parameters().items():
+            parameter.copy_(self._states[name])
+        return self.module.neuron_program(*inputs)
 
     def _check(self, inputs: list[torch.Tensor]) -> None:
         expected = self.stamp["inputs"]
@@ -211,6 +240,9 @@ def _rewrite(module: Any, **changes: Any) -> Any:
 
 def dynamic_batch(neuron_script: Any) -> Any:
     """In place, and the same object."""
+    model = model_of(neuron_script)
+    if model is not None and model.stamp["aliases"]:
+        raise RuntimeError("(made up) a model with states has one batch size")
     return _rewrite(neuron_script, dynamic=True)
 
 
@@ -225,12 +257,10 @@ def async_load(trace: Any, enable_async_load: bool = True) -> None:
 
 
 def move_trace_to_device(trace: Any, device_id: int) -> None:
-    """Moves separated weights."""
+    """Moves separated weights, and states."""
     model = model_of(trace)
     if model is not None:
-        model.unload()
-        model.load(device_id, 1)
-        model.is_moved = True
+        model.move(device_id)
 
 
 def replace_weights(neuron_model: Any, weights: Any) -> None:

@@ -47,6 +47,7 @@ def trace(
         raise RuntimeError("the module is in training mode; call eval() first")
     _compile(inputs)
     reference, program = _program(func, inputs, flags["--auto-cast"])
+    aliases = _aliases(func, reference, input_output_aliases)
     stamp = {
         "version": VERSION,
         "inputs": [[list(tensor.shape), str(tensor.dtype)] for tensor in inputs],
@@ -54,16 +55,40 @@ def trace(
         "weight_bytes": sum(tensor.nbytes for tensor in program.parameters())
         + sum(tensor.nbytes for tensor in program.buffers()),
         "inline": inline_weights_to_neff,
+        "aliases": aliases,
         "dynamic": False,
         "lazy": False,
         "async": False,
     }
     keys = list(reference) if isinstance(reference, dict) else None
-    module = _wrapped(Compiled(program, keys, isinstance(reference, torch.Tensor), stamp), inputs)
+    module = _wrapped(Compiled(program, keys, isinstance(reference, torch.Tensor), stamp), inputs, aliases)
     model = register(module)
     if has_device and not cpu_backend:
         model.load(-1, -1)
     return module
+
+
+def _aliases(func: Any, reference: Any, given: Any) -> dict[str, int]:
+    """The outputs that become states, by the names of these."""
+    if not isinstance(given, dict):
+        raise TypeError(f"input_output_aliases: a dict, got {type(given).__name__}")
+    if given and (not isinstance(func, torch.nn.Module) or not isinstance(reference, tuple)):
+        raise TypeError("(made up) input_output_aliases: the states are a module's, and its outputs a tuple")
+    named = {id(tensor): name for name, tensor in func.named_parameters()} if given else {}
+    aliases: dict[str, int] = {}
+    for state, index in given.items():
+        if id(state) not in named:
+            raise ValueError("(made up) input_output_aliases: a state is a parameter of the module")
+        if not isinstance(index, int) or not 0 <= index < len(reference) or index in aliases.values():
+            raise ValueError(f"(made up) input_output_aliases: output {index} is none, or of another state, too")
+        output = reference[index]
+        if output.shape != state.shape or output.dtype != state.dtype:
+            raise RuntimeError(
+                f"(made up) input_output_aliases: output {index} is {list(output.shape)} {output.dtype}, its state "
+                f"{list(state.shape)} {state.dtype}"
+            )
+        aliases[named[id(state)]] = index
+    return aliases
 
 
 def _example(example_inputs: Any) -> tuple[torch.Tensor, ...]:
@@ -119,8 +144,12 @@ class _Float(torch.nn.Module):
     def forward(self, *inputs: torch.Tensor) -> Any:
         outputs = self.func(*inputs)
         if isinstance(outputs, dict):
-            return {name: tensor.float() for name, tensor in outputs.items()}
-        return outputs.float() if isinstance(outputs, torch.Tensor) else tuple(tensor.float() for tensor in outputs)
+            return {name: _float(tensor) for name, tensor in outputs.items()}
+        return _float(outputs) if isinstance(outputs, torch.Tensor) else tuple(map(_float, outputs))
+
+
+def _float(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def _warn_of_unused(traced: Any, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -132,7 +161,7 @@ def _warn_of_unused(traced: Any, inputs: tuple[torch.Tensor, ...]) -> None:
             warnings.warn(f"Received an input tensor that was unused. Tensor will be ignored. {text}", stacklevel=4)
 
 
-def _wrapped(compiled: Compiled, inputs: tuple[torch.Tensor, ...]) -> Any:
+def _wrapped(compiled: Compiled, inputs: tuple[torch.Tensor, ...], aliases: dict[str, int]) -> Any:
     """The module as a trace of its one operation, for which it must be able to run this once."""
     from torch_neuronx import _model
 
@@ -146,7 +175,8 @@ def _wrapped(compiled: Compiled, inputs: tuple[torch.Tensor, ...]) -> Any:
                 if isinstance(outputs, torch.Tensor)
                 else outputs
             )
-            return [array.detach().clone() for array in arrays]
+            states = aliases.values()
+            return [array.detach().clone() for index, array in enumerate(arrays) if index not in states]
 
     _model._models[-1] = _Tracing(compiled, {})
     compiled.neuron_handle.fill_(-1)

@@ -50,6 +50,50 @@ def test_two_targets_of_one_version_are_one_share(registry: Registry) -> None:
     assert shared.models["m"].declared.shares == ((1, 100.0),)
 
 
+def test_a_shadow_is_desired_and_gets_no_share(registry: Registry) -> None:
+    shadowed = registry.copy_to("m", "2", 10, _SIGNED)
+    assert set(shadowed.desired) == {ModelKey("m", 1), ModelKey("m", 2)}
+    assert (shadowed.models["m"].declared.shares, shadowed.models["m"].declared.shadow) == (((1, 1.0),), (2, 0.1))
+    assert shadowed.history[-1].action == "shadow 2=10"
+    assert shadowed.copy_to("m", "", 0, _SIGNED).models["m"].shadow is None
+    assert shadowed.roll_back("m", None, _SIGNED).models["m"].shadow is None
+
+
+def test_a_rejected_shadow_gets_no_more_copies(registry: Registry, bundles: list[Bundle]) -> None:
+    shadowed = registry.alias("m", "next", 2, _SIGNED).copy_to("m", "next", 10, _SIGNED)
+    assert shadowed.reject(bundles[1], _SIGNED).models["m"].shadow is None
+
+
+def test_a_shadow_must_be_approved_and_its_percentage_make_sense(registry: Registry) -> None:
+    with pytest.raises(SetupError, match="3 is version 3, which is not registered; only approved versions"):
+        registry.copy_to("m", "3", 10, _SIGNED)
+    for percent in (0, 101, float("nan")):
+        with pytest.raises(SetupError, match=r"model 'm': shadow\.percent: "):
+            registry.copy_to("m", "2", percent, _SIGNED)
+    with pytest.raises(SetupError, match="'next' is neither a version nor an alias"):
+        registry.alias("m", "next", 2, _SIGNED).copy_to("m", "next", 10, _SIGNED).alias("m", "next", None, _SIGNED)
+
+
+def test_an_unloaded_model_keeps_names_and_shares_for_when_it_is_loaded_again(
+    registry: Registry, bundles: list[Bundle]
+) -> None:
+    canary = registry.alias("m", "canary", 2, _SIGNED).reroute("m", {"stable": 1, "canary": 1}, _SIGNED)
+    unloaded = canary.unload("m", _SIGNED)
+    assert (dict(unloaded.desired), unloaded.routes) == ({}, {})
+    assert unloaded.alias("m", "canary", 1, _SIGNED).models["m"].is_unloaded
+    assert unloaded.reject(bundles[1], _SIGNED).models["m"].is_unloaded
+    for loaded in unloaded.load("m", _SIGNED), unloaded.roll_back("m", None, _SIGNED):
+        assert loaded.models["m"] == canary.models["m"]
+    assert [one.action for one in unloaded.load("m", _SIGNED).history[-2:]] == ["unload", "load"]
+
+
+def test_a_model_that_nobody_has_approved_is_not_loaded(bundles: list[Bundle]) -> None:
+    with pytest.raises(SetupError, match="model 'm' has no approved version; `neuronpipe registry approve`"):
+        Registry().register(bundles[0], _SIGNED).load("m", _SIGNED)
+    with pytest.raises(SetupError, match="model 'm' is not registered"):
+        Registry().unload("m", _SIGNED)
+
+
 def test_a_version_that_is_not_approved_gets_no_alias_and_no_share(registry: Registry) -> None:
     with pytest.raises(SetupError, match="canary is version 3, which is not registered; only approved versions"):
         registry.alias("m", "canary", 3, _SIGNED)

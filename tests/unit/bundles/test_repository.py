@@ -313,3 +313,17 @@ def test_without_a_bundle_of_the_model_for_the_back_end_there_is_no_newest(
 ) -> None:
     write_bundle(tmp_path, "m", 1)
     assert newest_bundle(tmp_path, name, backend) is None
+
+
+def test_what_versions_share_is_on_disk_once_and_a_damaged_file_is_not_shared(tmp_path: Path) -> None:
+    first, second = (write_bundle(tmp_path, "m", version) for version in (1, 2))
+    name = "artifacts/openvino/model.bin"
+    assert (first / name).stat().st_ino == (second / name).stat().st_ino
+    for bundle in (first, second):
+        read_bundle(bundle).files.check()
+    (first / name).unlink()
+    (first / name).write_bytes(bytes(256))
+    (second / name).unlink()
+    third = write_bundle(tmp_path, "m", 3)
+    read_bundle(third).files.check()
+    assert (third / name).stat().st_nlink == 1

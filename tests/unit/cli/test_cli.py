@@ -466,7 +466,7 @@ def test_a_service_names_the_extra_of_its_own(
 
 def test_every_extra_that_is_named_exists_and_is_on_the_page() -> None:
     extras = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    commands = [importlib.import_module(f"neuronpipe.cli.{name}") for name in cli.COMMANDS]
+    commands = [importlib.import_module(f"neuronpipe.cli.{name.replace('-', '_')}") for name in cli.COMMANDS]
     assert {*(command.EXTRA for command in commands), *(extra for *_, extra in serve.SERVICES.values())} <= {
         "",
         *extras,

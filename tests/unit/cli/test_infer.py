@@ -154,6 +154,12 @@ _TABLES: dict[str, tuple[object, object, list[list[str]]]] = {
         {"labels": [{"label": "x" * 61, "score": 1}]},
         [["SCORE", "LABEL"], ["1.0000", "x" * 59 + "…"]],
     ),
+    "zero_shot_image_classification": (
+        {},
+        {"labels": [{"label": "a cat", "score": 0.5}]},
+        [["SCORE", "LABEL"], ["0.5000", "a cat"]],
+    ),
+    "image_embedding": ({}, {"embedding": [0.5, -1]}, [["SHAPE", "VECTOR"], ["2", "0.5000 -1.0000"]]),
     "sparse_embedding": (
         {},
         {"weights": [{"token_id": 7, "weight": 1.5, "token": "cat"}]},

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 
@@ -76,12 +77,28 @@ class FakeGateway(InferenceServiceServicer, ModelServiceServicer):
             yield InferStreamResponse(request_id=message.request.request_id)
 
 
+class _Health(grpc.GenericRpcHandler):
+    """The health of a process that serves, which clients watch. The package of clients lacks its messages."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        if handler_call_details.method != "/grpc.health.v1.Health/Watch":
+            return None
+        return grpc.unary_stream_rpc_method_handler(self._watch)
+
+    @staticmethod
+    def _watch(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        has_ended = threading.Event()
+        context.add_callback(has_ended.set)
+        yield b"\x08\x01"  # HealthCheckResponse(status=SERVING)
+        has_ended.wait()
+
+
 @contextmanager
 def fake_gateway() -> Iterator[FakeGateway]:
     """A gateway on a free port."""
     gateway = FakeGateway()
-    with ThreadPoolExecutor(8) as threads:
-        server = grpc.server(threads)
+    with ThreadPoolExecutor(16) as threads:
+        server = grpc.server(threads, handlers=[_Health()])
         add_InferenceServiceServicer_to_server(gateway, server)
         add_ModelServiceServicer_to_server(gateway, server)
         gateway.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -6,7 +6,6 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Any, assert_type
 
-import numpy as np
 import pytest
 from numpy.typing import NDArray
 
@@ -53,7 +52,9 @@ def client(gateway: FakeGateway) -> Iterator[Client]:
 
 
 def test_there_is_a_method_for_each_task() -> None:
-    assert len(_METHODS) == len(TaskInput.DESCRIPTOR.fields)
+    # Of feature extraction there are two: chunks have offsets besides their vectors.
+    assert len(_METHODS) == len(TaskInput.DESCRIPTOR.fields) + 1
+    assert {"extract_features", "embed_chunks"} <= set(_METHODS)
 
 
 @pytest.mark.parametrize("method", _METHODS)
@@ -78,7 +79,7 @@ async def test_results_have_their_types_in_both_clients(client: Client, gateway:
         assert assert_type(await asynchronous.classify("m", "x"), Sequence[LabelScore]) == labels
     assert [(one.label, one.score) for one in labels] == [("a", 0.5)]
     gateway.result = TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[0.5, 1]))
-    assert assert_type(client.embed("m", "x"), NDArray[np.float32]).tolist() == [0.5, 1]
+    assert assert_type(client.embed("m", "x"), NDArray[Any]).tolist() == [0.5, 1]
 
 
 def test_an_option_that_does_not_exist_is_the_callers_mistake(client: Client, gateway: FakeGateway) -> None:

@@ -12,12 +12,14 @@ from google.rpc.status_pb2 import Status
 from neuronpipe.core.errors import (
     AlreadyExists,
     Cancelled,
+    ChangeRefused,
     DeadlineExceeded,
     InternalError,
     InvalidInput,
     JobNotFound,
     ModelNotFound,
     NeuronpipeError,
+    NotAllowed,
     NotConfigured,
     Overloaded,
     Unauthenticated,
@@ -42,6 +44,8 @@ _NUMBERS = {
     Unauthenticated: 16,
     JobNotFound: 5,
     AlreadyExists: 6,
+    NotAllowed: 7,
+    ChangeRefused: 9,
     NotConfigured: 12,
 }
 

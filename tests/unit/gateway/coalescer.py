@@ -5,7 +5,7 @@ for whatever item.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,7 @@ class Wire:
     def __init__(self, models: frozenset[ModelKey] | None = None) -> None:
         self.models = models
         self.problems: dict[ModelKey, str] = {}
+        self.unloaded: dict[ModelKey, bool] = {}
         self.needed: list[frozenset[ModelKey]] = []
         self.retired = asyncio.Event()
         self.messages: list[Message] = []
@@ -106,6 +107,12 @@ class Wire:
     async def fail_to_load(self, model: ModelKey, problem: str, *models: ModelKey) -> None:
         """Has these models from now on, and could not load another."""
         self._said.put_nowait(StageResponse(models=frozenset(models), problems={model: problem}))
+        await settled()
+
+    async def has_in_memory(self, *loaded: ModelKey, unloaded: Mapping[ModelKey, bool]) -> None:
+        """Has these models in memory, and others not: whether they are being loaded."""
+        models = frozenset((*loaded, *unloaded))
+        self._said.put_nowait(StageResponse(models=models, unloaded=unloaded))
         await settled()
 
     async def retire(self) -> None:

@@ -15,7 +15,7 @@ from neuronpipe.bundles.registry import Registry, Signed
 from neuronpipe.bundles.registry_file import change_registry
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ServedModels
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import ModelNotFound, SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.gateway.catalog import Catalog
@@ -131,6 +131,20 @@ async def test_what_a_near_stage_cannot_load_is_told_and_changes_no_route(gatewa
     gateway.make_stable(2)
     await soon(lambda: gateway.state(2) == (VersionState.VERSION_STATE_FAILED, "it is broken"))
     assert gateway.answers() == 1
+
+
+async def test_an_unloaded_model_gets_no_requests_and_is_let_go_until_it_is_loaded(gateway: _Gateway) -> None:
+    wire = await gateway.system.connect(_M1)
+    gateway.change(lambda registry: registry.unload("m", _SIGNED))
+    await soon(lambda: not gateway.catalog.models.keys)
+    with pytest.raises(ModelNotFound):
+        gateway.answers()
+    assert gateway.catalog.unloaded == [_M1, _M2]
+    await soon(lambda: wire.needed[-1] == frozenset())
+    assert gateway.near.keys == frozenset()
+    gateway.change(lambda registry: registry.load("m", _SIGNED))
+    await soon(lambda: gateway.catalog.models.keys == {_M1})
+    assert (gateway.answers(), gateway.answers("stable"), gateway.catalog.unloaded) == (1, 1, [])
 
 
 async def test_the_share_of_a_version_that_goes_is_anothers(gateway: _Gateway) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from neuronpipe.load.figures import LoadResult, compute_result
 from neuronpipe.load.request import LoadRequest
-from neuronpipe.load.samples import OUTCOMES, ROW, Rows
+from neuronpipe.load.samples import OUTCOMES, PART, ROW, Rows
 
 
 def rows(*values: dict[str, Any]) -> Rows:
@@ -23,17 +23,21 @@ def result_of(
     found: Rows,
     *,
     measured_s: float = 10.0,
+    parts: Sequence[tuple[float, float, int]] = (),
     cpu_shares: Sequence[float] = (0.5,),
     is_broken_off: bool = False,
     **changes: Any,
 ) -> LoadResult:
-    """What compute_result makes of rows, for a closed loop unless `changes` of the request say otherwise."""
+    """What compute_result makes of rows, and of parts (when, gap, tokens), for a closed loop unless `changes` of the
+    request say otherwise.
+    """
     request = LoadRequest(target="h:1", model="m", **changes)
     return compute_result(
         request,
         version="1",
         task="sentence_embedding",
         rows=found,
+        parts=np.array([*parts], PART),
         cpu_shares=cpu_shares,
         measured_s=measured_s,
         is_broken_off=is_broken_off,

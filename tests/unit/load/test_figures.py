@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import math
 import pickle
 
 import numpy as np
 import pytest
 
 from neuronpipe.load.figures import distribution
+from neuronpipe.load.generation import GenerationLoad
 from tests.unit.load.results import result_of, rows
 
 
@@ -148,3 +150,42 @@ def test_result_survives_pickle_and_becomes_json() -> None:
     assert pickle.loads(pickle.dumps(result)) == result
     decoded = json.loads(json.dumps(dataclasses.asdict(result), allow_nan=False))
     assert (decoded["latency_ms"]["p50"], decoded["batch_sizes"]) == (500.0, {"2": 1})
+
+
+_TEXT = {"due_s": 1.0, "latency_s": 3.0, "tokens": 10, "output_tokens": 4}
+
+
+def test_goodput_of_texts_is_within_both_limits() -> None:
+    found = rows(
+        {**_TEXT, "first_token_s": 0.5, "token_s": 0.05},
+        {**_TEXT, "first_token_s": 1.5, "token_s": 0.05},  # its first token is late
+        {**_TEXT, "first_token_s": 0.5, "token_s": 0.2},  # its others are slow
+        {**_TEXT, "first_token_s": 0.5, "token_s": 0.05, "outcome": "OVERLOADED"},
+    )
+    load = GenerationLoad(first_token_limit_ms=1000.0, token_limit_ms=100.0)
+    result = result_of(found, generation=load)
+    assert (result.answers, result.answers_in_time) == (3, 1)
+    assert result.goodput_per_s == pytest.approx(0.1)
+    assert result_of(found, generation=load, deadline_ms=2000.0).answers_in_time == 0
+
+
+def test_tokens_count_when_they_come() -> None:
+    parts = [(-0.5, math.nan, 100), (0.5, 0.01, 1), (1.0, 0.03, 2), (10.5, 0.9, 100)]
+    found = result_of(rows({**_TEXT, "cached_tokens": 4}), parts=parts, generation=GenerationLoad()).generation
+    assert found is not None
+    assert found.inter_token_ms is not None
+    assert found.cached_ratio is not None
+    assert found.output_tokens_per_s == pytest.approx(0.3)
+    assert found.inter_token_ms.max == pytest.approx(30.0)
+    assert found.cached_ratio == pytest.approx(0.4)
+
+
+def test_a_text_that_came_as_a_whole_has_no_time_per_token() -> None:
+    found = result_of(rows({**_TEXT, "first_token_s": 3.0}), generation=GenerationLoad()).generation
+    assert found is not None
+    assert (found.per_token_ms, found.longest_gap_ms, found.inter_token_ms) == (None, None, None)
+    assert found.first_token_ms is not None
+
+
+def test_whole_answers_have_no_figures_of_texts() -> None:
+    assert result_of(rows(_TEXT)).generation is None

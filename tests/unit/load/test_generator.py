@@ -3,15 +3,24 @@ loop.
 """
 
 import asyncio
+import itertools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
-from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
+from neuronpipe.api.v1.inference_pb2 import (
+    GenerateChunk,
+    GenerateResponse,
+    GenerateStart,
+    InferRequest,
+    InferResponse,
+    Usage,
+)
 from neuronpipe.client import AsyncClient
-from neuronpipe.core.errors import Overloaded
+from neuronpipe.core.errors import NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.load.generator import Generator, Share
 from neuronpipe.load.samples import NOT_SENT, OK, OUTCOMES, UNANSWERED
 
@@ -38,6 +47,26 @@ class _Client:
         return InferResponse()
 
 
+class _Writer:
+    """Answers with a text in `parts` of so many tokens, each after a while, and then as `end` says."""
+
+    def __init__(self, parts: Sequence[int], end: NeuronpipeError | None = None) -> None:
+        self._parts = parts
+        self._end = end
+
+    async def stream(
+        self, request: InferRequest, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[GenerateResponse, None]:
+        yield GenerateResponse(start=GenerateStart())
+        for tokens in self._parts:
+            await asyncio.sleep(0.01)
+            yield GenerateResponse(chunk=GenerateChunk(token_ids=[7] * tokens))
+        if self._end:
+            raise self._end
+        await asyncio.sleep(0.001)
+        yield GenerateResponse(response=InferResponse(usage=Usage(generated_tokens=5)))
+
+
 async def _soon(number: int) -> None:
     await asyncio.sleep(0.001)
 
@@ -46,7 +75,7 @@ async def _never(number: int) -> None:
     await asyncio.Event().wait()
 
 
-def _generator(client: _Client, **changes: Any) -> Generator:
+def _generator(client: _Client | _Writer, **changes: Any) -> Generator:
     share = {
         "callers": 1,
         "rate_per_s": None,
@@ -57,7 +86,9 @@ def _generator(client: _Client, **changes: Any) -> Generator:
         "deadline_s": None,
         "drain_s": 0.05,
     }
-    return Generator(cast(AsyncClient, client), _REQUESTS, Share(**{**share, **changes}), time.monotonic())
+    return Generator(
+        cast(AsyncClient, client), itertools.cycle(_REQUESTS), Share(**{**share, **changes}), time.monotonic()
+    )
 
 
 def _outcomes(generator: Generator) -> list[str]:
@@ -198,3 +229,33 @@ async def test_a_fault_of_ours_ends_the_run_and_is_raised() -> None:
 
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(_generator(_Client(fail), duration_s=30.0).run(), 10)
+
+
+async def test_a_text_is_read_as_it_comes() -> None:
+    generator = _generator(_Writer([1, 3, 1]), is_generating=True, drain_s=30.0)
+    await generator.run()
+
+    rows, parts = generator.recorder.rows(), generator.recorder.parts()
+    assert set(_outcomes(generator)) == {OK}
+    assert set(rows["output_tokens"]) == {5}
+    assert parts["tokens"].tolist() == [1, 3, 1] * len(rows)
+    assert np.isnan(parts["gap_s"]).tolist() == [True, False, False] * len(rows)
+    assert (rows["first_token_s"] >= 0.01).all()
+    assert (rows["longest_gap_s"] >= 0.01).all()
+    assert (rows["latency_s"] >= rows["first_token_s"] + rows["longest_gap_s"]).all()
+
+
+async def test_a_text_that_comes_as_a_whole_is_one_part() -> None:
+    generator = _generator(_Writer([]), is_generating=True)
+    await generator.run()
+
+    assert set(generator.recorder.parts()["tokens"]) == {5}
+    assert set(generator.recorder.rows()["token_s"]) == {0.0}
+
+
+async def test_a_text_that_fails_is_an_error_and_its_parts_have_come() -> None:
+    generator = _generator(_Writer([2], Unavailable("gone, after 2 tokens of the text")), is_generating=True)
+    await generator.run()
+
+    assert set(_outcomes(generator)) == {"UNAVAILABLE"}
+    assert set(generator.recorder.parts()["tokens"]) == {2}

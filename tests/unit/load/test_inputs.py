@@ -1,11 +1,16 @@
 """inputs.py: the request that each task takes."""
 
+from itertools import islice
+
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
 from neuronpipe.api.v1.tasks_pb2 import Truncation
 from neuronpipe.core.errors import SetupError
-from neuronpipe.load.inputs import make_requests
+from neuronpipe.load.generation import GenerationLoad
+from neuronpipe.load.inputs import generation_requests, make_requests
+from neuronpipe.load.lengths import Lengths
+from neuronpipe.load.prompts import Words
 from neuronpipe.load.request import LoadRequest
 from neuronpipe.tasks import TASKS
 
@@ -62,3 +67,38 @@ def test_priority_is_passed_on(priority: str | None, expected: "Priority.ValueTy
 def test_an_unknown_task_is_named() -> None:
     with pytest.raises(SetupError, match="--model m: has the task speech; load is generated for text_classification, "):
         make_requests(_REQUEST, "speech", ["a"])
+
+
+def _prompts(load: GenerationLoad, words: Words | None) -> list[InferRequest]:
+    return list(
+        islice(generation_requests(_REQUEST, load, "text_generation", ["A text.", "Another."], words, (0, 0)), 3)
+    )
+
+
+def test_texts_are_prompts_again_and_again_where_no_length_is_given() -> None:
+    made = [one.input.text_generation for one in _prompts(GenerationLoad(), None)]
+    assert [one.prompt for one in made] == ["A text.", "Another.", "A text."]
+    assert {(one.options.max_new_tokens, one.options.min_new_tokens, one.options.num_beams) for one in made} == {
+        (32, 32, 1)
+    }
+
+
+def test_prompts_of_a_length_share_what_they_shall_share() -> None:
+    words = Words([f"word{number}" for number in range(1000)], [1] * 1000)
+    load = GenerationLoad(prompt_tokens=Lengths.fixed(20), shared_prefix_tokens=10)
+    made = [one.input.text_generation.prompt.split() for one in _prompts(load, words)]
+    assert [len(one) for one in made] == [30] * 3
+    assert made[0][:10] == made[1][:10] == made[2][:10]
+    assert len({tuple(one[10:]) for one in made}) == 3
+
+
+@pytest.mark.parametrize("task", ["summarization", "translation"])
+def test_the_text_is_what_is_summarized_or_translated(task: str) -> None:
+    made = next(generation_requests(_REQUEST, GenerationLoad(num_beams=4), task, ["A text."], None, (0,)))
+    input = getattr(made.input, task)
+    assert (input.text, input.options.num_beams) == ("A text.", 4)
+
+
+def test_a_task_that_does_not_generate_is_named() -> None:
+    with pytest.raises(SetupError, match="--generate: model m has the task rerank; it is for text_generation, "):
+        generation_requests(_REQUEST, GenerationLoad(), "rerank", ["a"], None, (0,))

@@ -71,5 +71,9 @@ def test_a_run_without_answers_says_so() -> None:
     assert "no request was answered" in table(result_of(rows({"outcome": "UNAVAILABLE"})))
 
 
+def test_texts_that_are_in_no_batch_have_no_batch_size() -> None:
+    assert "batch size" not in table(result_of(rows({"latency_s": 0.5, "batch_size": 0})))
+
+
 def test_a_run_that_was_broken_off_says_so() -> None:
     assert "broken off" in table(result_of(rows(), measured_s=0.0, is_broken_off=True))

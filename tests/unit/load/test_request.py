@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.load.generation import GenerationLoad
 from neuronpipe.load.request import LoadRequest
 
 
@@ -63,3 +64,19 @@ def test_what_is_at_its_limit_is_taken() -> None:
 
 def test_one_caller_is_the_default() -> None:
     assert _request().callers == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shared_prefix_tokens": 32_769}, "--shared-prefix-tokens 32769: must be from 0 to 32,768"),
+        ({"num_beams": 0}, "--num-beams 0: must be from 1 to 16"),
+        ({"first_token_limit_ms": 0.0}, "--ttft-ms 0: must be more than 0 and at most 3,600,000 ms"),
+        ({"token_limit_ms": math.nan}, "--itl-ms nan: must be more than 0"),
+    ],
+    ids=str,
+)
+def test_what_is_out_of_range_of_generated_texts_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SetupError) as caught:
+        GenerationLoad(**changes)
+    assert str(caught.value).startswith(message)

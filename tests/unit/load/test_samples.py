@@ -1,7 +1,9 @@
 """samples.py: rows hold what responses say, in the units of their names."""
 
+import numpy as np
+
 from neuronpipe.api.v1.inference_pb2 import InferResponse, StageTimings, Usage
-from neuronpipe.load.samples import OUTCOMES, ROW, Recorder
+from neuronpipe.load.samples import OUTCOMES, ROW, PartTimes, Recorder
 
 _MS = 1_000_000
 
@@ -34,7 +36,29 @@ def test_a_row_holds_the_response_in_milliseconds() -> None:
         "padded_tokens": 40,
         "batch_size": 4,
         "outcome": OUTCOMES.index("OK"),
+        "first_token_s": 0.0,
+        "token_s": 0.0,
+        "longest_gap_s": 0.0,
+        "output_tokens": 0,
+        "cached_tokens": 0,
     }
+
+
+def test_a_text_that_came_in_parts_has_their_times() -> None:
+    recorder = Recorder(zero_s=100.0)
+    times = PartTimes(due_s=101.0)
+    for now_s, tokens in ((101.25, 2), (101.5, 1), (102.25, 3)):
+        recorder.add_part(times, now_s, tokens)
+    recorder.add_answer(101.0, 101.0, 102.5, InferResponse(usage=Usage(tokens=9, cached_tokens=4)), times)
+
+    (row,) = recorder.rows()
+    names = ("first_token_s", "token_s", "longest_gap_s", "output_tokens", "cached_tokens")
+    # 4 tokens came in the second after the first part.
+    assert [row[name].item() for name in names] == [0.25, 0.25, 0.75, 6, 4]
+    parts = recorder.parts()
+    assert (parts["back_s"].tolist(), parts["tokens"].tolist()) == ([1.25, 1.5, 2.25], [2, 1, 3])
+    assert np.isnan(parts["gap_s"][0])
+    assert parts["gap_s"][1:].tolist() == [0.25, 0.75]
 
 
 def test_an_error_is_a_row_of_its_own() -> None:

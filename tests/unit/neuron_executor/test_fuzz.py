@@ -31,8 +31,8 @@ from neuronpipe.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.neuron_executor.batching.batch_time import BatchTime
 from neuronpipe.neuron_executor.batching.policy import Limits
 from neuronpipe.neuron_executor.batching.queue import ComputedSequence, QueuedSequence
+from neuronpipe.neuron_executor.cores import CoresLost
 from neuronpipe.neuron_executor.executor_model import ExecutorModel
-from neuronpipe.neuron_executor.scheduler import CoresLost
 from tests.unit.model_specs import model_spec
 from tests.unit.neuron_executor.scheduling import FixedClock, running_model
 

@@ -14,7 +14,7 @@ from neuronpipe.neuron_executor.batch_observer import BatchObserver
 from neuronpipe.neuron_executor.batching.batch_time import BatchTime
 from neuronpipe.neuron_executor.batching.policy import Limits
 from neuronpipe.neuron_executor.batching.queue import ComputedSequence
-from neuronpipe.neuron_executor.scheduler import CoresLost
+from neuronpipe.neuron_executor.cores import CoresLost
 from tests.unit.neuron_executor.held_backend import FAILING, KILLING, HeldBackend
 from tests.unit.neuron_executor.scheduling import (
     LIMITS,

@@ -14,7 +14,8 @@ from neuronpipe.neuron_executor.backends.base import BackendRequest
 from neuronpipe.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.neuron_executor.batching.batch_time import BatchTime
 from neuronpipe.neuron_executor.batching.policy import Limits
-from neuronpipe.neuron_executor.scheduler import CoresLost, DeviceScheduler
+from neuronpipe.neuron_executor.cores import CoresLost
+from neuronpipe.neuron_executor.scheduler import DeviceScheduler
 from tests.unit.model_specs import model_spec
 from tests.unit.neuron_executor.held_backend import HeldBackend
 from tests.unit.neuron_executor.jumping_time import JumpingLoop

@@ -25,7 +25,7 @@ from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends import BACKENDS
 from neuronpipe.neuron_executor.backends.base import CoreLost
 from neuronpipe.neuron_executor.backends.fake import FakeBackend
-from neuronpipe.neuron_executor.scheduler import CoresLost
+from neuronpipe.neuron_executor.cores import CoresLost
 from neuronpipe.neuron_executor.settings import EngineSettings
 from neuronpipe.neuron_executor.stage import _gaps, running_executor
 from tests.unit.bundles.written import write_bundle
@@ -121,7 +121,7 @@ async def test_the_warm_up_tells_how_long_a_batch_takes(tmp_path: Path) -> None:
             await stage.execute(_item([11], deadline_s=time.monotonic() + 0.1))
 
 
-async def test_the_warm_up_runs_batches_that_are_alone_as_well_as_others(
+async def test_the_warm_up_runs_on_every_core_and_leaves_batches_that_are_alone_to_the_first_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: set[tuple[int, bool]] = set()
@@ -134,7 +134,7 @@ async def test_the_warm_up_runs_batches_that_are_alone_as_well_as_others(
     monkeypatch.setattr(FakeBackend, "compute", noted)
     _write(tmp_path, {})
     async with running_executor(read_repository(tmp_path), EngineSettings(cores=2)):
-        assert runs == {(0, False), (1, False), (0, True)}
+        assert runs == {(0, False), (1, False)}
 
 
 async def test_the_warm_up_runs_every_bucket_on_every_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

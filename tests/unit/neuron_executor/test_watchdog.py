@@ -20,8 +20,9 @@ from neuronpipe.neuron_executor.backends.base import Finish, Prepare, ResultT
 from neuronpipe.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.neuron_executor.batching.batch_time import BatchTime
 from neuronpipe.neuron_executor.batching.queue import ComputedSequence
+from neuronpipe.neuron_executor.cores import CoresLost
 from neuronpipe.neuron_executor.devices import running_devices
-from neuronpipe.neuron_executor.scheduler import CoresLost, DeviceScheduler
+from neuronpipe.neuron_executor.scheduler import DeviceScheduler
 from neuronpipe.neuron_executor.settings import EngineSettings
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec

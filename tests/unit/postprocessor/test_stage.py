@@ -30,6 +30,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[PostprocessorStage]:
 
 
 _LOGITS = TensorSets(arrays=[{"logits": np.array([0, 5, 1], np.float32)}])
+_TOO_MANY = TensorSets(arrays=[{"logits": np.array([0, 5, 1], np.float32), "x": np.array([1], np.float32)}])
 _NO_TENSOR = TensorSet(tensors=[Tensor(data_type=DataType.DATA_TYPE_INT32, shape=[1])]).SerializeToString()
 
 
@@ -53,8 +54,9 @@ async def test_outputs_become_the_tasks_result(stage: PostprocessorStage, text: 
         (_item(call=Call(deadline_s=0.0)), DeadlineExceeded),
         (_item(outputs=TensorSets(data=[_NO_TENSOR])), InvalidInput),
         (_item(outputs=NO_TENSORS), InvalidInput),
+        (_item(outputs=_TOO_MANY), InvalidInput),
     ],
-    ids=["no such model", "expired", "no tensor", "no outputs"],
+    ids=["no such model", "expired", "no tensor", "no outputs", "outputs of another model"],
 )
 async def test_a_bad_item_fails_alone(stage: PostprocessorStage, bad: PostprocessItem, kind: type[Exception]) -> None:
     good, failed, better = await asyncio.gather(

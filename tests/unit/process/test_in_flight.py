@@ -208,3 +208,17 @@ async def test_callers_that_never_stop_calling_do_not_keep_it() -> None:
     caller = asyncio.create_task(call_for_ever())
     await asyncio.wait_for(in_flight.wait_until_quiet(0.05), _LIMIT_S)
     caller.cancel()
+
+
+async def test_a_process_is_unused_when_no_call_has_been_in_flight_for_so_long() -> None:
+    in_flight = _in_flight()
+    waiting = asyncio.create_task(in_flight.wait_until_unused(0.3))
+    with in_flight:
+        await asyncio.sleep(0.5)
+        assert not waiting.done()
+    await asyncio.sleep(0.1)
+    with in_flight:  # a call in between begins it anew
+        pass
+    ended_s = asyncio.get_running_loop().time()
+    await asyncio.wait_for(waiting, _LIMIT_S)
+    assert asyncio.get_running_loop().time() - ended_s > 0.25

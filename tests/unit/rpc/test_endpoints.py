@@ -272,8 +272,8 @@ async def test_every_address_of_a_target_gets_a_stream(served: _Served, tmp_path
     ],
 )
 async def test_an_address_is_written_as_grpc_takes_it(target: str, expected: set[str]) -> None:
-    addresses, is_complete = await resolve(target)
-    assert (set(addresses), is_complete) == (expected, True)
+    addresses, unresolved = await resolve(target)
+    assert (set(addresses), unresolved) == (expected, {})
 
 
 async def test_an_address_keeps_the_name_that_its_server_has_to_prove() -> None:
@@ -701,6 +701,7 @@ async def test_an_item_beyond_a_real_servers_limit_does_not_end_the_stream() -> 
     models = SimpleNamespace(
         keys=frozenset(),
         problems={},
+        unloaded={},
         watch=lambda changed: lambda: None,
         need=lambda user, keys: None,
         forget=lambda user: None,

@@ -172,8 +172,8 @@ async def test_an_address_that_is_gone_takes_its_older_certificates_along(
     tls = _gateway(tmp_path / "gateway")
     addresses: dict[str, str] = {}
 
-    async def resolve(target: str) -> tuple[dict[str, str], bool]:
-        return addresses, True
+    async def resolve(target: str) -> tuple[dict[str, str], dict[str, str]]:
+        return addresses, {}
 
     monkeypatch.setattr("neuronpipe.rpc.endpoints.resolve", resolve)
     monkeypatch.setattr("neuronpipe.rpc.endpoints._MAX_ABSENCES", 2)

@@ -70,6 +70,7 @@ class _Models:
     def __init__(self, *keys: ModelKey) -> None:
         self.keys = frozenset(keys)
         self.problems: dict[ModelKey, str] = {}
+        self.unloaded: dict[ModelKey, bool] = {}
         self.needed: list[frozenset[ModelKey] | None] = []
         self.watchers: list[Callable[[], None]] = []
 

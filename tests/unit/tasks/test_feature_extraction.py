@@ -10,6 +10,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     FeatureExtractionResult,
     FeaturePooling,
     FeatureType,
+    TextSpan,
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput
@@ -122,6 +123,90 @@ def test_a_bad_input_is_refused_by_its_fields_name(changes: dict[str, object], e
     with pytest.raises(InvalidInput) as caught:
         encode_checked(TASK, input, WordTokenizer(), _MODEL)
     assert caught.value.message == expected
+
+
+def _spans(*spans: tuple[int, int]) -> list[TextSpan]:
+    return [TextSpan(start=start, end=end) for start, end in spans]
+
+
+def _chunked(text: str, state: Array, **options: object) -> FeatureExtractionResult:
+    input = FeatureExtractionInput(text=text, **options)  # type: ignore[arg-type]
+    encoded = encode_checked(TASK, input, WordTokenizer(), _MODEL)
+    result: FeatureExtractionResult = TASK.decode(
+        input, _MODEL, encoded.annotations, [{"last_hidden_state": state[: len(encoded.sequences[0]["input_ids"])]}]
+    )
+    return result
+
+
+# [CLS] one two three four [SEP]
+_STATES = np.array([[9, 9], [1, 2], [3, 4], [5, 6], [7, 8], [9, 9]], np.float32)
+
+
+def test_chunks_are_means_of_so_many_tokens_without_the_special_ones() -> None:
+    result = _chunked("one two  three four", _STATES, chunk_tokens=3)
+    assert list(result.shape) == [2, 2]
+    assert np.frombuffer(result.data, "<f4").reshape(2, 2).tolist() == [[3, 4], [7, 8]]
+    assert [(one.start, one.end) for one in result.chunks] == [(0, 14), (15, 19)]
+
+
+def test_chunks_of_the_caller_have_the_tokens_that_end_in_them() -> None:
+    result = _chunked("one two  three four", _STATES, chunks=_spans((0, 3), (2, 8), (5, 19)))
+    # The second has no part of "three", and of "one" the end.
+    assert np.frombuffer(result.data, "<f4").reshape(3, 2).tolist() == [[1, 2], [2, 3], [5, 6]]
+    assert [(one.start, one.end) for one in result.chunks] == [(0, 3), (0, 7), (4, 19)]
+
+
+def test_int8_chunks_have_a_scale_each() -> None:
+    result = _chunked("one two three four", _STATES, chunk_tokens=2, type=FeatureType.FEATURE_TYPE_INT8)
+    assert (list(result.shape), len(result.data), len(result.scales)) == ([2, 2], 4, 2)
+
+
+def test_a_cut_text_has_the_chunks_of_what_is_left() -> None:
+    result = _chunked("a b c d e", _STATES, chunk_tokens=3, truncation=Truncation.TRUNCATION_LEFT)
+    assert [(one.start, one.end) for one in result.chunks] == [(2, 7), (8, 9)]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"chunk_tokens": 2, "chunks": _spans((0, 1))}, "chunks: stand in place of chunk_tokens; send one of them"),
+        ({"chunk_tokens": 2, "text_pair": "b"}, "chunk_tokens: is for one text; leave out text_pair"),
+        (
+            {"chunk_tokens": 2, "pooling": FeaturePooling.FEATURE_POOLING_CLS},
+            "pooling: the vectors of chunks are means; leave it out",
+        ),
+        ({"chunks": _spans((0, 1), (1, 4))}, "chunks[1]: is from 1 to 4; the text has 3 characters"),
+        ({"chunks": _spans((2, 2))}, "chunks[0]: is from 2 to 2; the text has 3 characters"),
+        ({"chunks": _spans((0, 1), (1, 2))}, "chunks[1]: has no token of the text, or none that truncation left"),
+        ({"chunks": _spans(*[(0, 1)] * 1025)}, "chunks: 1025 chunks, the limit is 1024"),
+        ({"text": "  ", "chunk_tokens": 2}, "text: has no tokens"),
+    ],
+    ids=str,
+)
+def test_chunks_that_cannot_be_are_refused_by_their_fields_name(options: dict[str, object], expected: str) -> None:
+    input = FeatureExtractionInput(**({"text": "a b"} | options))  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput) as caught:
+        encode_checked(TASK, input, WordTokenizer(), _MODEL)
+    assert caught.value.message == expected
+
+
+@pytest.mark.parametrize("chunk", [(0, 4), (2, 2), (-1, 1)])
+def test_chunks_beyond_the_tokens_are_refused_when_they_are_decoded(chunk: tuple[int, int]) -> None:
+    places = zip(("first_token", "end_token", "char_start", "char_end"), (*chunk, 0, 1), strict=True)
+    annotations = [{name: np.array([value], np.int32) for name, value in places}]
+    with pytest.raises(InvalidInput, match=r"^annotations: have chunks beyond the 3 tokens of the text$"):
+        TASK.decode(FeatureExtractionInput(text="a"), _MODEL, annotations, [{"last_hidden_state": _STATE}])
+
+
+def test_chunks_are_a_part_of_what_an_encoding_depends_on() -> None:
+    inputs = [
+        FeatureExtractionInput(text="a b"),
+        FeatureExtractionInput(text="a b", chunk_tokens=1),
+        FeatureExtractionInput(text="a b", chunk_tokens=2),
+        FeatureExtractionInput(text="a b", chunks=_spans((0, 1))),
+        FeatureExtractionInput(text="a b", chunks=_spans((0, 3))),
+    ]
+    assert len({TASK.traits(input) for input in inputs}) == len(inputs)
 
 
 def test_an_encoding_does_not_depend_on_what_becomes_of_the_vectors() -> None:

@@ -55,6 +55,35 @@ def test_bits_equal_those_of_sentence_transformers(name: Literal["binary", "ubin
     assert {(one.precision, len(one.embedding)) for one in ours} == {(precision, 0)}
 
 
+@pytest.mark.parametrize("name", ["int8", "uint8"])
+def test_bytes_equal_those_of_sentence_transformers_by_the_ranges_of_the_bundle(name: Literal["int8", "uint8"]) -> None:
+    vectors = np.random.default_rng(1).standard_normal((40, 4)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    ranges = np.stack([vectors[:20].min(axis=0), vectors[:20].max(axis=0)])  # which some others exceed
+    ranges[:, 2] = 0.25  # a dimension that is always the same
+    model = model_spec(
+        "sentence_embedding", embedding_dimensions=4, lowest=ranges[0].tolist(), highest=ranges[1].tolist()
+    )
+    input = SentenceEmbeddingInput(text="a", precision=EmbeddingPrecision.Value(f"EMBEDDING_PRECISION_{name.upper()}"))
+    TASK.check(input, model)
+    floats = [decode(SentenceEmbeddingInput(), model, [], [{"sentence_embedding": one}]).embedding for one in vectors]
+    expected = quantize_embeddings(np.array(floats, np.float32), precision=name, ranges=ranges)
+    ours = [decode(input, model, [], [{"sentence_embedding": one}]).packed for one in vectors]
+    assert ours == [one.tobytes() for one in expected]
+
+
+def test_bytes_are_refused_without_ranges_and_for_vectors_that_have_others() -> None:
+    ranged = model_spec("sentence_embedding", lowest=[0.0] * 4, highest=[1.0] * 4)
+    int8 = EmbeddingPrecision.EMBEDDING_PRECISION_INT8
+    for model, options, error in (
+        (_MODEL, {}, "the model's bundle has no ranges for int8; compile it again"),
+        (ranged, {"dimensions": 2}, "int8 has the ranges of vectors of length 1 of all dimensions only"),
+        (ranged, {"skip_normalize": True}, "int8 has the ranges of vectors of length 1 of all dimensions only"),
+    ):
+        with pytest.raises(InvalidInput, match=f"^precision: {error}"):
+            TASK.check(SentenceEmbeddingInput(text="a", precision=int8, **options), model)
+
+
 def test_bits_that_fill_no_bytes_and_unknown_precisions_are_refused() -> None:
     for precision, error in ((2, "binary vectors have a multiple of 8 dimensions, not 4"), (9, "9 is not known")):
         input = SentenceEmbeddingInput(text="a", precision=precision)  # type: ignore[arg-type] # a newer client's

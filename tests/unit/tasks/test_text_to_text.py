@@ -68,6 +68,56 @@ def test_a_model_of_one_pair_takes_no_language() -> None:
     assert not _complete(_model(languages={})).HasField("forced_bos_token_id")
 
 
+_PREFIXES = {"en": {"de": "in German : ", "fr": "in French : "}, "ro": {"en": "in English : "}}
+
+
+def _words(prefixes: Any, source_language: str = "", **fields: Any) -> list[int]:
+    """The tokens of a text with its prefix, by a model that has learned directions."""
+    model = _model(languages={}, prefixes=prefixes, source_language=source_language)
+    input = TranslationInput(text="a b", **fields)
+    TRANSLATION.check(input, model)
+    assert not _complete(model, **fields).HasField("forced_bos_token_id")
+    tokenizer = WordTokenizer("in", "German", "French", "English", ":", "a", "b")
+    ids: list[int] = TRANSLATION.encode(input, tokenizer, model).sequences[0]["input_ids"].tolist()
+    return ids
+
+
+def test_a_text_has_the_prefix_of_its_direction_before_it() -> None:
+    assert _words(_PREFIXES, source_language="en", target_language="de") == [1, 10, 11, 14, 15, 16, 2]
+    assert _words(_PREFIXES, source_language="en", target_language="fr") == [1, 10, 12, 14, 15, 16, 2]
+
+
+def test_a_direction_that_is_the_only_one_needs_no_language() -> None:
+    assert _words({"en": {"de": "in German : "}}, "en") == [1, 10, 11, 14, 15, 16, 2]
+
+
+def test_directions_of_one_text_are_encodings_of_their_own() -> None:
+    inputs = [TranslationInput(text="a", target_language=name) for name in ("de", "fr")]
+    assert TRANSLATION.traits(inputs[0]) != TRANSLATION.traits(inputs[1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({}, "source_language: is missing; model 'small' knows: en to de, en to fr, ro to en"),
+        ({"source_language": "xx"}, "source_language: 'xx' is not known; model 'small' knows: en to de"),
+        ({"source_language": "en"}, "target_language: is missing; model 'small' knows: en to de"),
+        ({"source_language": "ro", "target_language": "de"}, "target_language: 'de' is not known; model 'small' knows"),
+    ],
+)
+def test_a_direction_that_was_not_learned_is_refused(fields: dict[str, Any], problem: str) -> None:
+    model = _model(languages={}, prefixes=_PREFIXES, source_language="")
+    with pytest.raises(InvalidInput) as refused:
+        TRANSLATION.check(TranslationInput(text="a", **fields), model)
+    assert problem in refused.value.message
+
+
+def test_a_summary_has_the_prefix_of_its_task() -> None:
+    model = model_spec("summarization", max_text_tokens=20, decoder_start_token_ids=(2,), prefix="sum : ")
+    encoded = SUMMARIZATION.encode(SummarizationInput(text="a"), WordTokenizer("sum", ":", "a"), model)
+    assert encoded.sequences[0]["input_ids"].tolist() == [1, 10, 11, 12, 2]
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

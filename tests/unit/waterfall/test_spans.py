@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 import pytest
 
 from neuronpipe.core.errors import DeadlineExceeded
-from neuronpipe.core.names import Attributes, Spans
-from neuronpipe.core.tracing import AttributeValue, Clock, Link, Span, SpanContext
+from neuronpipe.core.names import Attributes, Events, Spans
+from neuronpipe.core.tracing import AttributeValue, Clock, Event, Link, Span, SpanContext
 from neuronpipe.telemetry.otlp_json import Json, to_otlp_json
 from neuronpipe.waterfall.chart import draw, split
 from neuronpipe.waterfall.page import draw_page, draw_svg
@@ -106,6 +106,52 @@ def test_spans_of_several_sequences_that_overlap_count_once_so_that_no_share_is_
         "unattributed 20.0 % "
         "= 10.000 ms"
     )
+
+
+def _generated() -> Trace:
+    """Ten milliseconds, of which the first 4 end with the first of 4 tokens, in two steps, the first one linked."""
+    figures: dict[str, AttributeValue] = {
+        Attributes.FIRST_TOKEN_NS: 4 * _MS,
+        Attributes.PREFILL_NS: 2 * _MS,
+        Attributes.DECODE_NS: 3 * _MS,
+        Attributes.LONGEST_GAP_NS: 2 * _MS,
+    }
+    root = _span(Spans.INFER, None, 0, 10, **figures)
+    predict = _span(Spans.PREDICT, root, 1, 9)
+    queue = _span(Spans.QUEUE, predict, 1.5, 2)
+    compute = _span(Spans.COMPUTE, predict, 2, 8, **{Attributes.GENERATED_TOKENS: 4})
+    compute.events += [Event(Events.FIRST_TOKEN, 4 * _MS), Event(Events.PREEMPTED, 5 * _MS)]
+    row: dict[str, AttributeValue] = {Attributes.ROW: 1, Attributes.TOKENS: 9}
+    compute.links.append(Link(_BATCH, row))
+    step = Span(Spans.BATCH, _BATCH, None, 2 * _MS, 4 * _MS)
+    step.attributes |= {Attributes.BATCH_SIZE: 2, Attributes.BACKEND: "fake", Attributes.TOKENS: 10}
+    step.links.append(Link(compute.context, row))
+    spans = [root, _span(Spans.PREPROCESS, root, 0, 1), predict, queue, compute, step]
+    trace = read_trace(to_otlp_json(spans, {"service.name": "all"}, Clock()), _ID)
+    assert trace
+    return trace
+
+
+def test_a_generated_text_has_the_parts_of_its_time_to_first_token() -> None:
+    lines = list(draw(_generated(), 12 * _MS))
+    # 4 ms less 1, 0.5 and 2; 3 ms for 3 tokens.
+    assert (
+        "first token after 4.000 ms = pre-process 1.000 + queue 0.500 + prefill 2.000 + hops 0.500; then 3 tokens, "
+        "1.000 ms each, the longest gap 2.000 ms"
+    ) in lines
+    assert not [line for line in draw(_trace(), 12 * _MS) if line.startswith("first token")]
+    (marked,) = [line for line in lines if "!" in line]
+    assert marked.endswith("ms  ! preempted")
+
+
+def test_a_step_has_no_padding_and_names_the_text() -> None:
+    lines = list(draw(_generated(), 12 * _MS))
+    assert lines[-3:] == [
+        "step of 2 on fake: 2.000 ms, 10 tokens",
+        "  row   0  another text",
+        "  row   1     9 tokens  this request",
+    ]
+    assert "step of 2 on fake" in draw_page(_generated(), 12 * _MS)
 
 
 def test_a_batch_shows_who_shared_it_and_who_is_not_known() -> None:

@@ -462,6 +462,7 @@ class StageTimings(_message.Message):
     PREFILL_NS_FIELD_NUMBER: _builtins.int
     DECODE_NS_FIELD_NUMBER: _builtins.int
     LONGEST_GAP_NS_FIELD_NUMBER: _builtins.int
+    HELD_NS_FIELD_NUMBER: _builtins.int
     total_ns: _builtins.int
     """Measured by the gateway: from the decoded request to the finished response."""
     preprocess_ns: _builtins.int
@@ -482,6 +483,10 @@ class StageTimings(_message.Message):
     """Of a generated text, measured by the executor: from the first token to the last."""
     longest_gap_ns: _builtins.int
     """Of a generated text, measured by the executor: the longest time between two tokens."""
+    held_ns: _builtins.int
+    """Measured by the gateway: the time for which it held the request because no process of a stage had the model. Part
+    of the time of that stage.
+    """
     def __init__(
         self,
         *,
@@ -495,10 +500,11 @@ class StageTimings(_message.Message):
         prefill_ns: _builtins.int = ...,
         decode_ns: _builtins.int = ...,
         longest_gap_ns: _builtins.int = ...,
+        held_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_ns", b"decode_ns", "first_token_ns", b"first_token_ns", "longest_gap_ns", b"longest_gap_ns", "postprocess_ns", b"postprocess_ns", "predict_compute_ns", b"predict_compute_ns", "predict_ns", b"predict_ns", "predict_queue_ns", b"predict_queue_ns", "prefill_ns", b"prefill_ns", "preprocess_ns", b"preprocess_ns", "total_ns", b"total_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_ns", b"decode_ns", "first_token_ns", b"first_token_ns", "held_ns", b"held_ns", "longest_gap_ns", b"longest_gap_ns", "postprocess_ns", b"postprocess_ns", "predict_compute_ns", b"predict_compute_ns", "predict_ns", b"predict_ns", "predict_queue_ns", b"predict_queue_ns", "prefill_ns", b"prefill_ns", "preprocess_ns", b"preprocess_ns", "total_ns", b"total_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,6 +35,8 @@ class _VersionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VersionS
     """It gets no new requests, and is unloaded when those that it has are answered."""
     VERSION_STATE_FAILED: _VersionState.ValueType  # 4
     """A process could not load it, and a stage does not have it. Other versions are served as before."""
+    VERSION_STATE_UNLOADED: _VersionState.ValueType  # 5
+    """It takes requests, and no executor has it in memory: one loads it when the first request comes."""
 
 class VersionState(_VersionState, metaclass=_VersionStateEnumTypeWrapper):
     """What a version of a model is doing."""
@@ -49,6 +51,8 @@ VERSION_STATE_DRAINING: VersionState.ValueType  # 3
 """It gets no new requests, and is unloaded when those that it has are answered."""
 VERSION_STATE_FAILED: VersionState.ValueType  # 4
 """A process could not load it, and a stage does not have it. Other versions are served as before."""
+VERSION_STATE_UNLOADED: VersionState.ValueType  # 5
+"""It takes requests, and no executor has it in memory: one loads it when the first request comes."""
 Global___VersionState: _TypeAlias = VersionState  # noqa: Y015
 
 @_typing.final
@@ -170,6 +174,8 @@ class Model(_message.Message):
     IS_DESIRED_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     PROMPT_NAMES_FIELD_NUMBER: _builtins.int
+    SHADOW_SHARE_FIELD_NUMBER: _builtins.int
+    FETCHED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name of the model, as requests give it."""
     version: _builtins.str
@@ -206,6 +212,10 @@ class Model(_message.Message):
     """Whether the repository's registry wants it served. Without a registry: true."""
     has_chat_template: _builtins.bool
     """Whether text-generation takes messages: the model has a template for chats."""
+    shadow_share: _builtins.float
+    """The share of the requests without a version that are copied to it now, from 0 to 1. Nobody gets the results of copies."""
+    fetched: _builtins.float
+    """While the process that answers fetches the version from a bucket: the share of the bytes that it has, from 0 to 1."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The labels of a classifier, in the order of its logits. Empty for other models."""
@@ -249,10 +259,12 @@ class Model(_message.Message):
         is_desired: _builtins.bool = ...,
         has_chat_template: _builtins.bool = ...,
         prompt_names: _abc.Iterable[_builtins.str] | None = ...,
+        shadow_share: _builtins.float = ...,
+        fetched: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "has_chat_template", b"has_chat_template", "is_default", b"is_default", "is_desired", b"is_desired", "labels", b"labels", "mask_token", b"mask_token", "max_tokens", b"max_tokens", "name", b"name", "problem", b"problem", "prompt_names", b"prompt_names", "share", b"share", "state", b"state", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "fetched", b"fetched", "has_chat_template", b"has_chat_template", "is_default", b"is_default", "is_desired", b"is_desired", "labels", b"labels", "mask_token", b"mask_token", "max_tokens", b"max_tokens", "name", b"name", "problem", b"problem", "prompt_names", b"prompt_names", "shadow_share", b"shadow_share", "share", b"share", "state", b"state", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

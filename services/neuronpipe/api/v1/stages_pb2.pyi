@@ -101,6 +101,7 @@ class Announcement(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    UNLOADED_FIELD_NUMBER: _builtins.int
     max_message_bytes: _builtins.int
     """The largest message that the process accepts, in bytes. Default: 0, not known."""
     @_builtins.property
@@ -111,20 +112,55 @@ class Announcement(_message.Message):
     def failed(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailedModel]:
         """The versions that the process should have, by the repository's registry, and could not load."""
 
+    @_builtins.property
+    def unloaded(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnloadedModel]:
+        """Those of the models that are not in memory. The process loads one when an item for it comes."""
+
     def __init__(
         self,
         *,
         models: _abc.Iterable[Global___ServedModel] | None = ...,
         max_message_bytes: _builtins.int = ...,
         failed: _abc.Iterable[Global___FailedModel] | None = ...,
+        unloaded: _abc.Iterable[Global___UnloadedModel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "max_message_bytes", b"max_message_bytes", "models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "max_message_bytes", b"max_message_bytes", "models", b"models", "unloaded", b"unloaded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Announcement: _TypeAlias = Announcement  # noqa: Y015
+
+@_typing.final
+class UnloadedModel(_message.Message):
+    """A version of a model that a process loads when an item for it comes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    IS_LOADING_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of the model."""
+    version: _builtins.str
+    """The version of the model."""
+    is_loading: _builtins.bool
+    """Whether it is being loaded."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.str = ...,
+        is_loading: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_loading", b"is_loading", "name", b"name", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadedModel: _TypeAlias = UnloadedModel  # noqa: Y015
 
 @_typing.final
 class FailedModel(_message.Message):

@@ -93,6 +93,13 @@ class _EmbeddingPrecisionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Em
     """
     EMBEDDING_PRECISION_UBINARY: _EmbeddingPrecision.ValueType  # 3
     """The same bits, each byte a uint8."""
+    EMBEDDING_PRECISION_INT8: _EmbeddingPrecision.ValueType  # 4
+    """A byte for each dimension, an int8: which of 256 steps of the dimension's range the number is in, from -128 on.
+    The ranges were measured at compilation, on vectors of length 1 of all dimensions; numbers beyond are in the first
+    or the last step. Not with `dimensions` or `skip_normalize`.
+    """
+    EMBEDDING_PRECISION_UINT8: _EmbeddingPrecision.ValueType  # 5
+    """The same step, counted from 0: a uint8."""
 
 class EmbeddingPrecision(_EmbeddingPrecision, metaclass=_EmbeddingPrecisionEnumTypeWrapper):
     """The numbers of a sentence embedding, as sentence-transformers' quantize_embeddings makes them."""
@@ -107,6 +114,13 @@ the eight bits as a number from 0 to 255, less 128.
 """
 EMBEDDING_PRECISION_UBINARY: EmbeddingPrecision.ValueType  # 3
 """The same bits, each byte a uint8."""
+EMBEDDING_PRECISION_INT8: EmbeddingPrecision.ValueType  # 4
+"""A byte for each dimension, an int8: which of 256 steps of the dimension's range the number is in, from -128 on.
+The ranges were measured at compilation, on vectors of length 1 of all dimensions; numbers beyond are in the first
+or the last step. Not with `dimensions` or `skip_normalize`.
+"""
+EMBEDDING_PRECISION_UINT8: EmbeddingPrecision.ValueType  # 5
+"""The same step, counted from 0: a uint8."""
 Global___EmbeddingPrecision: _TypeAlias = EmbeddingPrecision  # noqa: Y015
 
 class _Aggregation:
@@ -288,6 +302,8 @@ class TaskInput(_message.Message):
     DETOKENIZATION_FIELD_NUMBER: _builtins.int
     SPARSE_EMBEDDING_FIELD_NUMBER: _builtins.int
     MULTI_VECTOR_EMBEDDING_FIELD_NUMBER: _builtins.int
+    IMAGE_EMBEDDING_FIELD_NUMBER: _builtins.int
+    ZERO_SHOT_IMAGE_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def text_classification(self) -> Global___TextClassificationInput:
         """Classifies a text, or a pair of texts, by the model's labels."""
@@ -356,6 +372,14 @@ class TaskInput(_message.Message):
     def multi_vector_embedding(self) -> Global___MultiVectorEmbeddingInput:
         """Makes a vector of each token of a text, for late interaction."""
 
+    @_builtins.property
+    def image_embedding(self) -> Global___ImageEmbeddingInput:
+        """Makes one vector of an image."""
+
+    @_builtins.property
+    def zero_shot_image_classification(self) -> Global___ZeroShotImageClassificationInput:
+        """Classifies an image by labels that the request names."""
+
     def __init__(
         self,
         *,
@@ -376,12 +400,14 @@ class TaskInput(_message.Message):
         detokenization: Global___DetokenizationInput | None = ...,
         sparse_embedding: Global___SparseEmbeddingInput | None = ...,
         multi_vector_embedding: Global___MultiVectorEmbeddingInput | None = ...,
+        image_embedding: Global___ImageEmbeddingInput | None = ...,
+        zero_shot_image_classification: Global___ZeroShotImageClassificationInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "image_embedding", b"image_embedding", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification", "zero_shot_image_classification", b"zero_shot_image_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "image_embedding", b"image_embedding", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification", "zero_shot_image_classification", b"zero_shot_image_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "summarization", "translation", "tokenization", "detokenization", "sparse_embedding", "multi_vector_embedding"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "summarization", "translation", "tokenization", "detokenization", "sparse_embedding", "multi_vector_embedding", "image_embedding", "zero_shot_image_classification"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -410,6 +436,8 @@ class TaskResult(_message.Message):
     DETOKENIZATION_FIELD_NUMBER: _builtins.int
     SPARSE_EMBEDDING_FIELD_NUMBER: _builtins.int
     MULTI_VECTOR_EMBEDDING_FIELD_NUMBER: _builtins.int
+    IMAGE_EMBEDDING_FIELD_NUMBER: _builtins.int
+    ZERO_SHOT_IMAGE_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def text_classification(self) -> Global___TextClassificationResult:
         """The best labels."""
@@ -478,6 +506,14 @@ class TaskResult(_message.Message):
     def multi_vector_embedding(self) -> Global___MultiVectorEmbeddingResult:
         """The vectors."""
 
+    @_builtins.property
+    def image_embedding(self) -> Global___ImageEmbeddingResult:
+        """The vector."""
+
+    @_builtins.property
+    def zero_shot_image_classification(self) -> Global___ZeroShotImageClassificationResult:
+        """All labels with their scores."""
+
     def __init__(
         self,
         *,
@@ -498,12 +534,14 @@ class TaskResult(_message.Message):
         detokenization: Global___DetokenizationResult | None = ...,
         sparse_embedding: Global___SparseEmbeddingResult | None = ...,
         multi_vector_embedding: Global___MultiVectorEmbeddingResult | None = ...,
+        image_embedding: Global___ImageEmbeddingResult | None = ...,
+        zero_shot_image_classification: Global___ZeroShotImageClassificationResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "image_embedding", b"image_embedding", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification", "zero_shot_image_classification", b"zero_shot_image_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "image_embedding", b"image_embedding", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification", "zero_shot_image_classification", b"zero_shot_image_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "summarization", "translation", "tokenization", "detokenization", "sparse_embedding", "multi_vector_embedding"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "summarization", "translation", "tokenization", "detokenization", "sparse_embedding", "multi_vector_embedding", "image_embedding", "zero_shot_image_classification"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -665,12 +703,12 @@ class SentenceEmbeddingResult(_message.Message):
     PACKED_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     packed: _builtins.bytes
-    """The vector of a binary precision: a byte for eight dimensions."""
+    """The vector of another precision: of a binary one a byte for eight dimensions, else a byte for each."""
     precision: Global___EmbeddingPrecision.ValueType
     """The precision of `packed`; not set for float32."""
     @_builtins.property
     def embedding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The vector: float32 [dimensions]; empty for binary precisions."""
+        """The vector: float32 [dimensions]; empty for the other precisions."""
 
     def __init__(
         self,
@@ -1042,6 +1080,8 @@ class FeatureExtractionInput(_message.Message):
     TEXT_PAIR_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
+    CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text. Required."""
@@ -1051,10 +1091,21 @@ class FeatureExtractionInput(_message.Message):
     """How the token vectors are pooled. Default: FEATURE_POOLING_NONE."""
     type: Global___FeatureType.ValueType
     """The data type of the numbers in the result. Default: FEATURE_TYPE_FLOAT32."""
+    chunk_tokens: _builtins.int
+    """Late chunking: the text is read as a whole, and each of its chunks has a vector, the mean of its tokens' vectors. This
+    is the number of tokens of a chunk; the last may have fewer. Not with text_pair, nor with another pooling than
+    FEATURE_POOLING_MEAN. Default: no chunks.
+    """
     truncation: Global___Truncation.ValueType
     """What happens to a text, or a pair, that is too long. Truncation of a pair drops tokens of the longer text first.
     Default: TRUNCATION_ERROR.
     """
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSpan]:
+        """In place of chunk_tokens: the chunks themselves, 1 to 1024 of them, which may overlap. A token is part of a chunk in
+        which its last character is.
+        """
+
     def __init__(
         self,
         *,
@@ -1062,11 +1113,13 @@ class FeatureExtractionInput(_message.Message):
         text_pair: _builtins.str = ...,
         pooling: Global___FeaturePooling.ValueType = ...,
         type: Global___FeatureType.ValueType = ...,
+        chunk_tokens: _builtins.int = ...,
+        chunks: _abc.Iterable[Global___TextSpan] | None = ...,
         truncation: Global___Truncation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pooling", b"pooling", "text", b"text", "text_pair", b"text_pair", "truncation", b"truncation", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "chunks", b"chunks", "pooling", b"pooling", "text", b"text", "text_pair", b"text_pair", "truncation", b"truncation", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1084,19 +1137,24 @@ class FeatureExtractionResult(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     SCALES_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
     """The numbers, vector after vector, little-endian."""
     type: Global___FeatureType.ValueType
     """The data type of the numbers."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The shape: [tokens, dimensions] without pooling, [dimensions] for a pooled vector."""
+        """The shape: [tokens, dimensions] without pooling, [dimensions] for a pooled vector, [chunks, dimensions] of chunks."""
 
     @_builtins.property
     def scales(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """For FEATURE_TYPE_INT8, the scale of each vector: its largest absolute number, divided by 127. Empty for other
         types.
         """
+
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSpan]:
+        """The part of the text of each chunk, from its first token to its last, in the order of the vectors."""
 
     def __init__(
         self,
@@ -1105,14 +1163,41 @@ class FeatureExtractionResult(_message.Message):
         shape: _abc.Iterable[_builtins.int] | None = ...,
         type: Global___FeatureType.ValueType = ...,
         scales: _abc.Iterable[_builtins.float] | None = ...,
+        chunks: _abc.Iterable[Global___TextSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "scales", b"scales", "shape", b"shape", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "data", b"data", "scales", b"scales", "shape", b"shape", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FeatureExtractionResult: _TypeAlias = FeatureExtractionResult  # noqa: Y015
+
+@_typing.final
+class TextSpan(_message.Message):
+    """A part of a text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """The offset at which it starts, in Unicode code points."""
+    end: _builtins.int
+    """The offset at which it ends, exclusive, in Unicode code points."""
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextSpan: _TypeAlias = TextSpan  # noqa: Y015
 
 @_typing.final
 class SentenceSimilarityInput(_message.Message):
@@ -2233,3 +2318,139 @@ class MultiVectorEmbeddingResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MultiVectorEmbeddingResult: _TypeAlias = MultiVectorEmbeddingResult  # noqa: Y015
+
+@_typing.final
+class ImageEmbeddingInput(_message.Message):
+    """The input of image-embedding."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGE_FIELD_NUMBER: _builtins.int
+    SKIP_NORMALIZE_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    image: _builtins.bytes
+    """The bytes of a JPEG, PNG or WebP file with one image. Required. Colours are converted to RGB, transparency is
+    dropped, and the EXIF orientation is applied.
+    """
+    skip_normalize: _builtins.bool
+    """True: return the vector without scaling it to length 1. Default: false."""
+    dimensions: _builtins.int
+    """The number of dimensions to keep, counted from the first; the vector is cut before it is scaled. Default and limit:
+    all dimensions of the model (Model.embedding_dimensions).
+    """
+    precision: Global___EmbeddingPrecision.ValueType
+    """The numbers of the vector, as of sentence-embedding. Default: EMBEDDING_PRECISION_FLOAT32."""
+    def __init__(
+        self,
+        *,
+        image: _builtins.bytes = ...,
+        skip_normalize: _builtins.bool = ...,
+        dimensions: _builtins.int = ...,
+        precision: Global___EmbeddingPrecision.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "image", b"image", "precision", b"precision", "skip_normalize", b"skip_normalize"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImageEmbeddingInput: _TypeAlias = ImageEmbeddingInput  # noqa: Y015
+
+@_typing.final
+class ImageEmbeddingResult(_message.Message):
+    """The result of image-embedding."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EMBEDDING_FIELD_NUMBER: _builtins.int
+    PACKED_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    packed: _builtins.bytes
+    """The vector of another precision, as of sentence-embedding."""
+    precision: Global___EmbeddingPrecision.ValueType
+    """The precision of `packed`; not set for float32."""
+    @_builtins.property
+    def embedding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The vector: float32 [dimensions]; empty for the other precisions."""
+
+    def __init__(
+        self,
+        *,
+        embedding: _abc.Iterable[_builtins.float] | None = ...,
+        packed: _builtins.bytes = ...,
+        precision: Global___EmbeddingPrecision.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "packed", b"packed", "precision", b"precision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImageEmbeddingResult: _TypeAlias = ImageEmbeddingResult  # noqa: Y015
+
+@_typing.final
+class ZeroShotImageClassificationInput(_message.Message):
+    """The input of zero-shot-image-classification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGE_FIELD_NUMBER: _builtins.int
+    CANDIDATE_LABELS_FIELD_NUMBER: _builtins.int
+    HYPOTHESIS_TEMPLATE_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    image: _builtins.bytes
+    """The bytes of a JPEG, PNG or WebP file with one image. Required. Colours are converted to RGB, transparency is
+    dropped, and the EXIF orientation is applied.
+    """
+    hypothesis_template: _builtins.str
+    """The sentence that is true of the image if a label fits. It holds {} once, in place of the label, and no other
+    brace. Default: "This is a photo of {}."
+    """
+    truncation: Global___Truncation.ValueType
+    """What happens to a sentence that is too long. Default: TRUNCATION_ERROR."""
+    @_builtins.property
+    def candidate_labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The labels to choose from, 1 to 1024 of them. None may be empty."""
+
+    def __init__(
+        self,
+        *,
+        image: _builtins.bytes = ...,
+        candidate_labels: _abc.Iterable[_builtins.str] | None = ...,
+        hypothesis_template: _builtins.str = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate_labels", b"candidate_labels", "hypothesis_template", b"hypothesis_template", "image", b"image", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ZeroShotImageClassificationInput: _TypeAlias = ZeroShotImageClassificationInput  # noqa: Y015
+
+@_typing.final
+class ZeroShotImageClassificationResult(_message.Message):
+    """The result of zero-shot-image-classification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedCompositeFieldContainer[Global___LabelScore]:
+        """All candidate labels with their scores, best first. The scores of CLIP sum to 1; of SigLIP each label has an
+        independent score between 0 and 1.
+        """
+
+    def __init__(
+        self,
+        *,
+        labels: _abc.Iterable[Global___LabelScore] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ZeroShotImageClassificationResult: _TypeAlias = ZeroShotImageClassificationResult  # noqa: Y015

@@ -18,8 +18,10 @@ from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest, choos
 from neuronpipe.bundles.compiler.calibration import read_calibration
 from neuronpipe.bundles.compiler.detection import Found, describe, read_configuration
 from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES
+from neuronpipe.bundles.compiler.embedding_ranges import EMBEDDING_TASKS, with_ranges
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
+from neuronpipe.bundles.compiler.own_code import KNOWN_FORM, in_known_form
 from neuronpipe.bundles.compiler.samples import BUILT_IN, BUILT_IN_IMAGES, calibration_batches, comparison_batches
 from neuronpipe.bundles.compiler.source import ModelSource, find_source
 from neuronpipe.bundles.compiler.source_checks import check_kind
@@ -103,31 +105,37 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
 def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
     """See compile_bundle."""
     with tempfile.TemporaryDirectory(prefix="neuronpipe-") as scratch:
-        return _compile(request, report, Path(scratch))
+        try:
+            return _compile(request, report, Path(scratch))
+        except SetupError as error:  # which names the folder of links, if there is one
+            raise SetupError(str(error).replace(f"{scratch}/{KNOWN_FORM}", request.source)) from error
 
 
 def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled:
     _check(request)
-    calibration = read_calibration(request.calibration) if request.dtype == "int8" else None
+    _check_calibration(request)
+    calibration = read_calibration(request.calibration) if request.calibration or request.dtype == "int8" else None
     step = _numbered_steps(report, 7 if request.dtype.startswith("int8") else 6)
     version = choose_version(request.repository, request.name, request.version)
 
     step(f"find {request.source}" + (", and merge it into its base model" if request.merge_adapter else ""))
     if request.merge_adapter:
-        source = merge_adapter(request.source, request.revision, request.base_model, scratch)
+        source = merge_adapter(request.source, request.revision, request.base_model, scratch / "merged")
         report(f"      merged into {source.base}")
     else:
         source = find_source(request.source, request.revision)
+    source = in_known_form(source, scratch)
     configuration = read_configuration(source.folder)
     if request.task:
         configuration.check_task(request.task)
     found = Found(request.task, "chosen") if request.task else configuration.find_task()
     if TASKS[found.task].generates:
         _check_generating(request)
-        request = dataclasses.replace(request, dtype="float32")
+        request = dataclasses.replace(request, dtype=request.dtype or "float32")
     dtype = request.dtype or configuration.dtype_of(COMPILERS[request.backend].DTYPES)
     request = dataclasses.replace(request, task=found.task, dtype=dtype)
     _check_images(request)
+    _check_calibration(request)
     check_kind(source.folder, configuration.config, configuration.architecture, request.task)
 
     step("read the tokenizer, if it has one")
@@ -138,16 +146,17 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
     if configuration.has_own_code:
         report(f"      its own code (auto_map) is not run; {module.architecture} of transformers is")
     report(describe(module, found.reason, dtype, configuration.weights_dtype))
-    if TASKS[request.task].generates:
-        return Compiled(_compile_decoder(request, source, module, version, step, report), (), ())
     buckets = _choose_buckets(request, module, report)
     if buckets:
         module = module.within(BucketPlan(buckets))
+    if TASKS[request.task].generates:
+        return Compiled(_compile_decoder(request, source, module, buckets, version, step, report), (), ())
     compared = calibration.compared if calibration else ()
     built_in = BUILT_IN_IMAGES if module.takes_images else BUILT_IN
     sample_texts = f"{len(compared)} other texts of {request.calibration}" if compared else built_in
     batches = comparison_batches(module, compared)
     reference = accuracy.reference_outputs(module, batches)
+    module = with_ranges(module, reference)
     spec = module.spec(request.name, version, reference[0])
 
     with new_bundle(request.repository, request.name, version) as folder:
@@ -163,7 +172,7 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
             return accuracy.measure(compiler, conversion, artifact, batches, reference, sample_texts)
 
         quantizer = None
-        if calibration is not None:
+        if calibration is not None and request.dtype == "int8":
             described, texts = calibration.description, calibration_batches(module, calibration.texts)
             step(f"quantize to int8, calibrated on {described.texts} texts ({described.source})")
             quantizer = quantization.Quantizer(artifact, folder, texts, described)
@@ -191,17 +200,21 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
 
 
 def _compile_decoder(
-    request: CompileRequest, source: ModelSource, module: SourceModule, version: int, step: Report, report: Report
+    request: CompileRequest,
+    source: ModelSource,
+    module: SourceModule,
+    buckets: tuple[Bucket, ...],
+    version: int,
+    step: Report,
+    report: Report,
 ) -> Bundle:
     """The last steps for a model that generates."""
     with new_bundle(request.repository, request.name, version) as folder:
-        step("convert for openvino, float32")
         spec = dataclasses.replace(module, inputs=("input_ids",)).spec(request.name, version, {})
         _write_tokenizer(folder, module.tokenizer, "", spec)
-        artifact = decoders.convert(module, folder)
-        step("compare with generate on samples")
-        measured = decoders.compare(module, artifact, folder)
-        report(accuracy.describe(measured, "float32", request.task))
+        conversion = accuracy.Conversion(module, source, {}, folder, request.dtype, buckets, request.neuronx)
+        artifact, measured = decoders.compile_decoder(request.backend, conversion, request.min_agreement, step, report)
+        report(accuracy.describe(measured, request.dtype, request.task))
         accuracy.check(measured, request.max_divergence, request.min_agreement)
         step("write the bundle")
         _complete(folder, request, source, spec, artifact.model_copy(update={"accuracy": measured}))
@@ -228,10 +241,13 @@ def _complete(folder: Path, request: CompileRequest, source: ModelSource, spec: 
 
 
 def _check_generating(request: CompileRequest) -> None:
-    if request.backend != "openvino":
-        raise SetupError(f"--backend {request.backend}: does not generate text; openvino does")
-    if request.dtype not in ("", "float32"):
-        raise SetupError(f"--dtype {request.dtype}: what generates text is compiled in float32 only")
+    if request.backend not in decoders.DTYPES:
+        raise SetupError(f"--backend {request.backend}: does not generate text; {', '.join(decoders.DTYPES)} do")
+    dtypes = decoders.DTYPES[request.backend]
+    if request.dtype and request.dtype not in dtypes:
+        raise SetupError(
+            f"--dtype {request.dtype}: what generates text is compiled for {request.backend} in {', '.join(dtypes)}"
+        )
     if request.cache_results:
         raise SetupError("--cache-results: generated texts are not cached")
 
@@ -242,6 +258,16 @@ def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, mask_token: str, 
     if spec.task in _TASKS_WITH_TOKENS:
         tokens = token_texts(tokenizer, spec.vocabulary_size)
         (folder / TOKENS_FILE).write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
+
+
+def _check_calibration(request: CompileRequest) -> None:
+    """Refuses texts that nothing would be calibrated with, as soon as task and dtype are known."""
+    if request.calibration is None or not request.task or not request.dtype:
+        return
+    if request.dtype != "int8" and request.task not in EMBEDDING_TASKS:
+        raise SetupError(
+            f"--calibration is for --dtype int8; {request.dtype} needs none, except for {', '.join(EMBEDDING_TASKS)}"
+        )
 
 
 def _check(request: CompileRequest) -> None:
@@ -267,8 +293,6 @@ def _check(request: CompileRequest) -> None:
         )
     if request.base_model and not request.merge_adapter:
         raise SetupError("--base-model is for --merge-adapter")
-    if request.calibration is not None and request.dtype != "int8":
-        raise SetupError(f"--calibration is for --dtype int8; {request.dtype} needs none")
     if request.max_divergence is not None and not request.max_divergence >= 0:  # false for NaN too
         raise SetupError(f"--max-divergence {request.max_divergence}: must be 0 or more")
     if request.min_agreement is not None and not 0 < request.min_agreement <= 1:
@@ -279,11 +303,14 @@ def _check(request: CompileRequest) -> None:
 
 
 def _check_images(request: CompileRequest) -> None:
-    if request.task == "image_classification" and (request.backend == "neuronx" or request.dtype == "int8"):
+    reads = TASKS[request.task].reads
+    if reads != "texts" and (request.backend == "neuronx" or request.dtype == "int8"):
         refused = "--backend neuronx" if request.backend == "neuronx" else "--dtype int8, which is calibrated on texts,"
         raise SetupError(
             f"{refused} is for models of texts; openvino, torch and fake take images, in any other --dtype"
         )
+    if reads == "both" and request.backend == "fake":
+        raise SetupError("--backend fake takes texts or images; openvino and torch take both together")
 
 
 def _check_buckets(request: CompileRequest) -> None:

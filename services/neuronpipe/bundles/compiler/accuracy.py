@@ -15,6 +15,7 @@ from neuronpipe.bundles.compiler.source import ModelSource
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.core.errors import SetupError
+from neuronpipe.tasks import TASKS
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
@@ -124,7 +125,9 @@ def describe(accuracy: Accuracy, dtype: str, task: str) -> str:
         "; other texts may differ more" if dtype.startswith("int8") else ""
     )
     if accuracy.emulator:
-        line += f"\n      computed by {accuracy.emulator}; `neuronpipe accept` compares on the device"
+        line += f"\n      computed by {accuracy.emulator}"
+        if not TASKS[task].generates:
+            line += "; `neuronpipe accept` compares on the device"
     if accuracy.emulated_difference is not None:
         line += (
             f"\n      this CPU has no {dtype} instructions and computed in {accuracy.computed_dtype}; PyTorch in "

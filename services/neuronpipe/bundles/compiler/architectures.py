@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from neuronpipe.core.errors import SetupError
+from neuronpipe.bundles.compiler.longformer import mask_windows
 
 # The first position is the one after the padding id in these families, which costs them positions.
 # Source: create_position_ids_from_input_ids in each one's modeling file.
@@ -18,10 +18,6 @@ _POSITIONS_AFTER_PADDING = {
     "xmod",
     "data2vec-text",
 }
-
-# Windows of local attention that hold nothing but padding: OpenVINO's attention makes them NaN, which spreads to tokens
-# in the next layer.
-NEED_EAGER_ATTENTION = frozenset({"modernbert"})
 
 
 def positions(config: Any) -> int | None:
@@ -39,20 +35,38 @@ def positions(config: Any) -> int | None:
 
 
 def prepare(model: Any) -> None:
-    """Changes a model so that one graph serves all lengths, and a text's outputs do not depend on its padding.
-
-    Raises SetupError for a model for which this is not possible.
-    """
+    """Changes a model so that one graph serves all lengths, and a text's outputs do not depend on its padding."""
     kind = model.config.model_type
     if kind == "longformer":
-        raise SetupError(
-            "Longformer cuts texts into windows by their length in Python, which no graph for all lengths can hold; it "
-            "is not supported"
-        )
+        mask_windows(model)
     if kind == "big_bird":
         model.base_model.set_attention_type("original_full")
     if kind == "mobilebert":
         _blank_padding(model)
+    if kind == "modernbert" and not needs_eager_attention(model):
+        model.base_model.register_forward_pre_hook(_mask_windows, with_kwargs=True)
+
+
+def needs_eager_attention(model: Any) -> bool:
+    """Whether OpenVINO's attention makes NaN of windows that hold nothing but padding, which spreads to tokens in the
+    next layer: ModernBERT of transformers 4, which takes no masks of ours.
+    """
+    return model.config.model_type == "modernbert" and hasattr(model.base_model, "_update_attention_mask")
+
+
+def _mask_windows(
+    encoder: Any, args: tuple[Any, ...], inputs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Gives ModernBERT its masks: in a window padding sees itself, and full attention needs no square of tokens."""
+    mask, reach = inputs["attention_mask"], encoder.config.local_attention // 2
+    one, other = (torch.arange(mask.shape[1], device=mask.device).view(shape) for shape in ((-1, 1), (1, -1)))
+    is_text = mask[:, None, None, :].bool()
+    is_near = (one <= other + reach) & (other <= one + reach)
+    masks = {"full_attention": is_text, "sliding_attention": is_near & is_text | (one == other)}
+    if encoder.config._attn_implementation == "eager":  # which adds them to its scores
+        dtype = encoder.dtype
+        masks = {kind: torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype) for kind, seen in masks.items()}
+    return args, inputs | {"attention_mask": masks}
 
 
 def _blank_padding(model: Any) -> None:

@@ -1,43 +1,42 @@
-"""Compiles a model that generates for OpenVINO: stateful graphs, compared with transformers' `generate` as it will run.
+"""Compiles a model that generates: for OpenVINO stateful graphs, compared with transformers' `generate` as it will run.
 
 The executor makes the graph a paged one when it loads it. That transformation leaves out silently what it does not know
-(position biases, sliding windows), so a bundle is only written if every token is the one that `generate` chooses.
+(position biases, sliding windows), so a bundle is only written if every token is the one that `generate` chooses. A
+model for which it is not gets a graph that gathers the cache itself (gathered.py), which is slower.
 """
 
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+import copy
+import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
-from numpy.typing import NDArray
 from transformers.cache_utils import DynamicCache
 
-from neuronpipe.bundles.compiler import encoder_decoders
+from neuronpipe.bundles.compiler import encoder_decoders, gathered, neuronx, quantization, slots
+from neuronpipe.bundles.compiler.accuracy import Conversion
+from neuronpipe.bundles.compiler.decoder_accuracy import compare, shown
+from neuronpipe.bundles.compiler.detection import WITH_SHARED_BIASES
 from neuronpipe.bundles.compiler.modules import SourceModule, pretrained_model
-from neuronpipe.bundles.compiler.samples import sample_prompts
 from neuronpipe.bundles.compiler.stateful import arrays_of, cache_of, causal_mask, shapes_of, traced
 from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.core.errors import SetupError
-from neuronpipe.runtimes.decoder import Run
+from neuronpipe.runtimes.decoder import GATHERED, MODEL, DecoderModel
+from neuronpipe.runtimes.decoders import load
 from neuronpipe.runtimes.openvino import openvino
-from neuronpipe.runtimes.paged import MODEL, PagedModel
 
-_FOLDER = "artifacts/openvino"
+# Back end → the data types that it generates in.
+DTYPES = {
+    "openvino": ("float32", "bfloat16", "int8-weights"),
+    "torch": ("float32", "bfloat16", "float16"),
+    "neuronx": neuronx.DTYPES,
+}
+_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # A cache in 8 bits is a default on some CPUs: 6 of 24 texts were then the same (measured 2026-11-22).
-_PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-
-_PROMPT_WORDS = (1, 3, 8, 20, 50, 120)
-_NEW_TOKENS = 24
-# Prompts are computed in parts of so many tokens, as the executor does with long ones.
-_PART_TOKENS = 24
-# Of two tokens whose logits differ by less than this share of the largest logit, float32 may choose either.
-_TIE = 1e-5
-# The largest difference of a logit, as a share of the largest one.
-_MOST_DIFFERENCE = 1e-3
+_PRECISIONS = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION")
 
 
 class _Step(torch.nn.Module):
@@ -85,31 +84,118 @@ class _Step(torch.nn.Module):
         return (result["logits"][:, -1], *arrays_of(cache))
 
 
-def convert(module: SourceModule, folder: Path) -> Artifact:
-    """Writes the graphs into a bundle's folder and describes them. Raises SetupError."""
-    model = pretrained_model(module.module)
-    try:
-        model.set_attn_implementation("sdpa")
-        graphs = encoder_decoders.graphs(model) if model.config.is_encoder_decoder else {MODEL: _graph(model)}
-    except Exception as error:  # the tracer, the model's own code and OpenVINO raise different exceptions
+def compile_decoder(
+    backend: str,
+    conversion: Conversion,
+    min_agreement: float | None,
+    step: Callable[[str], None],
+    report: Callable[[str], None],
+) -> tuple[Artifact, Accuracy]:
+    """Writes the graphs into a bundle's folder, in the first form that chooses the tokens of `generate`.
+
+    `min_agreement`: see decoder_accuracy.py. `step` is told of the two steps, `report` of a form that is slower than
+    the other. Raises SetupError if no form does.
+    """
+    module, folder, dtype = conversion.module, conversion.folder, conversion.dtype
+    if backend == "neuronx":
+        return _compile_slots(conversion, min_agreement, step)
+    is_paged = backend == "openvino" and module.config.model_type not in WITH_SHARED_BIASES
+    if dtype == "bfloat16" and module.config.is_encoder_decoder:
+        is_paged = False  # a paged cache is then in bfloat16, which NumPy, by which sources are written, does not have
+    problem: SetupError | None = None
+    for form in (MODEL, GATHERED) if is_paged else (GATHERED,):
+        try:
+            if problem is None:
+                step(f"convert for {backend}, {dtype}")
+            artifact = _convert(module, folder, form, backend, dtype)
+            if dtype == "int8-weights":
+                if problem is None:
+                    step("quantize the weights to int8")
+                artifact = quantization.compress(artifact, folder)
+            if problem is None:
+                step("compare with generate on samples")
+            measured = compare(module, artifact, partial(_load, artifact, folder), min_agreement)
+            break
+        except SetupError as error:
+            problem = problem or error
+            shutil.rmtree(folder / "artifacts", ignore_errors=True)
+    else:
+        assert problem  # noqa: S101 (each form had one)
+        raise problem
+    if backend == "openvino" and form == GATHERED:
+        report(
+            "      OpenVINO's paged attention cannot compute it; the graph gathers its cache itself, which is slower"
+        )
+    return artifact, measured
+
+
+def _load(artifact: Artifact, folder: Path, tokens: int) -> DecoderModel:
+    return load(
+        artifact.backend,
+        folder / artifact.files[0],
+        artifact.properties,
+        threads=0,
+        max_tokens=tokens,
+        max_bytes=1 << 40,
+    )
+
+
+def _compile_slots(
+    conversion: Conversion, min_agreement: float | None, step: Callable[[str], None]
+) -> tuple[Artifact, Accuracy]:
+    """For Neuron. It is compared before it is traced, since that takes long, and by PyTorch, which needs no device."""
+    module, (bucket, *others) = conversion.module, conversion.buckets
+    if module.config.is_encoder_decoder:
+        raise SetupError(f"{module.architecture} has an encoder; for neuronx only decoders are compiled to generate")
+    if others:
         raise SetupError(
-            f"{module.architecture} cannot be compiled for {_shown(module)}: OpenVINO {openvino.__version__} finds no "
-            "attention in it that can have a cache in blocks"
+            f"--bucket: what generates has one, SLOTSxTOKENS, since its traces would not share their cache; "
+            f"here are {len(conversion.buckets)}"
+        )
+    step("compare with generate on samples")
+    described = Artifact(backend="neuronx", dtype=conversion.dtype, files=())
+    measured = compare(module, described, lambda _: slots.emulated(module, bucket, conversion.dtype), min_agreement)
+    step(f"convert for neuronx, {conversion.dtype}")
+    return neuronx.convert(conversion), measured.model_copy(update={"emulator": "PyTorch in place of a Neuron device"})
+
+
+def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype: str) -> Artifact:
+    model = pretrained_model(module.module)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    own = folder / "artifacts" / backend
+    try:
+        # Capped scores are computed by eager attention only.
+        is_capped = getattr(model.config, "attn_logit_softcapping", None) is not None
+        model.set_attn_implementation("eager" if is_capped else "sdpa")
+        if backend == "torch":
+            programs = gathered.programs(copy.deepcopy(model).to(_TORCH_DTYPES[dtype]))
+        else:
+            graphs = gathered.graphs(model) if form == GATHERED else _paged_graphs(model)
+    except Exception as error:  # the tracers, the model's own code and OpenVINO raise different exceptions
+        version = f"torch {torch.__version__}" if backend == "torch" else f"OpenVINO {openvino.__version__}"
+        raise SetupError(
+            f"{module.architecture} cannot be compiled for {shown(module)}: {version} finds no attention in it that "
+            "can have a cache in blocks"
         ) from error
-    (folder / _FOLDER).mkdir(parents=True)
+    own.mkdir(parents=True)
+    if backend == "torch":
+        for name, program in programs.items():
+            torch.export.save(program, own / f"{name}.pt2")
+        files = tuple(f"artifacts/torch/{name}.pt2" for name in programs)
+        return Artifact(backend="torch", dtype=dtype, files=files, versions=versions)
     for name, graph in graphs.items():
-        openvino.save_model(graph, folder / _FOLDER / f"{name}.xml", compress_to_fp16=False)
+        openvino.save_model(graph, own / f"{name}.xml", compress_to_fp16=False)
     return Artifact(
         backend="openvino",
-        dtype="float32",
-        files=tuple(f"{_FOLDER}/{name}.{kind}" for name in graphs for kind in ("xml", "bin")),
-        properties=_PROPERTIES,
-        versions={
-            "openvino": openvino.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        dtype=dtype,
+        files=tuple(f"artifacts/openvino/{name}.{kind}" for name in graphs for kind in ("xml", "bin")),
+        properties=dict.fromkeys(_PRECISIONS, "bf16" if dtype == "bfloat16" else "f32"),
+        versions=versions | {"openvino": openvino.__version__},
     )
+
+
+def _paged_graphs(model: Any) -> dict[str, Any]:
+    return encoder_decoders.graphs(model) if model.config.is_encoder_decoder else {MODEL: _graph(model)}
 
 
 def _graph(model: Any) -> Any:
@@ -117,115 +203,3 @@ def _graph(model: Any) -> Any:
     with torch.inference_mode():
         model(input_ids=torch.tensor([[0, 0]]), past_key_values=cache, use_cache=True)
     return traced(_Step(model), shapes_of(cache))
-
-
-def _shown(module: SourceModule) -> str:
-    return module.task.replace("_", " ")
-
-
-def compare(module: SourceModule, artifact: Artifact, folder: Path) -> Accuracy:
-    """Compares the tokens after sample prompts with those of `generate`, greedy, and the logits.
-
-    Raises SetupError for a difference that is not a tie.
-    """
-    start = list(module.fact("decoder_start_token_ids"))
-    most = module.max_tokens if start else module.max_tokens - _NEW_TOKENS - 1
-    inputs = [ids[:most] for ids in sample_prompts(module, _PROMPT_WORDS)]
-    room = module.fact("max_text_tokens") or module.max_tokens - max(map(len, inputs)) - 1
-    new_tokens = max(1, min(_NEW_TOKENS, room))
-    expected = [_reference(module, ids, start, new_tokens) for ids in inputs]
-    blocks_tokens = sum(len(ids) + new_tokens + 96 for ids in inputs)
-    model = PagedModel(folder / artifact.files[0], artifact.properties, blocks_tokens, 1 << 40)
-    texts = [
-        _Text(start or ids, ids if start else [], tokens) for ids, (tokens, _) in zip(inputs, expected, strict=True)
-    ]
-    found = _forced(model, texts)
-    largest = max(float(np.abs(logits).max()) for _, logits in expected)
-    difference = max(float(np.abs(one - logits).max()) for one, (_, logits) in zip(found, expected, strict=True))
-    same = total = 0
-    for logits, (tokens, reference) in zip(found, expected, strict=True):
-        chosen = logits.argmax(axis=1)
-        gaps = reference[np.arange(len(tokens)), tokens] - reference[np.arange(len(tokens)), chosen]
-        same += int(np.count_nonzero((chosen == tokens) | (gaps <= _TIE * largest)))
-        total += len(tokens)
-    if same < total or not difference <= _MOST_DIFFERENCE * largest:
-        raise SetupError(
-            f"{module.architecture} cannot be compiled for {_shown(module)}: with a cache in blocks, {total - same} of "
-            f"{total} tokens differ from transformers' generate, and logits by up to {difference:.2e}"
-        )
-    return Accuracy(
-        samples=len(inputs),
-        sample_texts="built-in sample text",
-        sample_shapes=tuple((1, len(ids) + new_tokens) for ids in inputs),
-        largest_output=largest,
-        largest_difference=difference,
-        computed_dtype="float32",
-        agreement=same / total,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """A text to compute: the tokens before it, its source if it has one, and its tokens."""
-
-    prompt: Sequence[int]
-    source: Sequence[int]
-    tokens: NDArray[np.int64]
-
-
-def _reference(
-    module: SourceModule, ids: Sequence[int], start: Sequence[int], new_tokens: int
-) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """The tokens that `generate` adds, and their logits, [tokens, vocabulary]."""
-    model = pretrained_model(module.module)
-    config = transformers.GenerationConfig(
-        max_new_tokens=new_tokens,
-        min_new_tokens=new_tokens,
-        do_sample=False,
-        num_beams=1,
-        eos_token_id=None,
-        pad_token_id=0,
-        decoder_start_token_id=start[0] if start else None,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    own, model.generation_config = model.generation_config, config  # or the model's own values fill what is not set
-    try:
-        with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            given = torch.tensor([list(ids)])
-            result = model.generate(given, attention_mask=torch.ones_like(given), generation_config=config)
-    finally:
-        model.generation_config = own
-    logits = torch.cat(result.logits).float().numpy()
-    return result.sequences[0, -len(logits) :].numpy(), logits
-
-
-def _forced(model: PagedModel, texts: Sequence[_Text]) -> list[NDArray[np.float32]]:
-    """The logits of each token of each text, [tokens, vocabulary]. All texts share the steps."""
-    size = model.block_tokens
-    whole = [[*text.prompt, *text.tokens[:-1].tolist()] for text in texts]
-    counts = [-(-len(ids) // size) for ids in [*whole, *(text.source for text in texts)]]
-    firsts = np.cumsum([0, *counts])
-    blocks = [list(range(first + count - 1, first - 1, -1)) for first, count in zip(firsts, counts, strict=False)]
-    sources = blocks[len(texts) :]
-    for text, held in zip(texts, sources, strict=True):
-        if held:
-            model.read(text.source, held)
-    done, found = [0] * len(whole), [[] for _ in whole]  # type: list[int], list[list[NDArray[np.float32]]]
-    while any(count < len(ids) for count, ids in zip(done, whole, strict=True)):
-        runs, rows = [], []
-        for row, (ids, text) in enumerate(zip(whole, texts, strict=True)):
-            if done[row] == len(ids):
-                continue
-            in_prompt = len(text.prompt) - done[row]
-            part = ids[done[row] : done[row] + (min(_PART_TOKENS, in_prompt) if in_prompt > 0 else 1)]
-            is_scored = done[row] + len(part) >= len(text.prompt)
-            runs.append(Run(part, done[row], blocks[row], is_scored, len(text.source), sources[row]))
-            rows.append(row)
-            done[row] += len(part)
-        scores = iter(model.compute(runs).logits.copy())
-        for row, run in zip(rows, runs, strict=True):
-            if run.is_scored:
-                found[row].append(next(scores))
-    return [np.stack(rows) for rows in found]

@@ -16,11 +16,13 @@ from transformers.models.auto import modeling_auto
 
 from neuronpipe.bundles.compiler.cross_encoders import entailing, is_cross_encoder, ranking
 from neuronpipe.bundles.compiler.decoder_masks import MASKED_DECODERS
+from neuronpipe.bundles.compiler.jina_bert import JINA_BERTS
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.sentence_transformers import read_json, transformer_folder
-from neuronpipe.bundles.compiler.source_checks import check_configuration
+from neuronpipe.bundles.compiler.source_checks import check_configuration, reads_of
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.errors import SetupError
+from neuronpipe.tasks import TASKS
 
 # The end of an architecture's name → the tasks that its head serves, the default task first.
 _HEADS: Mapping[str, tuple[str, ...]] = {
@@ -34,19 +36,22 @@ _HEADS: Mapping[str, tuple[str, ...]] = {
     "LMHeadModel": ("text_generation",),
     "ForConditionalGeneration": ("summarization", "translation"),
     "MTModel": ("translation",),
-    "Model": ("feature_extraction", "sentence_embedding"),
+    "Model": ("feature_extraction", "sentence_embedding", "image_embedding", "zero_shot_image_classification"),
 }
 _WRITING_HEADS = ("ForCausalLM", "LMHeadModel")
 _FROM_TEXT_TO_TEXT = ("summarization", "translation")
-# Encoder-decoders whose attention depends on distances. The attention of a cache in blocks leaves that out.
-_WITH_POSITION_BIASES = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "udop")
-_PIPELINE_TAGS = {"sentence-similarity": "sentence_embedding", "text-ranking": "rerank"}
+# Encoder-decoders whose attention depends on distances. OpenVINO's attention with a cache in blocks leaves that out.
+# Those of the first are shared by all layers, so that they can be a part of the mask.
+WITH_SHARED_BIASES = ("t5", "mt5")
+_WITH_OTHER_BIASES = ("umt5", "longt5", "switch_transformers", "pop2piano", "udop")
+_PIPELINE_TAGS = {
+    "sentence-similarity": "sentence_embedding",
+    "text-ranking": "rerank",
+    "image-feature-extraction": "image_embedding",
+}
 
 _SPARSE = {"SparseEncoder", "SpladePooling", "SparseAutoEncoder", "SparseStaticEmbedding", "splade", "sparse-encoder"}
 _MULTI_VECTOR = {"MultiVectorEncoder", "ColBERT", "HF_ColBERT", "colbert", "pylate", "late-interaction"}
-
-# Model types of a model's own code → where transformers has the same model.
-_KNOWN_AS = {"new": "; of GTE, take a folder of the model type gte, as alibaba-nlp-community/gte-multilingual-base is"}
 
 _SHOWN_LABELS = 8
 
@@ -82,6 +87,8 @@ class Configuration:
         if self._kinds() & _MULTI_VECTOR:
             return Found("multi_vector_embedding", "modules.json" if self.modules else self.architecture)
         self._refuse_other_kinds()
+        if "CLIPModel" in self.modules:
+            return Found("zero_shot_image_classification", "modules.json")
         if self.modules and self.settings.get("model_type") != "CrossEncoder":
             return Found("sentence_embedding", "modules.json")
         if not self.architecture:
@@ -89,7 +96,7 @@ class Configuration:
                 f"{self.folder}: config.json names no architecture, so its task is not known; choose one with --task"
             )
         head = next((head for head in _HEADS if self.architecture.endswith(head)), None)
-        if head is None or not hasattr(transformers, self.architecture):
+        if head is None or not (hasattr(transformers, self.architecture) or self.architecture in JINA_BERTS):
             raise SetupError(
                 f"{self.folder}: {self.architecture} is not a known architecture; known are those that end in "
                 f"{_heads()}"
@@ -162,6 +169,9 @@ class Configuration:
     def _can(self, task: str) -> bool:
         if self.architecture.endswith(_WRITING_HEADS) and task != "text_generation":
             return self.config.model_type in MASKED_DECODERS
+        reads = reads_of(self.config, self.architecture) or "texts"
+        if TASKS[task].reads != reads:
+            return False
         facts = {"rerank": ranking, "zero_shot_classification": entailing}
         try:
             return task not in facts or bool(facts[task](self.folder, self.config))
@@ -195,7 +205,7 @@ def read_configuration(folder: Path) -> Configuration:
         )
         raise SetupError(
             f"{folder}: config.json has the model type {kind!r}, which transformers {transformers.__version__} does "
-            f"not know{remote}{_KNOWN_AS.get(str(kind), '')}"
+            f"not know{remote}"
         )
     check_configuration(folder, content)
     try:
@@ -245,16 +255,16 @@ def _refuse_encoder_decoders(folder: Path, config: Any, architecture: str) -> No
     if not getattr(config, "is_encoder_decoder", False):
         return
     kind, name = config.model_type, architecture or config.model_type
-    if kind in _WITH_POSITION_BIASES:
+    if kind in _WITH_OTHER_BIASES:
         raise SetupError(
-            f"{folder}: {name} is not supported: its attention depends on distances (position biases), which "
-            "OpenVINO's attention with a cache in blocks leaves out"
+            f"{folder}: {name} is not supported: its attention depends on distances (position biases) in another way "
+            "than that of T5"
         )
     writing = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     if kind not in writing or architecture != writing[kind]:
         raise SetupError(
             f"{folder}: {name} has an encoder and a decoder; of such models those are served that summarize or "
-            "translate texts (BART, mBART, Marian, PEGASUS)"
+            "translate texts (BART, mBART, Marian, PEGASUS, T5)"
         )
 
 

@@ -5,53 +5,92 @@ In the decoder's graph they are caches like those of its own tokens: OpenVINO ma
 a paged one, so each token brings the cross keys and values of the source's last token (runtimes/paged.py).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from neuronpipe.bundles.compiler.stateful import arrays_of, cache_of, causal_mask, converted, shapes_of, traced
+from neuronpipe.bundles.compiler.stateful import (
+    arrays_of,
+    cache_of,
+    causal_mask,
+    converted,
+    placing,
+    shapes_of,
+    traced,
+)
+from neuronpipe.runtimes.decoder import ENCODER, MODEL
 from neuronpipe.runtimes.openvino import openvino
-from neuronpipe.runtimes.paged import ENCODER, MODEL
 
 
 def graphs(model: Any) -> dict[str, Any]:
     """The graphs by the names of their files. Raises what transformers and OpenVINO raise for a model that has none."""
     with torch.inference_mode():
-        _, cache = _read(model, torch.tensor([[0, 0]]))
+        _, cache = read(model, torch.tensor([[0, 0]]))
     own, cross = shapes_of(cache.self_attention_cache), shapes_of(cache.cross_attention_cache)
     if [heads for heads, *_ in own] != [heads for heads, *_ in cross] or own != cross:
         raise ValueError("attention to the source has other shapes than that to the text")
     heads, width = own[0][:2]
     last = (torch.randn(2, 2 * len(cross), heads, width), [-1, 2 * len(cross), heads, width], openvino.Type.f32)
     decoder = traced(_Step(model), [*own, *cross], {"source_last": last})
-    encoder = converted(_Encoder(model), torch.zeros(1, 5, dtype=torch.int64))
-    encoder.inputs[0].get_node().set_partial_shape(openvino.PartialShape([1, -1]))
-    encoder.validate_nodes_and_infer_types()
-    return {MODEL: decoder, ENCODER: encoder}
+    return {MODEL: decoder, ENCODER: encoder_graph(model)}
 
 
-def _read(model: Any, input_ids: torch.Tensor) -> tuple[Any, EncoderDecoderCache]:
+def encoder_graph(model: Any) -> Any:
+    """OpenVINO's graph of a model's encoder; see Encoder."""
+    graph = converted(Encoder(model), torch.zeros(1, 5, dtype=torch.int64))
+    graph.inputs[0].get_node().set_partial_shape(openvino.PartialShape([1, -1]))
+    graph.validate_nodes_and_infer_types()
+    return graph
+
+
+def read(model: Any, input_ids: torch.Tensor) -> tuple[Any, EncoderDecoderCache]:
     """What a model computes of a source, and the caches after one token."""
-    seen = torch.zeros(1, 1, 1, 1)
-    place = _placing(torch.arange(input_ids.shape[1])[None])
-    handle = model.get_encoder().embed_positions.register_forward_hook(place)
+    seen = torch.zeros(1, 1, 1, 1, dtype=model.dtype)
+    encoder, handles = model.get_encoder(), []
+    if hasattr(encoder, "embed_positions"):
+        place = placing(torch.arange(input_ids.shape[1])[None])
+        handles.append(encoder.embed_positions.register_forward_hook(place))
     try:
-        hidden = model.get_encoder()(input_ids=input_ids, attention_mask=seen, return_dict=True)["last_hidden_state"]
+        # T5's of transformers 4 takes no mask of four dimensions.
+        mask = None if is_t5(model) else seen
+        hidden = encoder(input_ids=input_ids, attention_mask=mask, return_dict=True)["last_hidden_state"]
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
     cache = EncoderDecoderCache(*(Cache(layer_class_to_replicate=_Kept) for _ in range(2)))
-    result = model(
-        encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
-        attention_mask=seen,
-        decoder_input_ids=input_ids[:, :1],
-        decoder_attention_mask=seen,
-        past_key_values=cache,
-        use_cache=True,
-        return_dict=True,
-    )
+    with masks_as_given(model):
+        result = model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            attention_mask=seen,
+            decoder_input_ids=input_ids[:, :1],
+            decoder_attention_mask=seen,
+            past_key_values=cache,
+            use_cache=True,
+            return_dict=True,
+        )
     return result, cache
+
+
+def is_t5(model: Any) -> bool:
+    """Whether its layers are built as T5's, in blocks that share position biases."""
+    return model.config.is_encoder_decoder and hasattr(model.get_decoder(), "block")
+
+
+@contextmanager
+def masks_as_given(model: Any) -> Iterator[None]:
+    """T5's decoder of transformers 4 would invert the mask of the source, as if it were of ones and zeros."""
+    if not (is_t5(model) and hasattr(model.get_decoder(), "invert_attention_mask")):
+        yield
+        return
+    model.get_decoder().invert_attention_mask = lambda mask: mask
+    try:
+        yield
+    finally:
+        del model.get_decoder().invert_attention_mask
 
 
 class _Kept(DynamicLayer):
@@ -64,7 +103,7 @@ class _Kept(DynamicLayer):
         return key_states, value_states
 
 
-class _Encoder(torch.nn.Module):
+class Encoder(torch.nn.Module):
     """From a source's tokens, [1, tokens], to cross keys and values in turns: [2 * layers, heads, tokens, width]."""
 
     def __init__(self, model: Any) -> None:
@@ -72,7 +111,7 @@ class _Encoder(torch.nn.Module):
         self.model = model
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        _, cache = _read(self.model, input_ids)
+        _, cache = read(self.model, input_ids)
         return torch.cat(list(arrays_of(cache.cross_attention_cache)))
 
 
@@ -109,7 +148,7 @@ class _Step(torch.nn.Module):
 
         decoder = self.model.get_decoder()
         handles = [
-            decoder.embed_positions.register_forward_hook(_placing(position_ids)),
+            decoder.embed_positions.register_forward_hook(placing(position_ids)),
             decoder.register_forward_hook(choose),
         ]
         try:
@@ -127,12 +166,3 @@ class _Step(torch.nn.Module):
                 handle.remove()
         presents = (*arrays_of(cache.self_attention_cache), *arrays_of(cache.cross_attention_cache))
         return (result["logits"][:, -1], *presents)
-
-
-def _placing(position_ids: torch.Tensor) -> Any:
-    """A hook that makes a positional embedding one of these positions: transformers has the same for all rows."""
-
-    def place(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.embedding(position_ids + getattr(module, "offset", 0), module.weight)
-
-    return place

@@ -18,6 +18,8 @@ from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec, TaskFacts
 
 # The order is the same everywhere: nothing would detect that attention_mask and token_type_ids are swapped.
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+# A model of images has the first of these; one of texts and images has both beside its tokens (inputs/).
+PIXELS, PLACES = "pixels", "places"
 # The limit of a model for which neither configuration nor tokenizer has one.
 _NO_LIMIT_TOKENS = 512
 
@@ -48,18 +50,17 @@ class SourceModule:
 
     @property
     def takes_images(self) -> bool:
-        """Whether its input is uint8 [batch, 3, height, width] instead."""
-        return self.image is not None
+        """Whether its only input is uint8 [batch, 3, height, width]."""
+        return self.image is not None and not self.tokenizer.json
 
-    @property
-    def free_axes(self) -> tuple[int, ...]:
-        """The axes of the inputs with any length: batch and tokens; for images the batch only."""
-        return (0,) if self.takes_images else (0, 1)
+    def free_axes(self, name: str) -> tuple[int, ...]:
+        """The axes of an input with any length: batch and tokens; for images, and places of rows, the batch only."""
+        return (0,) if name in (PIXELS, PLACES) else (0, 1)
 
     def shape_of(self, batch: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
         """The rows and the tokens of a batch."""
-        array = batch[self.inputs[0]]
-        return array.shape[0], self.max_tokens if self.takes_images else array.shape[1]
+        rows = len(batch[self.inputs[-1]])
+        return rows, self.max_tokens if self.takes_images else batch["input_ids"].shape[1]
 
     def within(self, plan: BucketPlan) -> "SourceModule":
         """The module for sequences that fit into one of the buckets."""

@@ -27,6 +27,8 @@ from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.neuron import device_count, sdk_release
+from neuronpipe.runtimes.slots import CHUNK_PROPERTY, CHUNK_TOKENS
+from neuronpipe.tasks import TASKS
 
 # dtype → (the operations that are cast, the type); AWS's published figures for encoders are all in bfloat16.
 _CASTS = {"float32": ("none", ""), "bfloat16": ("matmult", "bf16")}
@@ -119,7 +121,8 @@ def convert(conversion: Conversion) -> Artifact:
         backend="neuronx",
         dtype=conversion.dtype,
         files=tuple(files),
-        properties={"compiler_args": " ".join(flags)},
+        properties={"compiler_args": " ".join(flags)}
+        | ({CHUNK_PROPERTY: str(CHUNK_TOKENS)} if TASKS[conversion.module.task].generates else {}),
         versions=versions,
         buckets=tuple(stamps),
     )
@@ -208,6 +211,7 @@ def _stamp(conversion: Conversion, bucket: Bucket, flags: Sequence[str], version
         "bucket": str(bucket),
         "inputs": [{"name": name, "shape": shape, "dtype": INPUT_DTYPE} for name in conversion.module.inputs],
         "outputs": list(conversion.module.outputs),
+        "chunk_tokens": CHUNK_TOKENS if TASKS[conversion.module.task].generates else 0,
         "task": conversion.module.task,
         "architecture": conversion.module.architecture,
         "attention": conversion.neuronx.attention,

@@ -15,33 +15,48 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from neuronpipe.bundles.buckets import parse_bucket
+from neuronpipe.bundles.buckets import Bucket, parse_bucket
+from neuronpipe.bundles.compiler.jina_bert import register_jina_bert
+from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx_processes import DONE, TraceJob
 from neuronpipe.bundles.compiler.positional import Positional
+from neuronpipe.bundles.compiler.slots import slot_step
 from neuronpipe.bundles.compiler.tasks import load_module
 from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
+from neuronpipe.tasks import TASKS
 
 
 def _trace(job: TraceJob, done: TextIO) -> None:
     import torch_neuronx
 
+    register_jina_bert()
     folder = Path(job.source_folder)
     source = load_module(folder, job.task, load_tokenizer(folder), attention=job.attention)
-    module = Positional(source.module, source.inputs, source.outputs).eval()
     for name, path in job.outputs.items():
         bucket = parse_bucket(name)
-        # By name, in the module's order; a row of padding alone would be masked completely.
-        values = {"input_ids": source.tokenizer.pad_token_id, "attention_mask": 1}
-        example = tuple(
-            torch.full((bucket.batch, bucket.tokens), values.get(input, 0), dtype=torch.int64)
-            for input in source.inputs
-        )
+        module, example, aliases = _traceable(source, bucket)
         # Without a device even if there is one: the target is among the flags, and the cores may be in use by
         # another process.
-        traced = torch_neuronx.trace(module, example, compiler_args=job.flags, cpu_backend=True)
+        traced = torch_neuronx.trace(
+            module, example, input_output_aliases=aliases, compiler_args=job.flags, cpu_backend=True
+        )
         torch.jit.save(traced, path)
         done.write(f"\n{DONE}{name}\n")
         done.flush()
+
+
+def _traceable(
+    source: SourceModule, bucket: Bucket
+) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[torch.Tensor, int]]:
+    """What is traced for a bucket, with an example, and the outputs that become states."""
+    if TASKS[source.task].generates:
+        step = slot_step(source, bucket)
+        return step, step.example(), step.aliases()
+    # By name, in the module's order; a row of padding alone would be masked completely.
+    values = {"input_ids": source.tokenizer.pad_token_id, "attention_mask": 1}
+    shape = (bucket.batch, bucket.tokens)
+    example = tuple(torch.full(shape, values.get(input, 0), dtype=torch.int64) for input in source.inputs)
+    return Positional(source.module, source.inputs, source.outputs).eval(), example, {}
 
 
 def _run(job: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from neuronpipe.bundles.compiler.accuracy import Conversion, Ran
-from neuronpipe.bundles.compiler.architectures import NEED_EAGER_ATTENTION
+from neuronpipe.bundles.compiler.architectures import needs_eager_attention
 from neuronpipe.bundles.compiler.modules import pretrained_model
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.manifest import Artifact
@@ -29,10 +29,10 @@ def convert(conversion: Conversion) -> Artifact:
     Weights stay float32, for int8 until they are quantized. The dtype is that in which the back end computes.
     """
     module, example, folder, dtype = conversion.module, conversion.example, conversion.folder, conversion.dtype
-    if module.config.model_type in NEED_EAGER_ATTENTION:
-        pretrained_model(module.module).set_attn_implementation("eager")
+    if needs_eager_attention(model := pretrained_model(module.module)):
+        model.set_attn_implementation("eager")
     inputs = [
-        (name, _free(example[name].shape, module.free_axes), openvino.Type(example[name].dtype))
+        (name, _free(example[name].shape, module.free_axes(name)), openvino.Type(example[name].dtype))
         for name in module.inputs
     ]
     with warnings.catch_warnings(), torch.inference_mode():

@@ -78,10 +78,9 @@ class Quantizer:
 
 def compress(artifact: Artifact, folder: Path) -> Artifact:
     """Replaces the artefact's float32 weights by weights of 8 bits, and describes the new ones. Raises SetupError."""
-    file = _model_file(artifact, folder)
     with _nncf() as nncf:
-        model = _compressed(nncf, _read(file))
-    openvino.save_model(model, file, compress_to_fp16=False)
+        for file in (folder / name for name in artifact.files if name.endswith(".xml")):
+            openvino.save_model(_compressed(nncf, _read(file)), file, compress_to_fp16=False)
     return _with_version(artifact, nncf)
 
 
@@ -115,7 +114,8 @@ def _nncf() -> Iterator[Any]:
             # Imported here, because it takes seconds, and because float32 and bfloat16 compile without NNCF.
             import nncf
 
-            nncf.set_log_level(logging.CRITICAL)
+            # Not by nncf.set_log_level, which changes the handlers too, and these may be the program's.
+            logging.getLogger("nncf").setLevel(logging.CRITICAL)
             try:
                 yield nncf
             except SetupError:

@@ -11,9 +11,12 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
+from neuronpipe.bundles.compiler.images_and_texts import IMAGE_TEXT_KINDS
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.sentence_transformers import read_json
 from neuronpipe.core.errors import SetupError
+from neuronpipe.tasks import TASKS
+from neuronpipe.tasks.base import Reads
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -92,24 +95,19 @@ def _encoder_of_a_pair(content: Mapping[str, Any]) -> str:
     return next((name for name in content.get("architectures") or () if str(name).endswith("EncoderModel")), "")
 
 
-# The names in the configuration of Nomic's own code → those of transformers, which leaves out what it does not know.
-_NOMIC_NAMES = {
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_inner": "intermediate_size",
-    "n_positions": "max_position_embeddings",
-    "rotary_emb_base": "rope_parameters.rope_theta",
+_OF_IMAGES = (
+    modeling_auto.MODEL_FOR_IMAGE_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+)
+# What a model takes, and the tasks to choose from.
+_TASKS_OF: Mapping[Reads, tuple[str, str]] = {
+    "texts": ("texts", "a task of texts"),
+    "images": ("images", "--task image-classification or image-embedding"),
+    "both": (
+        "images and texts",
+        "--task zero-shot-image-classification, whose bundle also answers image-embedding and sentence-embedding",
+    ),
 }
-
-
-def _unread_names(content: Mapping[str, Any]) -> str:
-    """Of a model of Nomic in its own form: what its configuration would have to say."""
-    if content.get("model_type") != "nomic_bert":
-        return ""
-    unread = {old: new for old, new in _NOMIC_NAMES.items() if old in content}
-    return ", ".join(f"{new}: {content[old]} ({old})" for old, new in unread.items())
-
 
 # A test of config.json → the error message.
 _CONFIGURATIONS: tuple[tuple[Callable[[Mapping[str, Any]], object], str], ...] = (
@@ -117,11 +115,6 @@ _CONFIGURATIONS: tuple[tuple[Callable[[Mapping[str, Any]], object], str], ...] =
         _quantization,
         "its weights are quantized by {}; compile the original in its place, with --dtype int8 to have it "
         "quantized here",
-    ),
-    (
-        _unread_names,
-        "config.json has the names of Nomic's own code, which transformers leaves out; write there, in its names, {}, "
-        "and take auto_map out",
     ),
     (
         _encoder_of_a_pair,
@@ -143,19 +136,26 @@ def check_configuration(folder: Path, content: Mapping[str, Any]) -> None:
             raise SetupError(f"{folder}: {sentence.format(found)}")
 
 
-def check_kind(folder: Path, config: Any, architecture: str, task: str) -> None:
-    """Raises SetupError for a task of texts with an image model, and the other way round."""
-    kind, takes_images = (
-        config.model_type,
-        config.model_type in modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-    )
+def reads_of(config: Any, architecture: str) -> Reads | None:
+    """What inputs a model has, if its kind decides that."""
+    kind = config.model_type
+    if kind in IMAGE_TEXT_KINDS and not architecture.endswith("ForImageClassification"):
+        return "both"
+    takes_images = any(kind in names for names in _OF_IMAGES)
     takes_texts = kind in modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
-    if takes_images != takes_texts and takes_images != (task == "image_classification"):
-        inputs, others = ("images", "--task image-classification") if takes_images else ("texts", "a task of texts")
-        name = architecture or kind
-        raise SetupError(
-            f"{folder}: {name} takes {inputs}, so it cannot have the task {task}; leave out --task, or choose {others}"
-        )
+    return ("images" if takes_images else "texts") if takes_images != takes_texts else None
+
+
+def check_kind(folder: Path, config: Any, architecture: str, task: str) -> None:
+    """Raises SetupError for a task of texts with a model of images, and the like."""
+    reads = reads_of(config, architecture)
+    if reads is None or reads == TASKS[task].reads:
+        return
+    inputs, others = _TASKS_OF[reads]
+    raise SetupError(
+        f"{folder}: {architecture or config.model_type} takes {inputs}, so it cannot have the task {task}; leave out "
+        f"--task, or choose {others}"
+    )
 
 
 def check_labels(folder: Path, config: Any) -> None:

@@ -45,6 +45,15 @@ def causal_mask(attention_mask: torch.Tensor, new: int) -> torch.Tensor:
     return torch.where(is_seen, 0.0, torch.finfo(torch.float32).min)
 
 
+def placing(position_ids: torch.Tensor) -> Any:
+    """A hook that makes a positional embedding one of these positions: transformers has the same for all rows."""
+
+    def place(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(position_ids + getattr(module, "offset", 0), module.weight)
+
+    return place
+
+
 def traced(
     step: torch.nn.Module, shapes: Shapes, further: Mapping[str, tuple[torch.Tensor, Sequence[int], Any]] | None = None
 ) -> Any:

@@ -37,13 +37,11 @@ def convert(conversion: Conversion) -> Artifact:
     converted = copy.deepcopy(module.module).to(_TORCH_DTYPES[conversion.dtype]).eval()
     converted.register_forward_hook(_to_float)
     example = {name: torch.from_numpy(conversion.example[name]) for name in module.inputs}
-    free = dict.fromkeys(module.free_axes, torch.export.Dim.DYNAMIC)
+    free = {name: dict.fromkeys(module.free_axes(name), torch.export.Dim.DYNAMIC) for name in module.inputs}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            program = torch.export.export(
-                converted, (), kwargs=example, dynamic_shapes=dict.fromkeys(example, free), strict=False
-            )
+            program = torch.export.export(converted, (), kwargs=example, dynamic_shapes=free, strict=False)
         except Exception as error:  # operations whose shape depends on values may raise anything
             raise SetupError(f"torch {torch.__version__} cannot export {module.architecture}") from error
         path = conversion.folder / _MODEL_FILE

@@ -59,10 +59,7 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
     with torch.no_grad():  # one parameter may have two names
         for name in missing:
             parameters[name].zero_().requires_grad_(True)
-    try:
-        prepare(model)
-    except SetupError as error:
-        raise SetupError(f"{folder}: {error}") from error
+    prepare(model)
     return model.eval()
 
 

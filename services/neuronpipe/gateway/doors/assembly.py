@@ -9,10 +9,12 @@ from neuronpipe.gateway.doors.choice import ModelChoice
 from neuronpipe.gateway.doors.http.exchange import Route
 from neuronpipe.gateway.doors.inference import Inference
 from neuronpipe.gateway.doors.native import INFERENCE_SERVICE, NativeDoor, native_rpcs
+from neuronpipe.gateway.doors.oip.control import model_control
 from neuronpipe.gateway.doors.oip.grpc_door import OIP_SERVICE, OipDoor, oip_rpcs
 from neuronpipe.gateway.doors.oip.service import TensorService
 from neuronpipe.gateway.doors.tei import SERVICES, TeiDoor, tei_rpcs
-from neuronpipe.gateway.settings import HttpSettings, PipelineSettings
+from neuronpipe.gateway.settings import GatewaySettings, HttpSettings
+from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.process.door import Door, Guard, Handler
 from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.settings import ServerSettings
@@ -65,8 +67,8 @@ def gateway_doors(
 
 def gateway_handlers(
     gateway: Gateway,
-    pipeline: PipelineSettings,
-    http: HttpSettings,
+    settings: GatewaySettings,
+    tenants: Tenants | None,
     telemetry: Telemetry,
     doors: Sequence[Door],
     health: HealthBoard,
@@ -77,21 +79,25 @@ def gateway_handlers(
 
     Raises SetupError for a default model that is not served.
     """
-    inference, models = Inference(gateway.pipeline, pipeline), ModelChoice(gateway.catalog, http.default_models)
+    inference, models = Inference(gateway.pipeline, settings), ModelChoice(gateway.catalog, settings.default_models)
     tensors = TensorService(
-        gateway, pipeline, telemetry.meters, lambda: bool(health.is_serving(INFERENCE_SERVICE.full_name))
+        gateway,
+        settings,
+        telemetry.meters,
+        lambda: bool(health.is_serving(INFERENCE_SERVICE.full_name)),
+        model_control(settings, tenants, gateway.catalog.router),
     )
     handlers: dict[str, Handler] = {
-        **NativeDoor(gateway.pipeline, gateway.catalog, pipeline).handlers(),
-        **OipDoor(tensors, pipeline.max_stream_in_flight).handlers(),
-        **TeiDoor(inference, models, gateway.catalog, pipeline).handlers(),
+        **NativeDoor(gateway.pipeline, gateway.catalog, settings).handlers(),
+        **OipDoor(tensors, settings.max_stream_in_flight).handlers(),
+        **TeiDoor(inference, models, gateway.catalog, settings).handlers(),
         **trace_handlers(telemetry.traces, targets, stage_tls),
     }
-    if http.http_listen:
+    if settings.http_listen:
         from neuronpipe.gateway.doors.http.handlers import http_handlers
 
-        handlers |= http_handlers(inference, models, tensors, gateway, pipeline, telemetry)
-        if http.has_console:
+        handlers |= http_handlers(inference, models, tensors, gateway, settings, telemetry)
+        if settings.has_console:
             from neuronpipe.gateway.doors.http.console.pages import console_handlers
 
             handlers |= console_handlers(gateway.catalog, telemetry.meters, doors[0].port, handlers.get(GET_TRACE))

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation
@@ -11,8 +11,8 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.packed import pack_input
 from neuronpipe.gateway.doors.choice import ModelName
-from neuronpipe.gateway.doors.text_stream import Event, text_stream
-from neuronpipe.gateway.inference import GenerationStart, InferenceRequest, InferenceResult
+from neuronpipe.gateway.doors.text_stream import Event, begun, text_stream
+from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
 from neuronpipe.gateway.many import infer_together
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
@@ -39,19 +39,12 @@ class Inference:
     async def stream(
         self, call: Call, model: ModelName, input: TaskInput, fields: Fields
     ) -> AsyncGenerator[Event, None]:
-        """A text as it comes, from its first part on, and its result. The caller closes it.
+        """A text as it comes, and its result. The caller closes it.
 
         Returns when there is a part. Raises NeuronpipeError, in the protocol's words, as the generator does.
         """
-        events = text_stream(self._pipeline, InferenceRequest(call, *model, pack_input(input)))
-        try:
-            with _in_words(fields):
-                first = [await anext(events)]
-                first += [await anext(events)] if isinstance(first[0], GenerationStart) else []
-        except BaseException:
-            await events.aclose()
-            raise
-        return _continued(first[-1], events)
+        with _in_words(fields):
+            return await begun(text_stream(self._pipeline, InferenceRequest(call, *model, pack_input(input))))
 
     async def each(
         self, call: Call, model: ModelName, inputs: Sequence[TaskInput], name: str, fields: Callable[[int], Fields]
@@ -74,13 +67,6 @@ class Inference:
             )
             raise InvalidInput(name, problem)
         return results
-
-
-async def _continued(first: Event, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    async with aclosing(events):
-        yield first
-        async for event in events:
-            yield event
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -39,6 +40,26 @@ async def text_stream(
     finally:
         answering.cancel()
         await asyncio.gather(answering, return_exceptions=True)
+
+
+async def begun(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    """The same events, once there is a part, or the result. Raises what comes before it. The caller closes it."""
+    first: list[Event] = []
+    try:
+        while not first or isinstance(first[-1], GenerationStart):
+            first.append(await anext(events))
+    except BaseException:
+        await events.aclose()
+        raise
+    return _continued(first, events)
+
+
+async def _continued(first: Iterable[Event], events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    async with aclosing(events):
+        for event in first:
+            yield event
+        async for event in events:
+            yield event
 
 
 def _joined(events: Iterable[GenerationStart | GeneratedPart]) -> Iterable[GenerationStart | GeneratedPart]:

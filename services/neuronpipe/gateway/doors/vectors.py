@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.api.v1.tasks_pb2 import (
     FeatureExtractionResult,
+    ImageEmbeddingResult,
     MultiVectorEmbeddingResult,
     SentenceEmbeddingInput,
     SentenceEmbeddingResult,
@@ -29,7 +30,7 @@ def listed(inputs: str | list[str] | list[int] | list[list[int]]) -> tuple[Seque
     return cast(list[str | list[int]], inputs), True
 
 
-def float32_bytes(result: SentenceEmbeddingResult) -> bytes:
+def float32_bytes(result: SentenceEmbeddingResult | ImageEmbeddingResult) -> bytes:
     """The vector, float32, little-endian.
 
     On the wire a packed field of floats is a field of these bytes, so a message with one field of bytes reads it. Of
@@ -38,7 +39,7 @@ def float32_bytes(result: SentenceEmbeddingResult) -> bytes:
     return BytesValue.FromString(result.SerializeToString()).value
 
 
-def vector(result: SentenceEmbeddingResult) -> NDArray[np.float32]:
+def vector(result: SentenceEmbeddingResult | ImageEmbeddingResult) -> NDArray[np.float32]:
     """The vector, float32 [dimensions]."""
     return np.frombuffer(float32_bytes(result), "<f4")
 

@@ -23,6 +23,7 @@ class Rights(BaseModel):
     tokens_per_minute: int | None = Field(None, ge=1)
     max_jobs: int | None = Field(None, ge=1)
     acts_for_others: bool = False
+    manages_registry: bool = False
     highest_priority: Literal["interactive", "bulk"] = "interactive"
     certificates: frozenset[str] = frozenset()
 

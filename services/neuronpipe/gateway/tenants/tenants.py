@@ -73,6 +73,10 @@ class Tenants:
         """The names of the models that a caller may use; None: all."""
         return self._rights_of(caller.tenant).models if caller.tenant else None
 
+    def manages_registry(self, caller: Caller) -> bool:
+        """Whether a caller may change the registry. Without a tenant nobody may where there are tenants."""
+        return self._rights_of(caller.tenant).manages_registry
+
     def max_jobs(self, tenant: str) -> int:
         """How many jobs of a tenant may wait or run; 0 for no limit."""
         return self._rights_of(tenant).max_jobs or 0

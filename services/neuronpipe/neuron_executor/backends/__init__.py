@@ -1,14 +1,14 @@
 """The back ends by name. Each is imported only if a bundle needs it, because each has its own runtime."""
 
 import importlib
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.neuron_executor.backends.base import Backend, BackendRequest
-from neuronpipe.runtimes.cpus import compute_pool
-from neuronpipe.runtimes.decoder import DecoderModel
+from neuronpipe.runtimes.decoder import GATHERED, MODEL, DecoderModel
+from neuronpipe.runtimes.decoders import load
 
 BACKENDS = {
     "openvino": "neuronpipe.neuron_executor.backends.openvino:OpenVinoBackend",
@@ -16,27 +16,30 @@ BACKENDS = {
     "neuronx": "neuronpipe.neuron_executor.backends.neuronx:NeuronxBackend",
     "torch": "neuronpipe.neuron_executor.backends.torch:TorchBackend",
 }
+_SLOTS = "neuronpipe.neuron_executor.backends.neuronx_decoder"
 # Back ends whose cores take one batch at a time: they have no device for which a second batch could be prepared.
 ONE_IN_FLIGHT = ("openvino",)
+GENERATING = ("openvino", "torch", "neuronx")
 _INSTALL = "install it with: pip install 'neuronpipe[executor-{name}]'"
 _INSTALL_SDK = "it is of AWS's Neuron SDK, which docs/neuron.md says how to install"
 _SDK_MODULES = ("torch_neuronx", "torch_xla", "neuronxcc", "libneuronxla")
 
 
-def load_decoder(
-    name: str, files: list[Path], properties: Mapping[str, str], *, threads: int, max_tokens: int, max_bytes: int
-) -> DecoderModel:
-    """Loads a compiled model that generates, with a key-value cache. Raises SetupError."""
-    if name != "openvino":
-        raise SetupError(f"back end {name!r} does not generate text; compile the model with --backend openvino")
-    try:
-        from neuronpipe.runtimes.paged import MODEL, PagedModel
-    except ModuleNotFoundError as error:
-        raise SetupError(f"back end {name!r} needs {error.name}; {_INSTALL.format(name=name)}") from error
-    model_file = next(path for path in files if path.name == f"{MODEL}.xml")
-    properties = {**properties, "INFERENCE_NUM_THREADS": str(threads)}
-    with compute_pool(1, "load") as pool:  # whose priority the runtime's own threads inherit
-        return pool.submit(PagedModel, model_file, properties, max_tokens, max_bytes).result()
+def load_decoder(name: str, request: BackendRequest, *, max_tokens: int, max_bytes: int) -> DecoderModel:
+    """Loads a compiled model that generates, with a key-value cache for `max_tokens`, of at most `max_bytes`.
+
+    On Neuron the cache is as it was compiled. Raises SetupError.
+    """
+    if name not in GENERATING:
+        raise SetupError(
+            f"back end {name!r} does not generate text; compile the model with --backend {' or '.join(GENERATING)}"
+        )
+    with _explained_imports(name):
+        if name == "neuronx":
+            return cast("DecoderModel", importlib.import_module(_SLOTS).load_slots(request))
+        files, properties = request.files, request.properties
+        model_file = next(path for path in files if path.stem in (MODEL, GATHERED) and path.suffix != ".bin")
+        return load(name, model_file, properties, threads=request.threads, max_tokens=max_tokens, max_bytes=max_bytes)
 
 
 def load_backend(name: str, request: BackendRequest) -> Backend:
@@ -54,8 +57,15 @@ def load_backend(name: str, request: BackendRequest) -> Backend:
             f"in_flight: {request.in_flight}, the back end {name!r} takes one batch at a time on a core; leave it out"
         )
     module_name, _, class_name = BACKENDS[name].partition(":")
-    try:
+    with _explained_imports(name):
         return cast("Backend", getattr(importlib.import_module(module_name), class_name)(request))
+
+
+@contextmanager
+def _explained_imports(name: str) -> Iterator[None]:
+    """Raises SetupError for what is not installed."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         advice = _INSTALL_SDK if package in _SDK_MODULES else _INSTALL.format(name=name)

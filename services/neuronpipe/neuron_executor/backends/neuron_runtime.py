@@ -1,6 +1,7 @@
 """The Neuron runtime of this process. It owns the cores for all models that are loaded on them."""
 
 import functools
+import itertools
 import re
 import threading
 from collections.abc import Callable
@@ -28,11 +29,21 @@ class NeuronRuntime:
         self._load_lock = threading.Lock()
         self._lost_lock = threading.Lock()
         self._lost: dict[int, str] = {}
+        self._turns = itertools.count()
 
     def load(self, read: Callable[[], Any], core: int) -> Any:
         """Loads a trace onto one core with `read`, and returns it. Raises what the SDK raises."""
         with self._load_lock, self._placement("neuron_cores_context")(start_nc=core, nc_count=1):
             return read()
+
+    def move(self, trace: Any, core: int) -> None:
+        """Puts the states of a trace on its core, where they stay from one execution to the next."""
+        with self._load_lock:
+            self._sdk.move_trace_to_device(trace, core)
+
+    def take_turn(self, cores: int) -> int:
+        """The core for the next model that has one alone."""
+        return next(self._turns) % cores
 
     def _placement(self, name: str) -> Any:
         """A placement function, if this release of the SDK has it; before 2.25 it is in `experimental`."""

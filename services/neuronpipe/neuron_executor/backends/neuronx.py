@@ -4,26 +4,16 @@ import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from neuronpipe.bundles.buckets import Bucket, BucketPlan, cut_bucket, fill_bucket
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.logs import log_warning
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends.base import BackendError, BackendRequest, Finish, Prepare, ResultT
 from neuronpipe.neuron_executor.backends.neuron_runtime import neuron_runtime
-from neuronpipe.runtimes.neuron import (
-    DOUBLE_SUFFIX,
-    DOUBLES_VARIABLE,
-    allows_doubles,
-    core_count,
-    sdk_release,
-    sdk_words,
-)
-
-_SDK_VERSION = "torch-neuronx"
+from neuronpipe.neuron_executor.backends.neuronx_traces import check_versions, load_trace
+from neuronpipe.runtimes.neuron import core_count
 
 
 class NeuronxBackend:
@@ -42,44 +32,19 @@ class NeuronxBackend:
         self.in_flight = request.in_flight
         self.buckets = BucketPlan(request.buckets)
         self._runtime = neuron_runtime()
-        self._check_versions(request)
+        check_versions(request.spec.name, request.versions)
         self.cores = core_count(request.cores)
         files = {path.name: path for path in request.files}
         for bucket in self.buckets.buckets:
             self._check_inputs(bucket, files)
         # A model for each bucket and core.
         self._replicas = [
-            {bucket: self._load(files[f"{bucket}.pt"], core) for bucket in self.buckets.buckets}
+            {bucket: load_trace(files[f"{bucket}.pt"], core) for bucket in self.buckets.buckets}
             for core in range(self.cores)
         ]
         self._threads = ThreadPoolExecutor(
             max_workers=self.cores * self.in_flight, thread_name_prefix=f"core-{self._name}"
         )
-
-    def _check_versions(self, request: BackendRequest) -> None:
-        compiled, here = request.versions.get(_SDK_VERSION, ""), self._runtime.version
-        if compiled.endswith(DOUBLE_SUFFIX) and not here.endswith(DOUBLE_SUFFIX):
-            raise SetupError(
-                f"model {self._name!r}: made with the contract double of the tests, which no Neuron device can run; "
-                "compile it with the SDK"
-            )
-        if compiled != here:
-            raise SetupError(
-                f"model {self._name!r}: compiled with torch-neuronx {compiled or 'unknown'} (SDK "
-                f"{sdk_release(compiled)}), here is {here} "
-                f"(SDK {sdk_release(here)}); compile it again with this one, or install that one"
-            )
-        if here.endswith(DOUBLE_SUFFIX):
-            if not allows_doubles():
-                raise SetupError(
-                    f"model {self._name!r}: {here} is the contract double of the tests, which is no Neuron device; "
-                    "only tests set "
-                    f"{DOUBLES_VARIABLE}=1 to run on it"
-                )
-            log_warning(
-                "this is the contract double of the tests: PyTorch computes, and its times say nothing of Neuron",
-                model=self._name,
-            )
 
     def _check_inputs(self, bucket: Bucket, files: dict[str, Path]) -> None:
         try:
@@ -94,12 +59,6 @@ class NeuronxBackend:
                 f"model {self._name!r}: the bucket {bucket} was compiled for other inputs than the model's; "
                 "compile it again"
             )
-
-    def _load(self, path: Path, core: int) -> Any:
-        try:
-            return self._runtime.load(lambda: torch.jit.load(str(path)), core)
-        except (RuntimeError, ValueError) as error:
-            raise SetupError(f"{path}: cannot be loaded on core {core}: {_advice(error)}") from error
 
     def round_tokens(self, tokens: int) -> int:
         return self.buckets.round_tokens(tokens)
@@ -181,27 +140,3 @@ class NeuronxBackend:
         """See Backend. The device keeps the models until the process ends, because the SDK does."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._replicas.clear()
-
-
-# Advice for errors of the SDK: (part of the SDK's text, what to do).
-_ADVICE = (
-    (
-        "num_devices > 0",
-        "this machine shows no Neuron device; see `neuron-ls`, and --device=/dev/neuron0 for a container",
-    ),
-    ("not available", "its cores belong to another process; end that one, or give each its own with --cores 0-1"),
-    ("status=2", "it was compiled with a newer SDK; compile it again with this one"),
-    (
-        "status=10",
-        "it was compiled with a newer SDK; compile it again with this one, or update the driver and the runtime",
-    ),
-    ("status=4", "the core's memory is full; compile fewer buckets, or serve fewer models"),
-    ("nc_count", "there are fewer cores for this process; see --cores"),
-    ("start_nc", "there are fewer cores for this process; see --cores"),
-    ("Unknown", "the SDK that it was compiled with is not the one that is installed"),
-)
-
-
-def _advice(error: Exception) -> str:
-    advice = next((advice for part, advice in _ADVICE if part in str(error)), "see troubleshooting in docs/neuron.md")
-    return f"{advice} (the SDK says: {sdk_words(str(error))})"

@@ -1,12 +1,13 @@
 """OpenVINO on CPUs: a compiled model with a stream for each core, and one with a single stream.
 
-The latter runs a batch while no other batch waits.
+The latter runs a batch while no other batch waits. It is compiled when the first such batch comes, so that a process
+that starts for a waiting request answers it sooner.
 """
 
 import asyncio
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.logs import log_warning
+from neuronpipe.core.logs import log_fault, log_warning
 from neuronpipe.neuron_executor.backends.base import BackendError, BackendRequest, Finish, Prepare, ResultT
 from neuronpipe.runtimes.cpus import compute_pool, cpu_threads
 from neuronpipe.runtimes.openvino import engine, has_bfloat16, openvino
@@ -30,15 +31,13 @@ class OpenVinoBackend:
             raise SetupError(f"model {request.spec.name!r}: its openvino artefact names no .xml file; compile it again")
         threads, self.cores = _resources(request)
         self._config = dict(request.properties) | {"INFERENCE_NUM_THREADS": str(threads)}
-        self._threads = compute_pool(self.cores, f"core-{request.spec.name}")
+        # One more compiles while the others compute.
+        self._threads = compute_pool(self.cores + 1, f"core-{request.spec.name}")
         try:
             # The model is read once, so its weights are in memory once, however often the model is compiled.
             self._model = engine().read_model(model_file)
-            # OpenVINO's own threads inherit the priority of the thread that creates them. Both at once: 0.55 of the
-            # time of one after the other (MiniLM, two busy CPUs, 2026-11-22).
-            streams = self._threads.submit(self._compiled, self.cores)
-            wide = self._threads.submit(self._compiled, 1) if self.cores > 1 else None
-            self._use(streams.result(), wide.result() if wide else None)
+            # OpenVINO's own threads inherit the priority of the thread that creates them.
+            self._threads.submit(self._compile).result()
         except RuntimeError as error:
             self._threads.shutdown()
             raise SetupError(
@@ -49,21 +48,31 @@ class OpenVinoBackend:
         self._outputs = [output.name for output in request.spec.outputs]
         self._warn_of_precision(request)
 
+    def _compile(self) -> None:
+        """Streams of one thread have the highest throughput."""
+        streams = self._compiled(self.cores)
+        self._requests = [streams.create_infer_request() for _ in range(self.cores)]
+        self._wide_request: openvino.InferRequest | None = None
+        self._is_widening = self.cores == 1
+
+    def _widen(self) -> None:
+        """A batch alone is faster with all threads (1.9 times on two CPUs)."""
+        try:
+            self._wide_request = self._compiled(1).create_infer_request()
+        except RuntimeError as error:
+            log_fault("batches that are alone run on one core: OpenVINO could not compile the model again", error)
+
     def _compiled(self, streams: int) -> openvino.CompiledModel:
         return engine().compile_model(self._model, "CPU", self._config | {"NUM_STREAMS": str(streams)})
-
-    def _use(self, streams: openvino.CompiledModel, wide: openvino.CompiledModel | None) -> None:
-        """Streams of one thread have the highest throughput. A batch alone is faster with all threads (1.9 times on two
-        CPUs).
-        """
-        self._requests = [streams.create_infer_request() for _ in range(self.cores)]
-        self._wide_request = wide.create_infer_request() if wide else self._requests[0]
 
     def round_tokens(self, tokens: int) -> int:
         return min(-(-tokens // _TOKEN_STEP) * _TOKEN_STEP, self._max_tokens)
 
     async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
-        request = self._wide_request if is_alone else self._requests[core]
+        request = (is_alone and self._wide_request) or self._requests[core]
+        if is_alone and not self._is_widening:
+            self._is_widening = True
+            self._threads.submit(self._widen)
         # Not start_async with a callback: on OpenVINO 2026.4 a batch that fails does not call back. Nor is it faster: a
         # synchronous batch is computed by the thread that asks for it, with those of its stream.
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._compute, request, prepare, finish)
@@ -75,8 +84,7 @@ class OpenVinoBackend:
         except RuntimeError as error:
             # On OpenVINO 2026.4 a stream on which a batch failed may fail for good with other batches. Compiling took
             # 0.2 s with MiniLM.
-            streams = self._compiled(self.cores)
-            self._use(streams, self._compiled(1) if self.cores > 1 else None)
+            self._compile()
             raise BackendError("OpenVINO could not compute a batch") from error
         return finish({name: request.get_tensor(name).data for name in self._outputs})
 

@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import threading
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends.base import BackendError, BackendRequest, CoreLost, Finish, Prepare, ResultT
 from neuronpipe.runtimes.cpus import compute_pool, cpu_threads
+from neuronpipe.runtimes.torch import is_lost, load_program
 
 # Lengths in steps, so that sequences share batches; tensor cores work on multiples of 8.
 _TOKEN_STEP = {"cuda": 8, "cpu": 4}
@@ -39,9 +38,7 @@ class TorchBackend:
         self._max_tokens = request.spec.max_tokens
         self._outputs = [output.name for output in request.spec.outputs]
         devices = [torch.device(kind, core) if kind == "cuda" else torch.device(kind) for core in range(self.cores)]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the loader's own parts
-            programs = {device: _load(path, device) for device in dict.fromkeys(devices)}
+        programs = {device: load_program(path, device).module() for device in dict.fromkeys(devices)}
         self._cores = [(device, programs[device]) for device in devices]
         self._streams = _Streams()
         make_pool = compute_pool if kind == "cpu" else ThreadPoolExecutor
@@ -57,7 +54,7 @@ class TorchBackend:
 
     def _compute(self, core: int, inputs: Arrays) -> dict[str, Array]:
         device, program = self._cores[core]
-        if len({array.shape for array in inputs.values()}) != 1:
+        if len({array.shape for array in inputs.values() if array.ndim == 2}) > 1:  # those of tokens
             raise BackendError(f"inputs of different shapes: {[array.shape for array in inputs.values()]}")
         try:
             with torch.inference_mode(), self._streams.use(device) as stream:
@@ -67,12 +64,7 @@ class TorchBackend:
                     stream.synchronize()
                 return {name: tensor.numpy() for name, tensor in on_host.items()}
         except (RuntimeError, IndexError, AssertionError) as error:
-            # After a fault on the device, the context of the process is unusable. After a lack of memory, it is not.
-            if (
-                device.type == "cuda"
-                and not isinstance(error, torch.cuda.OutOfMemoryError)
-                and "CUDA error" in str(error)
-            ):
+            if is_lost(error, device):
                 raise CoreLost(f"{device} was lost") from error
             raise BackendError(f"PyTorch could not compute a batch on {device}") from error
 
@@ -94,20 +86,6 @@ def _cores(kind: str, request: BackendRequest) -> int:
     threads, cores = cpu_threads(request.threads, request.cores), request.cores or 1
     torch.set_num_threads(max(1, threads // cores))
     return cores
-
-
-def _load(path: Path, device: torch.device) -> Any:
-    try:
-        program = torch.export.load(path)
-        if device.type != "cpu":
-            from torch.export.passes import move_to_device_pass
-
-            program = move_to_device_pass(program, device)
-        return program.module()
-    except Exception as error:  # another version of PyTorch may raise anything for the file
-        raise SetupError(
-            f"{path}: PyTorch {torch.__version__} cannot load it; compile the model again with this version"
-        ) from error
 
 
 class _Streams(threading.local):

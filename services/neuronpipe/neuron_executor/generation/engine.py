@@ -24,18 +24,22 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.inputs.kind import input_kind
+from neuronpipe.neuron_executor.backends.base import CoreLost
+from neuronpipe.neuron_executor.cores import CoresLost
 from neuronpipe.neuron_executor.generation.beams import BeamSearch, Step
 from neuronpipe.neuron_executor.generation.blocks import BlockPool
 from neuronpipe.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.neuron_executor.generation.planner import Planner, Row, Sequence
 from neuronpipe.neuron_executor.generation.sampling import NotFinite, TokenChooser, token_logprobs
-from neuronpipe.runtimes.cpus import compute_pool
-from neuronpipe.runtimes.decoder import DecoderModel, Run
+from neuronpipe.runtimes.cpus import ComputeThread
+from neuronpipe.runtimes.decoder import DecoderLost, DecoderModel, Run
 from neuronpipe.tasks.text_generation import GenerationFacts, check_options
 
 # The shortest retry delay of a refused caller.
 _MIN_RETRY_AFTER_S = 0.05
 _DIGEST_BYTES = 16
+# A step hangs when it has taken this many times the longest one before it, and longer than the configured limit.
+_HANGS_AFTER = 10
 _END, _LENGTH = FinishReason.FINISH_REASON_END, FinishReason.FINISH_REASON_LENGTH
 
 
@@ -52,7 +56,9 @@ class Generator:
         max_sequences: int,
         step_tokens: int,
         max_queue_sequences: int,
+        step_limit_s: float,
     ) -> None:
+        """`step_limit_s`: a step that takes longer counts as hung; see `work`."""
         self.spec = spec
         self.planner = Planner(BlockPool(model.blocks, model.block_tokens), max_sequences, step_tokens)
         self._model = model
@@ -65,8 +71,11 @@ class Generator:
         self._start_ids = list(facts.decoder_start_token_ids)
         self._numbers = itertools.count()
         self._has_work = asyncio.Event()
-        self._thread = compute_pool(1, f"generate-{spec.name}")
+        self._thread = ComputeThread(f"generate-{spec.name}")
+        self._step_limit_s = step_limit_s
+        self._longest_step_s = 0.0
         self._is_closed = False
+        self._working = asyncio.Lock()
         observer.watch(
             running=lambda: len(self.planner.running),
             waiting=lambda: len(self.planner.waiting),
@@ -81,6 +90,7 @@ class Generator:
         """
         trace = self._tracer.joined(item.call.trace)
         sequence = self._sequence_of(item)
+        sequence.trace = trace.child() if trace else None
         self._check_room(sequence)
         self.planner.add(sequence)
         self._has_work.set()
@@ -107,9 +117,17 @@ class Generator:
         )
 
     async def work(self) -> None:
-        """Runs steps as long as there are sequences, until it is cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
+        """Runs steps until the generator is closed. Raises CoresLost when a step hangs; its thread is left alone."""
+        async with self._working:
+            try:
+                await self._run_steps()
+            finally:
+                self._refuse()
+                self._sweep()
+                self._thread.close()
+
+    async def _run_steps(self) -> None:
+        while not self._is_closed:
             self._sweep()
             planned = self.planner.plan()
             if not planned:
@@ -120,8 +138,9 @@ class Generator:
             for sequence in planned:
                 sequence.started_ns = sequence.started_ns or began_ns
             try:
-                copies = self.planner.take_copies()
-                chosen = await loop.run_in_executor(self._thread, self._step, planned, copies)
+                chosen = await self._run_step(planned)
+            except CoresLost:
+                raise
             except Exception as fault:
                 log_fault("a step could not be computed", fault, model=self.spec.name, sequences=len(planned))
                 for sequence in planned:
@@ -129,14 +148,34 @@ class Generator:
                 continue
             self._apply(planned, chosen, began_ns)
 
+    async def _run_step(self, planned: Mapping[Sequence, list[Run]]) -> list[int | list[Step] | NeuronpipeError]:
+        copies, began_s = self.planner.take_copies(), time.monotonic()
+        limit_s = max(self._step_limit_s, _HANGS_AFTER * self._longest_step_s)
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                return await asyncio.wrap_future(self._thread.submit(lambda: self._step(planned, copies)))
+        except (TimeoutError, DecoderLost) as error:
+            if isinstance(error, TimeoutError) and not limit.expired():
+                raise
+            fault = CoreLost(f"a step did not end within {limit_s:g} s") if limit.expired() else error
+            log_fault("core lost", fault, model=self.spec.name, sequences=len(planned))
+            raise CoresLost(f"no core is left for the model {self.spec.name!r}") from error
+        finally:
+            self._longest_step_s = max(self._longest_step_s, time.monotonic() - began_s)
+
     async def close(self) -> None:
-        """Ends all sequences, and waits for the step that runs."""
+        """Ends all sequences, and waits until `work` has ended: for the step that runs, if it does not hang."""
+        self._refuse()
+        async with self._working:
+            self._observer.unwatch()
+
+    def _refuse(self) -> None:
+        """Takes no more sequences, and ends those that are there."""
         self._is_closed = True
-        for sequence in list(self.planner):
+        self._has_work.set()
+        for sequence in self.planner:
             if not sequence.future.done():
                 sequence.future.set_exception(_stopping())
-        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
-        self._observer.unwatch()
 
     def _sequence_of(self, item: ExecuteItem) -> Sequence:
         if item.options is None or len(item.sequences) != 1:
@@ -225,7 +264,7 @@ class Generator:
     ) -> None:
         """Gives each sequence of a step its token, and ends those that are complete."""
         now_ns = time.monotonic_ns()
-        self._observer.step([run for runs in planned.values() for run in runs], began_ns, now_ns)
+        self._observer.step(planned, began_ns, now_ns)
         found = iter(chosen)
         for sequence, runs in planned.items():
             self.planner.finish(sequence, len(runs[0].token_ids))

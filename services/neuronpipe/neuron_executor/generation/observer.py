@@ -1,15 +1,17 @@
 """Records metrics of a generating model's steps and texts, and spans of those of sampled requests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.names import Attributes, Events, Metrics, Spans
-from neuronpipe.core.tracing import Event, Span, SpanContext, event_of
+from neuronpipe.core.tracing import AttributeValue, Event, Link, Span, SpanContext, event_of
 from neuronpipe.neuron_executor.generation.planner import Sequence
 from neuronpipe.runtimes.decoder import Run
 
 _FAILED = "failed"
+# A text may take thousands of steps.
+_LINKED_STEPS = 16
 
 
 class GenerationObserver:
@@ -47,11 +49,17 @@ class GenerationObserver:
         for instrument in (Metrics.STEP_SEQUENCES, Metrics.QUEUE_SEQUENCES, Metrics.BLOCKS_IN_USE):
             self._meters.remove_gauge(instrument, *self._labels)
 
-    def step(self, runs: list[Run], began_ns: int, ended_ns: int) -> None:
-        """Records a step."""
-        self._sizes.record(len(runs))
-        self._durations.record(ended_ns - began_ns)
-        self._tokens.add(sum(len(run.token_ids) for run in runs))
+    def step(self, planned: Mapping[Sequence, list[Run]], began_ns: int, ended_ns: int) -> None:
+        """Records a step; its span, too, where it is the first one of a sampled text, or one of every _LINKED_STEPS."""
+        rows = sum(map(len, planned.values()))
+        tokens = sum(len(run.token_ids) for runs in planned.values() for run in runs)
+        context = None
+        if any(map(_is_linked, planned)):
+            context = SpanContext.new(is_sampled=True)
+            self._record_step(Span(Spans.BATCH, context, None, began_ns, ended_ns), planned, rows, tokens)
+        self._sizes.record(rows, context)
+        self._durations.record(ended_ns - began_ns, context)
+        self._tokens.add(tokens)
 
     def token(self, sequence: Sequence, gap_ns: int) -> None:
         """Records a token. `gap_ns`: since the one before it; for the first one, since arrival."""
@@ -62,36 +70,62 @@ class GenerationObserver:
         """Records a text that is complete."""
         self._prompts.add(sequence.input_tokens)
         self._cached.add(sequence.cached_tokens)
-        self._preemptions.add(sequence.preemptions)
+        self._preemptions.add(len(sequence.preempted_ns))
         if trace:
             self._record_spans(sequence, trace, None)
 
     def failed(self, sequence: Sequence, trace: SpanContext | None, error: BaseException) -> None:
         """Records a text that is not complete, or that nobody waits for any more."""
-        self._preemptions.add(sequence.preemptions)
+        self._preemptions.add(len(sequence.preempted_ns))
         self._meters.counter(Metrics.QUEUE_DROPPED, *self._labels, event_of(error) or _FAILED).add()
         if trace:
             self._record_spans(sequence, trace, error)
+
+    def _record_step(self, span: Span, planned: Mapping[Sequence, list[Run]], rows: int, tokens: int) -> None:
+        """Records a step, with links to texts in it, and back."""
+        name, version = self._labels
+        span.attributes |= {
+            Attributes.MODEL: name,
+            Attributes.VERSION: version,
+            Attributes.BACKEND: self._backend,
+            Attributes.BATCH_SIZE: rows,
+            Attributes.TOKENS: tokens,
+        }
+        row = 0
+        for sequence, runs in planned.items():
+            if sequence.trace and _is_linked(sequence):
+                computed = sum(len(run.token_ids) for run in runs)
+                of_row: dict[str, AttributeValue] = {Attributes.ROW: row, Attributes.TOKENS: computed}
+                span.links.append(Link(sequence.trace, of_row))
+                sequence.links.append(Link(span.context, of_row))
+            row += len(runs)
+        self._tracer.record(span)
 
     def _record_spans(self, sequence: Sequence, trace: SpanContext, error: BaseException | None) -> None:
         ended_ns = sequence.last_token_ns or sequence.started_ns or sequence.arrived_ns
         started_ns = sequence.started_ns or ended_ns
         queue = Span(Spans.QUEUE, trace.child(), trace, sequence.arrived_ns, started_ns)
         spans = [queue]
-        if sequence.started_ns:
-            compute = Span(Spans.COMPUTE, trace.child(), trace, started_ns, ended_ns)
+        if sequence.started_ns and sequence.trace:
+            compute = Span(Spans.COMPUTE, sequence.trace, trace, started_ns, ended_ns)
+            compute.links += sequence.links
             compute.attributes |= {
                 Attributes.BACKEND: self._backend,
                 Attributes.TOKENS: sequence.input_tokens,
                 Attributes.GENERATED_TOKENS: sequence.generated,
                 Attributes.CACHED_TOKENS: sequence.cached_tokens,
                 Attributes.STEPS: sequence.steps,
-                Attributes.PREEMPTIONS: sequence.preemptions,
+                Attributes.PREEMPTIONS: len(sequence.preempted_ns),
             }
             if sequence.first_token_ns:
                 compute.events.append(Event(Events.FIRST_TOKEN, sequence.first_token_ns))
+            compute.events += [Event(Events.PREEMPTED, at_ns) for at_ns in sequence.preempted_ns]
             spans.append(compute)
         if error:
             spans[-1].fail(error, ended_ns)
         for span in spans:
             self._tracer.record(span)
+
+
+def _is_linked(sequence: Sequence) -> bool:
+    return sequence.trace is not None and sequence.steps % _LINKED_STEPS == 0

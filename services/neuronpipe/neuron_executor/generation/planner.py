@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.items import GenerationFigures, Report, TokenLogprobs
+from neuronpipe.core.tracing import Link, SpanContext
 from neuronpipe.neuron_executor.generation.beams import BeamSearch, Step
 from neuronpipe.neuron_executor.generation.blocks import BlockPool, block_digests
 from neuronpipe.neuron_executor.generation.sampling import TokenChooser
@@ -39,7 +40,8 @@ class Sequence:
     `rows`: these texts. `computed`: how many of their tokens are in their blocks. `future`: ends with
     the finish reason. `deadline_s`: on time.monotonic()'s clock. `rank`: those with a lower one go first: interactive
     ones before bulk, then the older one. `scope`: see block_digests. `source_ids`: the text that the model reads first,
-    if it has an encoder; `source_blocks` hold it, once it `is_read`.
+    if it has an encoder; `source_blocks` hold it, once it `is_read`. `trace`: of its span, if its request is sampled;
+    `links`: from there to some of its steps.
     """
 
     rank: tuple[bool, bool, int]
@@ -61,7 +63,9 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     steps: int = 0
     cached_tokens: int = 0
-    preemptions: int = 0
+    preempted_ns: list[int] = field(default_factory=list)
+    trace: SpanContext | None = None
+    links: list[Link] = field(default_factory=list)
     started_ns: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
@@ -241,7 +245,7 @@ class Planner:
         row.blocks = self._pool.share(digests)
         sequence.digests = digests[: len(row.blocks)]
         sequence.computed = len(row.blocks) * size
-        if not sequence.preemptions:
+        if not sequence.preempted_ns:
             sequence.cached_tokens = sequence.computed
 
     def _hold(self, sequence: Sequence, count: int, planned: dict[Sequence, int]) -> bool:
@@ -258,7 +262,7 @@ class Planner:
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._give_back(sequence)
-        sequence.preemptions += 1
+        sequence.preempted_ns.append(time.monotonic_ns())
         self.preemptions += 1
         insort(self.waiting, sequence, key=_rank)
 

@@ -76,6 +76,16 @@ class GRPCInferenceServiceStub(object):
                 request_serializer=neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryIndexRequest.SerializeToString,
                 response_deserializer=neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryIndexResponse.FromString,
                 _registered_method=True)
+        self.RepositoryModelLoad = channel.unary_unary(
+                '/inference.GRPCInferenceService/RepositoryModelLoad',
+                request_serializer=neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryModelLoadRequest.SerializeToString,
+                response_deserializer=neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryModelLoadResponse.FromString,
+                _registered_method=True)
+        self.RepositoryModelUnload = channel.unary_unary(
+                '/inference.GRPCInferenceService/RepositoryModelUnload',
+                request_serializer=neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryModelUnloadRequest.SerializeToString,
+                response_deserializer=neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryModelUnloadResponse.FromString,
+                _registered_method=True)
         self.ModelInfer = channel.unary_unary(
                 '/inference.GRPCInferenceService/ModelInfer',
                 request_serializer=neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
@@ -165,6 +175,27 @@ class GRPCInferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RepositoryModelLoad(self, request, context):
+        """Has a model served as the registry of the repository says, and answers when it is ready.
+
+        Errors: UNIMPLEMENTED the gateway was started without `--model-control`; INVALID_ARGUMENT the request has
+        parameters; PERMISSION_DENIED the caller's tenant does not have the right `manages_registry`; NOT_FOUND the tenant
+        may not use the model; FAILED_PRECONDITION no version of it is approved, or the version cannot be loaded;
+        DEADLINE_EXCEEDED it is not ready yet; UNAVAILABLE the server is starting or stopping.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RepositoryModelUnload(self, request, context):
+        """Has no version of a model served, and answers when new requests for it fail. Those that run end.
+
+        Errors: as RepositoryModelLoad.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ModelInfer(self, request, context):
         """Runs the rows of one request, which all succeed, or the request fails.
 
@@ -230,6 +261,16 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
                     servicer.RepositoryIndex,
                     request_deserializer=neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryIndexRequest.FromString,
                     response_serializer=neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryIndexResponse.SerializeToString,
+            ),
+            'RepositoryModelLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.RepositoryModelLoad,
+                    request_deserializer=neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryModelLoadRequest.FromString,
+                    response_serializer=neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryModelLoadResponse.SerializeToString,
+            ),
+            'RepositoryModelUnload': grpc.unary_unary_rpc_method_handler(
+                    servicer.RepositoryModelUnload,
+                    request_deserializer=neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryModelUnloadRequest.FromString,
+                    response_serializer=neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryModelUnloadResponse.SerializeToString,
             ),
             'ModelInfer': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelInfer,
@@ -460,6 +501,60 @@ class GRPCInferenceService(object):
             '/inference.GRPCInferenceService/RepositoryIndex',
             neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryIndexRequest.SerializeToString,
             neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryIndexResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RepositoryModelLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inference.GRPCInferenceService/RepositoryModelLoad',
+            neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryModelLoadRequest.SerializeToString,
+            neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryModelLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RepositoryModelUnload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inference.GRPCInferenceService/RepositoryModelUnload',
+            neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryModelUnloadRequest.SerializeToString,
+            neuronpipe_dot_oip_dot_v2_dot_open__inference__pb2.RepositoryModelUnloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

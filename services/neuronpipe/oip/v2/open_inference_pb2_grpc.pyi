@@ -78,6 +78,19 @@ class GRPCInferenceServiceStub:
 
     Errors: UNAVAILABLE the server is starting or stopping.
     """
+    RepositoryModelLoad: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelLoadRequest, _open_inference_pb2.RepositoryModelLoadResponse]
+    """Has a model served as the registry of the repository says, and answers when it is ready.
+
+    Errors: UNIMPLEMENTED the gateway was started without `--model-control`; INVALID_ARGUMENT the request has
+    parameters; PERMISSION_DENIED the caller's tenant does not have the right `manages_registry`; NOT_FOUND the tenant
+    may not use the model; FAILED_PRECONDITION no version of it is approved, or the version cannot be loaded;
+    DEADLINE_EXCEEDED it is not ready yet; UNAVAILABLE the server is starting or stopping.
+    """
+    RepositoryModelUnload: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelUnloadRequest, _open_inference_pb2.RepositoryModelUnloadResponse]
+    """Has no version of a model served, and answers when new requests for it fail. Those that run end.
+
+    Errors: as RepositoryModelLoad.
+    """
     ModelInfer: _grpc.UnaryUnaryMultiCallable[_open_inference_pb2.ModelInferRequest, _open_inference_pb2.ModelInferResponse]
     """Runs the rows of one request, which all succeed, or the request fails.
 
@@ -140,6 +153,19 @@ class GRPCInferenceServiceAsyncStub(GRPCInferenceServiceStub):
     """Lists the models.
 
     Errors: UNAVAILABLE the server is starting or stopping.
+    """
+    RepositoryModelLoad: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelLoadRequest, _open_inference_pb2.RepositoryModelLoadResponse]  # type: ignore[assignment]
+    """Has a model served as the registry of the repository says, and answers when it is ready.
+
+    Errors: UNIMPLEMENTED the gateway was started without `--model-control`; INVALID_ARGUMENT the request has
+    parameters; PERMISSION_DENIED the caller's tenant does not have the right `manages_registry`; NOT_FOUND the tenant
+    may not use the model; FAILED_PRECONDITION no version of it is approved, or the version cannot be loaded;
+    DEADLINE_EXCEEDED it is not ready yet; UNAVAILABLE the server is starting or stopping.
+    """
+    RepositoryModelUnload: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.RepositoryModelUnloadRequest, _open_inference_pb2.RepositoryModelUnloadResponse]  # type: ignore[assignment]
+    """Has no version of a model served, and answers when new requests for it fail. Those that run end.
+
+    Errors: as RepositoryModelLoad.
     """
     ModelInfer: _aio.UnaryUnaryMultiCallable[_open_inference_pb2.ModelInferRequest, _open_inference_pb2.ModelInferResponse]  # type: ignore[assignment]
     """Runs the rows of one request, which all succeed, or the request fails.
@@ -248,6 +274,31 @@ class GRPCInferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the models.
 
         Errors: UNAVAILABLE the server is starting or stopping.
+        """
+
+    @_abc_1.abstractmethod
+    def RepositoryModelLoad(
+        self,
+        request: _open_inference_pb2.RepositoryModelLoadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_open_inference_pb2.RepositoryModelLoadResponse, _abc.Awaitable[_open_inference_pb2.RepositoryModelLoadResponse]]:
+        """Has a model served as the registry of the repository says, and answers when it is ready.
+
+        Errors: UNIMPLEMENTED the gateway was started without `--model-control`; INVALID_ARGUMENT the request has
+        parameters; PERMISSION_DENIED the caller's tenant does not have the right `manages_registry`; NOT_FOUND the tenant
+        may not use the model; FAILED_PRECONDITION no version of it is approved, or the version cannot be loaded;
+        DEADLINE_EXCEEDED it is not ready yet; UNAVAILABLE the server is starting or stopping.
+        """
+
+    @_abc_1.abstractmethod
+    def RepositoryModelUnload(
+        self,
+        request: _open_inference_pb2.RepositoryModelUnloadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_open_inference_pb2.RepositoryModelUnloadResponse, _abc.Awaitable[_open_inference_pb2.RepositoryModelUnloadResponse]]:
+        """Has no version of a model served, and answers when new requests for it fail. Those that run end.
+
+        Errors: as RepositoryModelLoad.
         """
 
     @_abc_1.abstractmethod

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ _SERVICE = "a.Service"
 
 def _settings(**limits: float) -> ServerSettings:
     fields: dict[str, Any] = {"max_message_bytes": 1 << 20, **limits}
-    return ServerSettings(repository=Path("/none"), **fields)
+    return ServerSettings(repository="/none", **fields)
 
 
 @asynccontextmanager

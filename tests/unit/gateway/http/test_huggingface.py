@@ -17,6 +17,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     GenerationOptions,
     ImageClassificationInput,
     ImageClassificationResult,
+    ImageEmbeddingInput,
+    ImageEmbeddingResult,
     LabelScore,
     MultiVectorEmbeddingInput,
     MultiVectorEmbeddingResult,
@@ -47,6 +49,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
     ZeroShotClassificationInput,
     ZeroShotClassificationResult,
+    ZeroShotImageClassificationInput,
+    ZeroShotImageClassificationResult,
 )
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.gateway.doors.http.huggingface_tasks import CONVERTERS
@@ -64,6 +68,10 @@ _RESULTS = {
     "translation": TaskResult(translation=TranslationResult(sequences=[GeneratedText(text="court")])),
     "text_classification": TaskResult(text_classification=TextClassificationResult(labels=_LABELS)),
     "image_classification": TaskResult(image_classification=ImageClassificationResult(labels=_LABELS)),
+    "image_embedding": TaskResult(image_embedding=ImageEmbeddingResult(embedding=[1, 2])),
+    "zero_shot_image_classification": TaskResult(
+        zero_shot_image_classification=ZeroShotImageClassificationResult(labels=_LABELS)
+    ),
     "zero_shot_classification": TaskResult(zero_shot_classification=ZeroShotClassificationResult(labels=_LABELS)),
     "token_classification": TaskResult(
         token_classification=TokenClassificationResult(
@@ -109,6 +117,8 @@ _SPECS = [
     model_spec("sparse_embedding", name="weights"),
     model_spec("multi_vector_embedding", name="late"),
     image_spec(name="viewer"),
+    image_spec("image_embedding", name="seer"),
+    image_spec("zero_shot_image_classification", name="chooser", vocabulary_size=9),
 ]
 
 
@@ -262,6 +272,22 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
         "viewer",
         {"inputs": b64encode(b"an image").decode(), "parameters": {"top_k": 2}},
         TaskInput(image_classification=ImageClassificationInput(image=b"an image", top_k=2)),
+        _WRITTEN_LABELS,
+    ),
+    (
+        "seer",
+        {"inputs": b64encode(b"an image").decode()},
+        TaskInput(image_embedding=ImageEmbeddingInput(image=b"an image")),
+        [1, 2],
+    ),
+    (
+        "chooser",
+        {"inputs": b64encode(b"an image").decode(), "parameters": {"candidate_labels": ["a", "b"]}},
+        TaskInput(
+            zero_shot_image_classification=ZeroShotImageClassificationInput(
+                image=b"an image", candidate_labels=["a", "b"]
+            )
+        ),
         _WRITTEN_LABELS,
     ),
 ]

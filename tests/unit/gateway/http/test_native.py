@@ -47,6 +47,29 @@ async def test_the_answer_is_a_response_with_timings_and_usage(browser: Browser)
     assert (message.timings.total_ns, message.usage.tokens, message.usage.truncated_tokens) == (9_000_000, 5, 2)
 
 
+async def test_several_optional_fields_are_taken(browser: Browser) -> None:
+    options = {"max_new_tokens": 5, "do_sample": True, "temperature": 0.5}
+    input = {"text_generation": {"prompt": "a", "options": options}}
+    await browser.post("/v1/infer", {"model": "small", "input": input})
+    (asked,) = browser.pipeline.asked
+    found = asked.input.message.text_generation.options
+    assert (found.max_new_tokens, found.do_sample, found.temperature) == (5, True, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("seed", "expected"), [("0", 0), (str((1 << 64) - 1), (1 << 64) - 1), (str(1 << 64), None), ("9" * 5000, None)]
+)
+async def test_numbers_of_64_bits_are_read_from_strings(browser: Browser, seed: str, expected: int | None) -> None:
+    input = {"text_generation": {"prompt": "a", "options": {"seed": seed}}}
+    status, body = await browser.post("/v1/infer", {"model": "small", "input": input})
+    if expected is None:
+        assert status == 400
+        assert "must be at most 18446744073709551615" in body["detail"]
+    else:
+        (asked,) = browser.pipeline.asked
+        assert asked.input.message.text_generation.options.seed == expected
+
+
 async def test_all_fields_of_a_request_are_taken(browser: Browser) -> None:
     fields = {
         "version": "1",
@@ -105,6 +128,6 @@ def test_every_field_of_the_schema_says_what_its_proto_says(browser: Browser) ->
     rerank = schema["$defs"]["RerankInput"]["properties"]
     assert rerank["query"]["description"] == "The query. Required."
     bodies = [schema, *schema["$defs"].values()]
-    # Within an input: GenerationOptions, TokenSequence, ChatMessage.
-    assert len(bodies) == 1 + len(TaskInput.DESCRIPTOR.fields) + 3
+    # Within an input: GenerationOptions, TokenSequence, ChatMessage, TextSpan.
+    assert len(bodies) == 1 + len(TaskInput.DESCRIPTOR.fields) + 4
     assert [name for body in bodies for name, one in body["properties"].items() if not one.get("description")] == []

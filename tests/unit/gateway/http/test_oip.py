@@ -101,6 +101,9 @@ async def test_the_server_and_the_index(browser: Browser) -> None:
     assert (await browser.get("/v2"))[1]["name"] == "neuronpipe"
     status, index = await browser.post("/v2/repository/index", b"")
     assert (status, index[0]) == (200, {"name": "small", "version": "1", "state": "READY", "reason": ""})
+    assert await browser.post("/v2/repository/index", b'{"ready": true}') == (200, index)
+    status, body = await browser.post("/v2/repository/index", b'{"ready": 1}')
+    assert (status, body["error"]) == (400, "ready: input should be a valid boolean")
     _, statistics = await browser.get("/v2/models/stats")
     assert [one["name"] for one in statistics["model_stats"]] == ["small", "vectors", "viewer"]
 
@@ -311,5 +314,6 @@ async def test_models_are_not_loaded_while_the_server_runs(browser: Browser, pat
     status, body = await browser.post(path, b"")
     assert (status, body["error"]) == (
         501,
-        "not served: models are loaded as the registry of the repository says: use `neuronpipe registry`",
+        "models are loaded as the registry of the repository says: use `neuronpipe registry`, or start the gateway "
+        "with --model-control",
     )

@@ -7,7 +7,7 @@ import pytest
 
 from neuronpipe import __version__
 from neuronpipe.api.v1.tasks_pb2 import LabelScore, TaskInput, TaskResult, TextClassificationResult
-from neuronpipe.core.errors import ModelNotFound, NeuronpipeError, Unavailable
+from neuronpipe.core.errors import ModelNotFound, NeuronpipeError, NotConfigured, Unavailable
 from neuronpipe.gateway.doors.oip.grpc_door import OIP_SERVICE, oip_rpcs
 from neuronpipe.oip.v2 import open_inference_pb2 as messages
 from neuronpipe.oip.v2.model_config_pb2 import DataType
@@ -87,6 +87,13 @@ async def test_the_index_has_every_name_and_version(server: Server) -> None:
     ]
 
 
+async def test_models_are_loaded_only_where_that_is_on(server: Server) -> None:
+    for name in ("RepositoryModelLoad", "RepositoryModelUnload"):
+        request = getattr(messages, f"{name}Request")(model_name="small")
+        with pytest.raises(NotConfigured, match="use `neuronpipe registry`, or start the gateway with --model-control"):
+            await server.call(name, request)
+
+
 async def test_statistics_are_the_metrics(server: Server) -> None:
     async def statistics(**fields: str) -> Any:
         return (await server.call("ModelStatistics", messages.ModelStatisticsRequest(**fields))).model_stats
@@ -163,7 +170,7 @@ async def test_every_error_of_the_pipeline_is_raised_as_it_is(server: Server, er
 
 
 async def test_what_is_not_there_says_why(server: Server) -> None:
-    for name in ("RepositoryModelLoad", "RepositoryModelUnload", "CudaSharedMemoryRegister", "TraceSetting"):
+    for name in ("CudaSharedMemoryRegister", "TraceSetting"):
         with pytest.raises(RuntimeError, match="UNIMPLEMENTED") as error:
             await server.call(name, b"\x0a\x01x")
         assert len(str(error.value)) > 30

@@ -23,6 +23,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     GeneratedText,
     ImageClassificationInput,
     ImageClassificationResult,
+    ImageEmbeddingInput,
+    ImageEmbeddingResult,
     LabelScore,
     MultiVectorEmbeddingInput,
     MultiVectorEmbeddingResult,
@@ -55,6 +57,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
     ZeroShotClassificationInput,
     ZeroShotClassificationResult,
+    ZeroShotImageClassificationInput,
+    ZeroShotImageClassificationResult,
 )
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, NeuronpipeError
 from neuronpipe.gateway.doors.oip.task_model import TaskModel
@@ -229,11 +233,29 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, d
         TaskResult(image_classification=ImageClassificationResult(labels=_LABELS)),
         {"label": ["b", "a"], "score": [0.75, 0.25], "count": [2]},
     ),
+    "image_embedding": (
+        {"image": [[b"\xff\xd8\x00"]]},
+        {"dimensions": 2},
+        TaskInput(image_embedding=ImageEmbeddingInput(image=b"\xff\xd8\x00", dimensions=2)),
+        TaskResult(image_embedding=ImageEmbeddingResult(embedding=[0.5, 1])),
+        {"embedding": [0.5, 1]},
+    ),
+    "zero_shot_image_classification": (
+        {"image": [[b"\xff\xd8\x00"]], "candidate_labels": [["a", "b"]]},
+        {"hypothesis_template": "A {}."},
+        TaskInput(
+            zero_shot_image_classification=ZeroShotImageClassificationInput(
+                image=b"\xff\xd8\x00", candidate_labels=["a", "b"], hypothesis_template="A {}."
+            )
+        ),
+        TaskResult(zero_shot_image_classification=ZeroShotImageClassificationResult(labels=_LABELS)),
+        {"label": ["b", "a"], "score": [0.75, 0.25], "count": [2]},
+    ),
 }
 
 
 def _spec(task: str) -> Any:
-    return image_spec() if task == "image_classification" else model_spec(task)
+    return model_spec(task) if TASKS[task].reads == "texts" else image_spec(task)
 
 
 def _classifier(**changes: Any) -> Server:
@@ -290,6 +312,7 @@ def test_every_field_of_an_input_is_a_tensor_or_a_parameter(task: str) -> None:
         "token_ids",
         "options",
         "messages",
+        "chunks",
     }  # see task_model.py
 
 

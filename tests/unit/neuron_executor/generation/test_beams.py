@@ -33,7 +33,14 @@ async def _generator(decoder: WrittenDecoder, max_sequences: int = 8) -> AsyncIt
     telemetry = Telemetry()
     observer = GenerationObserver(telemetry, _SPEC, "written")
     generator = Generator(
-        decoder, _SPEC, telemetry, observer, max_sequences=max_sequences, step_tokens=8, max_queue_sequences=64
+        decoder,
+        _SPEC,
+        telemetry,
+        observer,
+        max_sequences=max_sequences,
+        step_tokens=8,
+        max_queue_sequences=64,
+        step_limit_s=60,
     )
     async with run_beside(generator.work()):
         try:

@@ -2,8 +2,9 @@
 
 import asyncio
 import random
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,8 +20,10 @@ from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput
 from neuronpipe.core.items import ExecuteItem, ModelKey, NewTokens, Prediction
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import TensorSets
+from neuronpipe.neuron_executor.cores import CoresLost
 from neuronpipe.neuron_executor.generation.engine import Generator
 from neuronpipe.neuron_executor.generation.observer import GenerationObserver
+from neuronpipe.runtimes.decoder import Run, Scores
 from neuronpipe.tasks.text_generation import complete_options
 from tests.unit.model_specs import model_spec
 from tests.unit.neuron_executor.generation.written_decoder import VOCABULARY, WrittenDecoder, greedy
@@ -31,10 +34,11 @@ _UNUSED = next(token_id for token_id in range(VOCABULARY) if token_id not in (1,
 
 
 @asynccontextmanager
-async def _generator(decoder: WrittenDecoder, **settings: int) -> AsyncIterator[Generator]:
+async def _generator(decoder: WrittenDecoder, step_limit_s: float = 60, **settings: int) -> AsyncIterator[Generator]:
     telemetry = Telemetry()
     limits = {"max_sequences": 4, "step_tokens": 8, "max_queue_sequences": 64} | settings
-    generator = Generator(decoder, _SPEC, telemetry, GenerationObserver(telemetry, _SPEC, "written"), **limits)
+    observer = GenerationObserver(telemetry, _SPEC, "written")
+    generator = Generator(decoder, _SPEC, telemetry, observer, step_limit_s=step_limit_s, **limits)
     async with run_beside(generator.work()):
         try:
             yield generator
@@ -235,6 +239,44 @@ async def test_a_step_that_fails_ends_its_texts_and_the_next_ones_are_right() ->
             await generator.generate(_item([_UNUSED], 8))
         assert _tokens(await generator.generate(_item([1, 2], 8))) == greedy([1, 2], 8)
         assert generator.planner.blocks_in_use == 0
+
+
+class _HangingDecoder(WrittenDecoder):
+    """Its second step does not end before the test does."""
+
+    end = threading.Event()
+
+    def compute(self, runs: Sequence[Run]) -> Scores:
+        if len(self.steps) == 1:
+            self.end.wait()
+        return super().compute(runs)
+
+
+async def test_a_step_that_hangs_ends_all_texts_and_the_process() -> None:
+    decoder, callers = _HangingDecoder(32), list[asyncio.Task[Prediction]]()
+
+    async def hang() -> None:
+        async with _generator(decoder, step_limit_s=0.1, max_sequences=1) as generator:
+            callers.extend(asyncio.create_task(generator.generate(_item([number], 8))) for number in range(3))
+            await asyncio.sleep(20)  # it is cancelled
+
+    try:
+        with pytest.raises(CoresLost, match="no core is left for the model 'small'"):
+            await asyncio.wait_for(hang(), 10)
+    finally:
+        decoder.end.set()
+    outcomes = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 5)
+    assert [type(one) for one in outcomes] == [Unavailable] * 3
+
+
+async def test_a_step_may_take_ten_times_the_longest_before_it() -> None:
+    class Slow(WrittenDecoder):
+        def compute(self, runs: Sequence[Run]) -> Scores:
+            time.sleep((0.2, 0.8, 0, 0)[len(self.steps)])
+            return super().compute(runs)
+
+    async with _generator(Slow(16), step_limit_s=0.5) as generator:
+        assert _tokens(await generator.generate(_item([1, 2], 4))) == greedy([1, 2], 4)
 
 
 async def test_token_ids_outside_the_vocabulary_are_refused() -> None:

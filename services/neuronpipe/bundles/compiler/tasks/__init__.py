@@ -10,6 +10,7 @@ from neuronpipe.bundles.compiler.tasks import (
     feature_extraction,
     fill_mask,
     image_classification,
+    image_embedding,
     multi_vector_embedding,
     question_answering,
     rerank,
@@ -21,6 +22,7 @@ from neuronpipe.bundles.compiler.tasks import (
     text_to_text,
     token_classification,
     zero_shot_classification,
+    zero_shot_image_classification,
 )
 from neuronpipe.bundles.compiler.tasks.base import SourceTask
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
@@ -42,6 +44,8 @@ SOURCE_TASKS: dict[str, SourceTask] = {
     "translation": text_to_text.TRANSLATION,
     "sparse_embedding": sparse_embedding.TASK,
     "multi_vector_embedding": multi_vector_embedding.TASK,
+    "image_embedding": image_embedding.TASK,
+    "zero_shot_image_classification": zero_shot_image_classification.TASK,
 }
 
 

@@ -11,7 +11,7 @@ from neuronpipe.bundles.compiler.sentence_transformers import read_sentence_tran
 from neuronpipe.bundles.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
 from neuronpipe.bundles.compiler.weights import load_weights
-from neuronpipe.tasks.sentence_embedding import EmbeddingFacts
+from neuronpipe.tasks.vectors import EmbeddingFacts, vector_of
 
 _OUTPUT = "sentence_embedding"
 
@@ -54,13 +54,14 @@ def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentenc
     )
 
 
-def _cosine_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
-    one, other = (vectors[_OUTPUT].astype(np.float64) for vectors in (outputs, reference))
+def cosine_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+    """The cosine similarity of each row's vectors, 0 to 1."""
+    one, other = (vector_of(vectors).astype(np.float64) for vectors in (outputs, reference))
     lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     cosines: Measured = (one * other).sum(axis=1) / np.maximum(lengths, np.finfo(np.float64).tiny)
     return np.clip(cosines, 0, 1)  # rounding may exceed 1, and below 0 is as wrong as 0
 
 
 TASK = SourceTask(
-    load_embedder, encode_texts, _cosine_similarity, np.min, "smallest cosine similarity of a text's embeddings"
+    load_embedder, encode_texts, cosine_similarity, np.min, "smallest cosine similarity of a text's embeddings"
 )

@@ -1,5 +1,6 @@
 """Compiles for summarization and translation: an encoder, a decoder, and what their generation_config says."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import transformers
 
 from neuronpipe.bundles.compiler.architectures import positions
 from neuronpipe.bundles.compiler.modules import Named, SourceModule, source_module
+from neuronpipe.bundles.compiler.sentence_transformers import read_json
 from neuronpipe.bundles.compiler.tasks.base import SourceTask
 from neuronpipe.bundles.compiler.tasks.text_generation import MEANING, first_text, generation_facts, same_tokens
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
@@ -50,6 +52,12 @@ def _load(task: str, folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
 
 def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> GenerationFacts:
     config = model.generation_config
+    parameters, prefixes = _of_task(task, folder)
+    # As pipelines of transformers 4: the length of a task counts only where the model has one, too.
+    length = parameters.pop("max_length", None)
+    if config.max_length not in (None, _UNSET_LENGTH) and length is not None:
+        parameters["max_length"] = length
+    config.update(**parameters)
     start = next(
         (
             one
@@ -62,6 +70,7 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
         raise SetupError(f"{folder}: its generation_config has no decoder_start_token_id, which its texts begin with")
     most = (positions(model.config) or 512) - 1
     further: dict[str, Any] = {"decoder_start_token_ids": (start,), "max_text_tokens": most}
+    further["prefix"] = prefixes.pop("", str(read_json(folder / "config.json").get("prefix") or ""))
     # As pipelines of transformers 4 have it, which take one beam for none that is set.
     if config.num_beams in (None, 1):
         further["num_beams"] = 1 if config.do_sample else _BEAMS
@@ -74,9 +83,39 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
         return generation_facts(folder, model, GenerationFacts, **further)
     own = tokenizer.transformers_tokenizer
     languages = getattr(own, "lang_code_to_id", None) or {}
+    if prefixes:
+        further["prefixes"], further["source_language"] = _directions(prefixes)
+        return generation_facts(folder, model, TranslationFacts, **further)
     further["languages"] = {str(name): int(token_id) for name, token_id in languages.items()}
     further["source_language"] = str(own.src_lang) if languages else ""
     return generation_facts(folder, model, TranslationFacts, **further)
+
+
+def _of_task(task: str, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """What config.json says of a task (task_specific_params): settings of `generate`, and what is put before texts.
+
+    The latter is by the languages, as in en_to_de, or by the empty word. Raises SetupError where directions differ in
+    the former.
+    """
+    said = read_json(folder / "config.json").get("task_specific_params") or {}
+    found = {name: dict(one) for name, one in said.items() if name == task or name.startswith(f"{task}_")}
+    directions = {name.removeprefix(task).removeprefix("_"): str(one.pop("prefix", "")) for name, one in found.items()}
+    several = list(found.values())
+    if any(one != several[0] for one in several):
+        raise SetupError(
+            f"{folder}: task_specific_params in its config.json has other settings for some languages than for others, "
+            "which is not supported; make them equal"
+        )
+    return several[0] if several else {}, directions
+
+
+def _directions(prefixes: Mapping[str, str]) -> tuple[dict[str, dict[str, str]], str]:
+    """What is put before texts by their language and that of the translation, and the language of all if it is one."""
+    found: dict[str, dict[str, str]] = {}
+    for name, prefix in prefixes.items():
+        source, _, target = name.partition("_to_")
+        found.setdefault(source, {})[target] = prefix
+    return found, next(iter(found)) if len(found) == 1 else ""
 
 
 SUMMARIZATION = SourceTask(partial(_load, "summarization"), first_text, same_tokens, np.mean, MEANING)

@@ -58,7 +58,7 @@ def http_handlers(
         **tei_tokens.tei_token_handlers(inference, models),
         **tgi.tgi_handlers(inference, models, catalog),
         **huggingface.huggingface_handlers(inference, models, catalog),
-        **sagemaker.sagemaker_handlers(inference, models, catalog),
+        **sagemaker.sagemaker_handlers(inference, models, catalog, gateway.pipeline),
         **oip.oip_handlers(tensors),
         **metrics.metrics_handlers(telemetry.write_metrics),
         **openapi_handlers(DESCRIBED),

@@ -27,6 +27,8 @@ _TASKS: dict[str, Sequence[str]] = {
     "fill-mask": ("fill_mask",),
     "zero-shot-classification": ("zero_shot_classification",),
     "image-classification": ("image_classification",),
+    "image-feature-extraction": ("image_embedding",),
+    "zero-shot-image-classification": ("zero_shot_image_classification",),
     "text-ranking": ("rerank",),
     "text-generation": ("text_generation",),
     "summarization": ("summarization",),

@@ -28,6 +28,20 @@ class ImageClassification(Body):
     parameters: LabelParameters = LabelParameters()
 
 
+class ImageFeatures(Body):
+    inputs: Annotated[str, Field(description="a JPEG, PNG or WebP file in Base64; or the file itself as the body")]
+
+
+class ZeroShotImageParameters(Body):
+    candidate_labels: Many[str]
+    hypothesis_template: str | None = None
+
+
+class ZeroShotImageClassification(Body):
+    inputs: Annotated[str, Field(description="a JPEG, PNG or WebP file in Base64")]
+    parameters: ZeroShotImageParameters
+
+
 class ZeroShotParameters(Body):
     candidate_labels: Many[str] | str
     multi_label: bool = False
@@ -186,6 +200,8 @@ class Translation(Body):
 AnyBody = (
     TextClassification
     | ImageClassification
+    | ImageFeatures
+    | ZeroShotImageClassification
     | ZeroShotClassification
     | TokenClassification
     | FillMask

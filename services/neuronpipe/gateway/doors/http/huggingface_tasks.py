@@ -19,6 +19,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     GeneratedText,
     GenerationOptions,
     ImageClassificationInput,
+    ImageEmbeddingInput,
     LabelScore,
     MultiVectorEmbeddingInput,
     QuestionAnsweringInput,
@@ -35,6 +36,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TokenClassificationInput,
     TranslationInput,
     ZeroShotClassificationInput,
+    ZeroShotImageClassificationInput,
 )
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
@@ -43,6 +45,7 @@ from neuronpipe.gateway.doors.http.huggingface_bodies import (
     FillMask,
     GenerateParameters,
     ImageClassification,
+    ImageFeatures,
     Pair,
     Query,
     Question,
@@ -57,6 +60,7 @@ from neuronpipe.gateway.doors.http.huggingface_bodies import (
     Translation,
     WritingOptions,
     ZeroShotClassification,
+    ZeroShotImageClassification,
 )
 from neuronpipe.gateway.doors.inference import truncation_of
 from neuronpipe.gateway.doors.vectors import token_vectors, vector
@@ -106,18 +110,36 @@ def _read_text_classification(input: str | Pair, body: TextClassification, model
 
 
 def _read_image(input: str | bytes, body: ImageClassification, model: ModelSpec) -> TaskInput:
-    try:
-        image = input if isinstance(input, bytes) else b64decode(input, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidInput("inputs", "is no Base64") from None
     options = body.parameters
     return TaskInput(
         image_classification=ImageClassificationInput(
-            image=image,
+            image=_image(input),
             top_k=min(options.top_k or 0, len(model.labels)),
             function=_FUNCTIONS[options.function_to_apply],
         )
     )
+
+
+def _read_image_embedding(input: str | bytes, body: ImageFeatures, model: ModelSpec) -> TaskInput:
+    return TaskInput(image_embedding=ImageEmbeddingInput(image=_image(input)))
+
+
+def _read_zero_shot_image(input: str | bytes, body: ZeroShotImageClassification, model: ModelSpec) -> TaskInput:
+    given = body.parameters
+    return TaskInput(
+        zero_shot_image_classification=ZeroShotImageClassificationInput(
+            image=_image(input),
+            candidate_labels=given.candidate_labels,
+            hypothesis_template=given.hypothesis_template or "",
+        )
+    )
+
+
+def _image(input: str | bytes) -> bytes:
+    try:
+        return input if isinstance(input, bytes) else b64decode(input, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidInput("inputs", "is no Base64") from None
 
 
 def _read_zero_shot(input: str, body: ZeroShotClassification, model: ModelSpec) -> TaskInput:
@@ -356,6 +378,22 @@ CONVERTERS: dict[str, Converter] = {
         _read_image,
         lambda result, given, body: _labels(list(result.image_classification.labels)),
         {"image": "inputs…"} | _LABEL_OPTIONS,
+    ),
+    "image_embedding": Converter(
+        TypeAdapter(ImageFeatures),
+        _read_image_embedding,
+        lambda result, given, body: vector(result.image_embedding),
+        {"image": "inputs…"},
+    ),
+    "zero_shot_image_classification": Converter(
+        TypeAdapter(ZeroShotImageClassification),
+        _read_zero_shot_image,
+        lambda result, given, body: _labels(list(result.zero_shot_image_classification.labels)),
+        {
+            "image": "inputs…",
+            "candidate_labels": "parameters.candidate_labels",
+            "hypothesis_template": "parameters.hypothesis_template",
+        },
     ),
     "zero_shot_classification": Converter(
         TypeAdapter(ZeroShotClassification),

@@ -10,10 +10,20 @@ from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
 
 from neuronpipe.gateway.doors.http.bodies import Body, Many
 from neuronpipe.protos import field_comments
+
+_MAX_UINT64 = (1 << 64) - 1
 
 
 class MessageBody(Body):
@@ -41,6 +51,14 @@ def _decode(value: object) -> bytes:
         raise ValueError("is no Base64") from None
 
 
+def _read_uint64(value: object) -> int:
+    if not isinstance(value, str) or not (value.isascii() and value.isdigit()):
+        raise ValueError("must be a string of digits")
+    if len(value) > len(str(_MAX_UINT64)) or int(value) > _MAX_UINT64:
+        raise ValueError(f"must be at most {_MAX_UINT64}")
+    return int(value)
+
+
 _KINDS: Mapping[int, Any] = {
     FieldDescriptor.TYPE_STRING: str,
     FieldDescriptor.TYPE_BOOL: bool,
@@ -48,7 +66,10 @@ _KINDS: Mapping[int, Any] = {
         bytes, BeforeValidator(_decode), WithJsonSchema({"type": "string", "contentEncoding": "base64"})
     ],
     FieldDescriptor.TYPE_UINT32: Annotated[int, Field(ge=0, lt=1 << 32)],
-    FieldDescriptor.TYPE_UINT64: Annotated[str, Field(pattern=r"^\d+$")],  # beyond what a number in JSON can be
+    # Beyond what a number in JSON can be.
+    FieldDescriptor.TYPE_UINT64: Annotated[
+        int, BeforeValidator(_read_uint64), WithJsonSchema({"type": "string", "pattern": r"^\d+$"})
+    ],
     FieldDescriptor.TYPE_FLOAT: float,
     FieldDescriptor.TYPE_DOUBLE: float,
 }
@@ -67,7 +88,9 @@ def message_body(message: Descriptor) -> type[MessageBody]:
             Field(default_factory=lambda: None, validation_alias=names, description=text),
         )
     body = create_model(message.name, __base__=MessageBody, **fields)
-    body.one_of = frozenset(field.name for one_of in message.oneofs for field in one_of.fields)
+    # An optional field is in a oneof of its own.
+    several = (one_of for one_of in message.oneofs if len(one_of.fields) > 1)
+    body.one_of = frozenset(field.name for one_of in several for field in one_of.fields)
     return body
 
 

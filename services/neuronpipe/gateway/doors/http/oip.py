@@ -14,7 +14,6 @@ from neuronpipe.gateway.doors.http.bodies import Body, Many, check_body, read_js
 from neuronpipe.gateway.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.doors.http.problems import OIP_ERROR, Refused
 from neuronpipe.gateway.doors.oip.service import (
-    FIXED_MODELS,
     NO_SHARED_MEMORY,
     SETTINGS_OF_LOGS,
     SETTINGS_OF_TRACES,
@@ -71,7 +70,15 @@ class Inferred(Body):
     outputs: list[GivenOutput]
 
 
-_INFER = TypeAdapter(Infer)
+class Index(Body):
+    ready: bool = False
+
+
+class Control(Body):
+    parameters: _Parameters = _NO_PARAMETERS
+
+
+_INFER, _INDEX, _CONTROL = TypeAdapter(Infer), TypeAdapter(Index), TypeAdapter(Control)
 # NAME/raw is two segments.
 _MODEL = "/v2/models/{model}{/form}"
 _VERSIONED = _MODEL + "/versions/{version}"
@@ -98,10 +105,12 @@ MODEL_STATISTICS = _of_model("GET", "/stats", "statistics of the model")
 INFER = _of_model("POST", "/infer", "run rows", Inferred, takes=Infer, is_raw=True, takes_media=(_BINARY,))
 METADATA = _of_model("GET", "", "the model's inputs and outputs")
 INDEX = Route("POST", "/v2/repository/index", "OIP: the models", None, list[Any], OIP_ERROR, is_raw=True)
+LOAD, UNLOAD = (
+    Route("POST", f"/v2/repository/models/{{model}}{{/form}}/{verb}", f"OIP: {told}", error_form=OIP_ERROR, is_raw=True)
+    for verb, told in (("load", "serve the model"), ("unload", "serve the model no more"))
+)
 # What Triton has besides, and why we have not.
 _MISSING = {
-    "POST /v2/repository/models/{model}{/form}/load": FIXED_MODELS,
-    "POST /v2/repository/models/{model}{/form}/unload": FIXED_MODELS,
     "GET /v2/systemsharedmemory/status": NO_SHARED_MEMORY,
     "GET /v2/cudasharedmemory/status": NO_SHARED_MEMORY,
     "GET /v2/trace/setting": SETTINGS_OF_TRACES,
@@ -112,7 +121,7 @@ _MISSING_ROUTES = [
     for method, path in (key.split() for key in _MISSING)
 ]
 ROUTES = (
-    SERVER, STATISTICS, *READY, *CONFIG, *MODEL_STATISTICS, *INFER, *METADATA, INDEX, *_MISSING_ROUTES,
+    SERVER, STATISTICS, *READY, *CONFIG, *MODEL_STATISTICS, *INFER, *METADATA, INDEX, LOAD, UNLOAD, *_MISSING_ROUTES,
 )  # fmt: skip
 
 
@@ -126,7 +135,17 @@ def oip_handlers(service: TensorService) -> dict[str, HttpHandler]:
         return _json(service.statistics("", ""))
 
     async def index(request: HttpRequest) -> HttpResponse:
-        return _json(service.index())
+        asked = check_body(_INDEX, read_json(request.body or b"{}"))
+        return _json(service.index(only_ready=asked.ready))
+
+    async def load(request: HttpRequest) -> HttpResponse:
+        asked = check_body(_CONTROL, read_json(request.body or b"{}"))
+        await service.load(_model(request)[0], asked.parameters, request.call)
+        return HttpResponse(b"")
+
+    async def unload(request: HttpRequest) -> HttpResponse:
+        await service.unload(_model(request)[0], request.call)
+        return HttpResponse(b"")
 
     async def ready(request: HttpRequest) -> HttpResponse:
         return HttpResponse(b"", "text/plain", status=200 if service.is_model_ready(*_model(request)) else 503)
@@ -146,7 +165,13 @@ def oip_handlers(service: TensorService) -> dict[str, HttpHandler]:
         asked = TensorRequest(*_model(request), body.id, body.parameters, inputs, outputs)
         return _answer(body, await service.infer(asked, request.call, _SPANS))
 
-    handlers: dict[str, HttpHandler] = {SERVER.key: server, STATISTICS.key: statistics, INDEX.key: index}
+    handlers: dict[str, HttpHandler] = {
+        SERVER.key: server,
+        STATISTICS.key: statistics,
+        INDEX.key: index,
+        LOAD.key: load,
+        UNLOAD.key: unload,
+    }
     for routes, handler in (
         (READY, ready),
         (CONFIG, config),

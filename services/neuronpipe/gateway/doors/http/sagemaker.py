@@ -1,33 +1,49 @@
-"""SageMaker's invocations: Hugging Face's bodies in JSON, or texts as CSV or JSON Lines for batch transforms."""
+"""SageMaker's invocations: Hugging Face's bodies in JSON, texts as CSV or JSON Lines for batch transforms, or our own
+InferRequest as protobuf, which is answered by an InferResponse.
+"""
 
 import csv
 import io
 from itertools import islice
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
+from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.names import Spans
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.doors.choice import ModelChoice
 from neuronpipe.gateway.doors.http.bodies import read_json, write_body
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse
 from neuronpipe.gateway.doors.http.huggingface import IMAGES, MODEL_PARAMETER, answer_body, post, read_request
+from neuronpipe.gateway.doors.http.native import response_message, to_inference_request
 from neuronpipe.gateway.doors.inference import Inference
+from neuronpipe.gateway.pipeline import Pipeline
 
 _CSV = "text/csv"
 _LINES = ("application/jsonlines", "application/x-ndjson")
 # Of endpoints of many models.
 _TARGET_HEADER = b"x-amzn-sagemaker-target-model"
-_MEDIA = (*IMAGES, _CSV, *_LINES)
+_PROTOBUF = "application/x-protobuf"
+_MEDIA = (*IMAGES, _CSV, *_LINES, _PROTOBUF)
 INVOCATIONS = post("/invocations", "SageMaker: a model's task", _MEDIA, query=MODEL_PARAMETER)
 # As clients of SageMaker call an endpoint; SageMaker itself calls the container's /invocations.
 ENDPOINT = post("/endpoints/{name}/invocations", "SageMaker's runtime: the task of the model called so", _MEDIA)
 ROUTES = (INVOCATIONS, ENDPOINT)
 
 
-def sagemaker_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> dict[str, HttpHandler]:
+def sagemaker_handlers(
+    inference: Inference, models: ModelChoice, catalog: Catalog, pipeline: Pipeline
+) -> dict[str, HttpHandler]:
     """The handler, by route."""
 
     async def invocations(request: HttpRequest) -> HttpResponse:
+        if request.media_type == _PROTOBUF:
+            result = await pipeline.infer(
+                to_inference_request(request.call, _read_message(request.body)), Spans.HTTP_REQUEST
+            )
+            return HttpResponse(response_message(result, result.result.message).SerializeToString(), _PROTOBUF)
         target = request.headers.get(_TARGET_HEADER, b"").decode("latin-1")
         spec = catalog.spec(*models.choose(request.model(target or request.names.get("name", ""))))
         if request.media_type == _CSV:
@@ -42,6 +58,14 @@ def sagemaker_handlers(inference: Inference, models: ModelChoice, catalog: Catal
         return HttpResponse(write_body(answer))
 
     return {INVOCATIONS.key: invocations, ENDPOINT.key: invocations}
+
+
+def _read_message(data: bytes) -> InferRequest:
+    """Raises InvalidInput."""
+    try:
+        return InferRequest.FromString(data)
+    except DecodeError:
+        raise InvalidInput("body", "is no InferRequest of neuronpipe.api.v1") from None
 
 
 def _read_csv(data: bytes, max_inputs: int) -> Any:

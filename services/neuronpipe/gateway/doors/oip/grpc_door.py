@@ -14,7 +14,6 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
 from neuronpipe.gateway.doors.oip.model import Parameter, shown
 from neuronpipe.gateway.doors.oip.service import (
-    FIXED_MODELS,
     NO_SHARED_MEMORY,
     SETTINGS_OF_LOGS,
     SETTINGS_OF_TRACES,
@@ -33,8 +32,6 @@ OIP_SERVICE = messages.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 _WORK = ("ModelInfer", "ModelStreamInfer")
 # Rpcs of Triton's that are not in our proto, and why.
 _MISSING = {
-    "RepositoryModelLoad": FIXED_MODELS,
-    "RepositoryModelUnload": FIXED_MODELS,
     "TraceSetting": SETTINGS_OF_TRACES,
     "LogSettings": SETTINGS_OF_LOGS,
     **{
@@ -81,11 +78,17 @@ class OipDoor:
             "ModelMetadata": lambda message: service.model_metadata(message.name, message.version),
             "ModelConfig": lambda message: {"config": service.model_config(message.name, message.version)},
             "ModelStatistics": lambda message: service.statistics(message.name, message.version),
-            "RepositoryIndex": lambda message: {"models": service.index()},
+            "RepositoryIndex": lambda message: {"models": service.index(only_ready=message.ready)},
         }
         methods = OIP_SERVICE.methods_by_name
         return {
-            **by_path(OIP_SERVICE, ModelInfer=self.model_infer, ModelStreamInfer=self.model_stream_infer),
+            **by_path(
+                OIP_SERVICE,
+                ModelInfer=self.model_infer,
+                ModelStreamInfer=self.model_stream_infer,
+                RepositoryModelLoad=self.load,
+                RepositoryModelUnload=self.unload,
+            ),
             **by_path(OIP_SERVICE, **{name: _told(methods[name], tell) for name, tell in told.items()}),
             **by_path(OIP_SERVICE, **{name: partial(_refuse, reason) for name, reason in _MISSING.items()}),
         }
@@ -103,6 +106,20 @@ class OipDoor:
         answer = partial(self._answers, call_of(context))
         async for response in answer_stream(requests, answer, self._max_stream_in_flight):
             yield response
+
+    async def load(
+        self, message: messages.RepositoryModelLoadRequest, context: Context
+    ) -> messages.RepositoryModelLoadResponse:
+        """RepositoryModelLoad."""
+        await self._service.load(message.model_name, message.parameters, call_of(context))
+        return messages.RepositoryModelLoadResponse()
+
+    async def unload(
+        self, message: messages.RepositoryModelUnloadRequest, context: Context
+    ) -> messages.RepositoryModelUnloadResponse:
+        """RepositoryModelUnload."""
+        await self._service.unload(message.model_name, call_of(context))
+        return messages.RepositoryModelUnloadResponse()
 
     async def _answers(
         self, call: Call, message: messages.ModelInferRequest

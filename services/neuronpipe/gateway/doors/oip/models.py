@@ -103,7 +103,9 @@ def named_models(table: ModelTable[ServedModel[GatewayModel]]) -> ModelTable[Nam
 
 def _forms(spec: ModelSpec) -> Mapping[str, TensorModel]:
     tasks = {f"{spec.name}/{task}": TaskModel(task) for task in spec.also_answers}
-    raw = {} if TASKS[spec.task].generates else {f"{spec.name}/{RAW}": RawModel(spec)}
+    # Neither has one row of tensors for each sequence: what generates, and what takes texts and images.
+    has_rows = not TASKS[spec.task].generates and not (spec.image and spec.takes_texts)
+    raw = {f"{spec.name}/{RAW}": RawModel(spec)} if has_rows else {}
     return {spec.name: TaskModel(spec.task), **tasks, **raw}
 
 

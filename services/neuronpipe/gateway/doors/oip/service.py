@@ -9,10 +9,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from neuronpipe import __version__
+from neuronpipe.api.v1.models_pb2 import Model, VersionState
 from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskResult
 from neuronpipe.bundles.served import ServedModel
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.errors import InvalidInput, ModelNotFound, NotConfigured
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import ModelTable
@@ -20,6 +21,7 @@ from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.packed import pack_result
 from neuronpipe.core.tracing import new_request_id
 from neuronpipe.gateway.assembly import Gateway
+from neuronpipe.gateway.doors.oip.control import ModelControl
 from neuronpipe.gateway.doors.oip.model import Parameter, RowInput
 from neuronpipe.gateway.doors.oip.models import PLATFORM, NamedModel, named_models
 from neuronpipe.gateway.doors.oip.options import Options, read_options
@@ -42,11 +44,23 @@ from neuronpipe.gateway.settings import PipelineSettings
 # The protocol's names of what is here.
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
 
+# That of loading and unloading, where it is on.
+_CONTROL = "model_repository"
+_FIXED_MODELS = (
+    "models are loaded as the registry of the repository says: use `neuronpipe registry`, or start the gateway with "
+    "--model-control"
+)
 # Why Triton's other methods are not here.
-FIXED_MODELS = "models are loaded as the registry of the repository says: use `neuronpipe registry`"
 NO_SHARED_MEMORY = "there is no shared memory: send tensors in the request"
 SETTINGS_OF_TRACES = "traces are set up by the server's options"
 SETTINGS_OF_LOGS = "logs are set up by the server's options"
+
+# The others are READY: a model that is loaded on demand takes requests.
+_STATES = {
+    VersionState.VERSION_STATE_LOADING: "LOADING",
+    VersionState.VERSION_STATE_DRAINING: "UNLOADING",
+    VersionState.VERSION_STATE_FAILED: "UNAVAILABLE",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +99,20 @@ class TensorService:
     """Answers questions about models, and runs them. Raises NeuronpipeError."""
 
     def __init__(
-        self, gateway: Gateway, settings: PipelineSettings, meters: Meters, is_ready: Callable[[], bool]
+        self,
+        gateway: Gateway,
+        settings: PipelineSettings,
+        meters: Meters,
+        is_ready: Callable[[], bool],
+        control: ModelControl | None = None,
     ) -> None:
+        """`control`: None where callers may not load models."""
         self.is_ready = is_ready
         self._pipeline = gateway.pipeline
         self._settings = settings
         self._meters = meters
         self._catalog = gateway.catalog
+        self._control = control
         # By what a caller may use, as long as that stays.
         self._tables: WeakKeyDictionary[ModelTable[ServedModel[GatewayModel]], ModelTable[NamedModel]]
         self._tables = WeakKeyDictionary()
@@ -105,12 +126,18 @@ class TensorService:
 
     def server_metadata(self) -> dict[str, Any]:
         """ServerMetadataResponse."""
-        return {"name": PLATFORM, "version": __version__, "extensions": list(EXTENSIONS)}
+        extensions = [*EXTENSIONS, _CONTROL] if self._control else list(EXTENSIONS)
+        return {"name": PLATFORM, "version": __version__, "extensions": extensions}
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether requests for a model make sense now."""
-        self._models.find(name, version)
-        return self.is_ready()
+        """Whether requests for a model make sense now. Raises ModelNotFound for one that could not be loaded either."""
+        index = {(one["name"], one["version"]): one["state"] for one in self.index()}
+        try:
+            version = self._models.find(name, version).version
+        except ModelNotFound:
+            if not any(name == known and version in ("", number) for known, number in index):
+                raise
+        return self.is_ready() and index.get((name, version)) == "READY"
 
     def model_metadata(self, name: str, version: str) -> dict[str, Any]:
         """ModelMetadataResponse."""
@@ -133,9 +160,32 @@ class TensorService:
         ]
         return {"model_stats": counted}
 
-    def index(self) -> list[dict[str, Any]]:
-        """The models of RepositoryIndexResponse."""
-        return [{"name": one.name, "version": one.version, "state": "READY", "reason": ""} for one in self._models]
+    def index(self, *, only_ready: bool = False) -> list[dict[str, Any]]:
+        """The models of RepositoryIndexResponse: those that are served, being loaded, or unloaded."""
+        states = {(one.name, one.version): _state_of(one) for one in self._catalog.list_models().models}
+        rows = {(one.name, one.version): states[one.spec.name, one.version] for one in self._models}
+        unloaded = {(key.name, str(key.version)): ("UNAVAILABLE", "unloaded") for key in self._catalog.unloaded}
+        return [
+            {"name": name, "version": version, "state": state, "reason": reason}
+            for (name, version), (state, reason) in sorted((unloaded | states | rows).items())
+            if state == "READY" or not only_ready
+        ]
+
+    async def load(self, name: str, parameters: Mapping[str, Any], call: Call) -> None:
+        """RepositoryModelLoad."""
+        if parameters:
+            raise InvalidInput("parameters", "there are none: bundles are served as they were compiled")
+        await self._controlled.load(name, call.remaining_s)
+
+    async def unload(self, name: str, call: Call) -> None:
+        """RepositoryModelUnload."""
+        await self._controlled.unload(name, call.remaining_s)
+
+    @property
+    def _controlled(self) -> ModelControl:
+        if self._control is None:
+            raise NotConfigured(_FIXED_MODELS)
+        return self._control
 
     async def infer(self, request: TensorRequest, call: Call, spans: RowSpans) -> TensorResponse:
         """Runs all rows of a request; the first that fails ends the others."""
@@ -228,3 +278,9 @@ def _part(event: GeneratedPart | InferenceResult, call: Call, model: NamedModel)
     getattr(result, model.spec.task).sequences.append(text)
     key = ModelKey(model.spec.name, model.spec.version)
     return InferenceResult(call.request_id, key, pack_result(result), Usage(), StageTimings(0))
+
+
+def _state_of(model: Model) -> tuple[str, str]:
+    """The state in the protocol's words, and the reason for it."""
+    state = _STATES.get(model.state, "READY")
+    return state, model.problem if state == "UNAVAILABLE" else ""

@@ -26,7 +26,7 @@ _OPTIONAL = frozenset({"text_pair", "targets", "ignore_labels"})
 # A text that is the same for all rows.
 _PARAMETERS = frozenset({"hypothesis_template", "prompt_name", "source_language", "target_language"})
 # Outputs have one datatype, and token ids are the input of MODEL/raw; the others are messages.
-_LEFT_OUT = frozenset({"type", "precision", "token_ids", "options", "messages"})
+_LEFT_OUT = frozenset({"type", "precision", "token_ids", "options", "messages", "chunks"})
 # An output has one shape for all rows and texts.
 _LOGPROBS = frozenset({"logprobs", "top_logprobs"})
 _DATATYPES = {
@@ -39,7 +39,7 @@ _DATATYPES = {
 _MAX_UINT32, _MAX_UINT64 = (1 << 32) - 1, (1 << 64) - 1
 # The vectors of these tasks are bytes already, or nearly so.
 _TOKEN_VECTORS = {"feature_extraction": "vectors", "multi_vector_embedding": "vectors"}
-_VECTORS = {"sentence_embedding": "embedding"} | _TOKEN_VECTORS
+_VECTORS = {"sentence_embedding": "embedding", "image_embedding": "embedding"} | _TOKEN_VECTORS
 
 # The fields that lead from a result to an output's elements.
 _Path = tuple[str, ...]
@@ -66,7 +66,7 @@ class TaskModel:
         ]
         self._paths: dict[str, _Path] = {}
         if task in _VECTORS:
-            dims = (-1,) if task == "sentence_embedding" else (-1, -1)
+            dims = (-1, -1) if task in _TOKEN_VECTORS else (-1,)
             self.outputs = [TensorSpec(_VECTORS[task], "FP32", dims)]
         else:
             leaves = list(_leaves(TaskResult.DESCRIPTOR.fields_by_name[task], ()))
@@ -118,7 +118,7 @@ class TaskModel:
         return [self._output(spec, messages, max_bytes) for spec in wanted]
 
     def _output(self, spec: TensorSpec, messages: list[Any], max_bytes: int) -> Tensor:
-        if self._task == "sentence_embedding":
+        if self._task in _VECTORS and self._task not in _TOKEN_VECTORS:
             vectors = np.stack([vector(one) for one in messages])
             return Tensor(spec.name, spec.datatype, vectors.shape, vectors)
         if self._task in _TOKEN_VECTORS:

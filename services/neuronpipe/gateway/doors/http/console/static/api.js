@@ -35,8 +35,8 @@ export async function ask(path, { json, ...options } = {}) {
 }
 
 /** The server-sent events of a stream, until it ends. Not by EventSource, which cannot send headers. */
-export async function* listen(path, signal) {
-  const reader = (await ask(path, { signal })).body.pipeThrough(new TextDecoderStream()).getReader();
+export async function* listen(path, options) {
+  const reader = (await ask(path, options)).body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (let part = await reader.read(); !part.done; part = await reader.read()) {
     const events = (text + part.value).split("\n\n");

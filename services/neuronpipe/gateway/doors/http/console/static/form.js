@@ -2,14 +2,29 @@
 
 import { make, words } from "./dom.js";
 
+const MESSAGES = "messages";
+
+/** The properties of a message with their schemas; those of a message in it by their path, as `options.top_k`. */
+export function entriesOf(schema, schemaOf, path = "") {
+  return Object.entries(schema.properties).flatMap(([name, one]) => {
+    if (one.$ref) return entriesOf(schemaOf(one), schemaOf, `${path}${name}.`);
+    const isOfMessages = one.items?.$ref && name !== MESSAGES; // of such lists, the form knows that of a chat
+    return isOfMessages ? [] : [[path + name, one]];
+  });
+}
+
+/** The value at a path. */
+export const valueAt = (value, path) => path.split(".").reduce((one, name) => one?.[name], value);
+
 /** The field of one property. `isLong`: whether a text may have many lines. */
-export function field(name, schema, value, isLong) {
-  const id = `field-${name}`;
-  const shared = { id, name, "aria-describedby": `${id}-text` };
+export function field(path, schema, value, isLong) {
+  const id = `field-${path.replace(".", "-")}`;
+  const name = path.split(".").at(-1);
+  const shared = { id, name: path, "aria-describedby": `${id}-text` };
   const text = make("small", { id: `${id}-text` }, schema.description);
   const control = controlOf(schema, value, isLong, shared);
   if (schema.type === "boolean") return make("div", { class: "field" }, make("label", {}, control, " ", words(name)), text);
-  const label = make("label", { for: id }, words(name), schema.type === "array" ? make("span", { class: "hint" }, " one a line") : undefined);
+  const label = make("label", { for: id }, words(name), schema.type === "array" ? make("span", { class: "hint" }, schema.items.$ref ? " one a line, as user: Hello" : " one a line") : undefined);
   return make("div", { class: "field" }, label, control, text);
 }
 
@@ -17,7 +32,9 @@ function controlOf(schema, value, isLong, attributes) {
   if (schema.enum) return choice(schema.enum, value, attributes);
   if (schema.type === "boolean") return make("input", { type: "checkbox", checked: value, ...attributes });
   if (schema.type === "integer") return make("input", { type: "number", min: 0, value, placeholder: "default", ...attributes });
+  if (schema.type === "number") return make("input", { type: "number", step: "any", value, placeholder: "default", ...attributes });
   if (schema.contentEncoding) return picture(attributes);
+  if (schema.items?.$ref) return make("textarea", { rows: 3, ...attributes }, (value ?? []).map(({ role, content }) => `${role}: ${content}`).join("\n"));
   if (schema.type === "array") return make("textarea", { rows: 3, ...attributes }, (value ?? []).join("\n"));
   return isLong ? make("textarea", { rows: 2, ...attributes }, value ?? "") : make("input", { value, ...attributes });
 }
@@ -76,22 +93,38 @@ function drawSample() {
 }
 
 /** What the fields hold, as a message's JSON: what is left empty is not set. */
-export function valuesOf(form, schema) {
+export function valuesOf(form, entries) {
   const values = {};
-  for (const [name, one] of Object.entries(schema.properties)) {
-    const control = form.elements[name];
-    if (!control) continue;
-    const value = valueOf(control, one);
-    if (value !== undefined) values[name] = value;
+  for (const [path, one] of entries) {
+    const control = form.elements[path];
+    const value = control && valueOf(control, one);
+    if (value === undefined) continue;
+    const names = path.split(".");
+    const last = names.pop();
+    names.reduce((inside, name) => (inside[name] ??= {}), values)[last] = value;
   }
   return values;
+}
+
+/** The messages of a chat. A line that names no role belongs to the message before. */
+function messagesOf(text) {
+  const messages = [];
+  for (const line of text.split("\n")) {
+    const [, role, content] = /^(\w+): ?(.*)$/.exec(line) ?? [];
+    if (role) messages.push({ role, content });
+    else if (messages.length) messages.at(-1).content += `\n${line}`;
+    else messages.push({ role: "user", content: line });
+  }
+  return messages;
 }
 
 function valueOf(control, schema) {
   if (schema.type === "boolean") return control.checked || undefined;
   if (schema.contentEncoding) return control.dataset.value;
   if (control.value === "") return undefined;
-  if (schema.type === "integer") return Number(control.value);
+  if (schema.type === "integer" || schema.type === "number") return Number(control.value);
+  if (schema.items?.$ref) return messagesOf(control.value);
+  if (schema.items?.type === "integer") return control.value.split(/\s+/).filter(Boolean).map(Number);
   if (schema.type === "array") return control.value.split("\n").filter((line) => line !== "");
   return control.value;
 }

@@ -40,7 +40,7 @@ export function startLive() {
   const run = async (signal) => {
     while (!signal.aborted) {
       try {
-        for await (const live of listen(`console/live?model=${encodeURIComponent(model.value)}`, signal)) {
+        for await (const live of listen(`console/live?model=${encodeURIComponent(model.value)}`, { signal })) {
           tell("live", "good");
           show(live, history);
         }

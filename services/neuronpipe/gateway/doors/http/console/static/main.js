@@ -1,8 +1,8 @@
 // The console: what is chosen, sent, and shown.
 
-import { Problem, ask, useKey } from "./api.js";
+import { Problem, ask, listen, useKey } from "./api.js";
 import { find, hyphened, make, number, percent } from "./dom.js";
-import { field, valuesOf } from "./form.js";
+import { entriesOf, field, valueAt, valuesOf } from "./form.js";
 import { startLive } from "./live.js";
 import { LANGUAGES } from "./snippets.js";
 import { newTrace, readTrace, spansOfTimings } from "./spans.js";
@@ -12,6 +12,7 @@ import { batches, waterfall } from "./waterfall.js";
 // The fields of a request that the form has besides the input.
 const REQUEST_FIELDS = ["version", "priority", "cache_control"];
 const MAX_SHOWN_TEXT = 200;
+const MODELS_EVERY_MS = 2000;
 
 const form = find("form");
 const [state, openapi] = await Promise.all(["console/state", "openapi.json"].map(async (path) => (await ask(path)).json())).catch((error) => {
@@ -20,8 +21,8 @@ const [state, openapi] = await Promise.all(["console/state", "openapi.json"].map
 });
 const schemaOf = ({ $ref }) => openapi.components.schemas[$ref.split("/").at(-1)];
 const requestSchema = schemaOf(openapi.paths["/v1/infer"].post.requestBody.content["application/json"].schema);
-const optionSchema = { properties: Object.fromEntries(REQUEST_FIELDS.map((name) => [name, requestSchema.properties[name]])) };
-const inputSchema = (task) => schemaOf(schemaOf(requestSchema.properties.input).properties[task]);
+const optionEntries = REQUEST_FIELDS.map((name) => [name, requestSchema.properties[name]]);
+const inputEntries = (task) => entriesOf(schemaOf(schemaOf(requestSchema.properties.input).properties[task]), schemaOf);
 const models = state.models.filter((model) => model.is_default);
 const places = { http: new URL("v1/infer", document.baseURI).href, grpc: `${location.hostname}:${state.grpc_port}` };
 
@@ -30,8 +31,8 @@ const chosenModel = () => models.find((model) => model.name === find("model").va
 /** The request of the form, as JSON. */
 function readRequest() {
   const task = find("task").value;
-  const input = { [task]: valuesOf(form, inputSchema(task)) };
-  return { model: find("model").value, input, ...valuesOf(form, optionSchema) };
+  const input = { [task]: valuesOf(form, inputEntries(task)) };
+  return { model: find("model").value, input, ...valuesOf(form, optionEntries) };
 }
 
 function showTasks() {
@@ -40,8 +41,9 @@ function showTasks() {
 }
 
 /** A task's sample as it fits the model. */
-function sampleOf(task, { mask_token: mask, labels }) {
-  const { sample } = TASKS[task];
+function sampleOf(task, { mask_token: mask, labels, has_chat_template: hasChats }) {
+  const { sample, chat } = TASKS[task];
+  if (chat && hasChats) return chat;
   if (mask) return { ...sample, text: sample.text.replace("[MASK]", mask) };
   return labels.length && "top_k" in sample ? { ...sample, top_k: Math.min(sample.top_k, labels.length) } : sample;
 }
@@ -50,10 +52,11 @@ function sampleOf(task, { mask_token: mask, labels }) {
 function showFields() {
   const task = find("task").value;
   const sample = sampleOf(task, chosenModel());
-  const properties = Object.entries(inputSchema(task).properties);
-  find("fields").replaceChildren(...properties.filter(([name]) => name in sample).map(([name, schema]) => field(name, schema, sample[name], true)));
-  const options = [...properties.filter(([name]) => !(name in sample)), ...Object.entries(optionSchema.properties)];
-  find("options").replaceChildren(...options.map(([name, schema]) => field(name, schema, undefined, false)));
+  const isInSample = ([path]) => path.split(".").at(-1) in (path.includes(".") ? sample[path.split(".")[0]] ?? {} : sample);
+  const entries = inputEntries(task);
+  find("fields").replaceChildren(...entries.filter(isInSample).map(([path, schema]) => field(path, schema, valueAt(sample, path), true)));
+  const options = [...entries.filter((entry) => !isInSample(entry)), ...optionEntries];
+  find("options").replaceChildren(...options.map(([path, schema]) => field(path, schema, undefined, false)));
   showCode();
 }
 
@@ -70,7 +73,7 @@ async function send() {
   find("answer").setAttribute("aria-busy", "true");
   find("send").disabled = true;
   find("summary").textContent = "Waiting for the answer.";
-  const sent = await Promise.all(Array.from({ length: copies }, () => sendOne(request)));
+  const sent = await Promise.all(Array.from({ length: copies }, (_, copy) => sendOne(request, copy === 0)));
   await show(request, sent);
   find("answer").setAttribute("aria-busy", "false");
   find("send").disabled = false;
@@ -79,13 +82,26 @@ async function send() {
 }
 
 /** What became of a request: its response or problem, its trace's id, and how long the browser waited for it. */
-async function sendOne(request) {
+async function sendOne(request, isShown) {
   const { id, traceparent } = newTrace();
   const began = performance.now();
-  const told = await ask("v1/infer", { json: request, headers: state.keeps_traces ? { traceparent } : {} })
-    .then(async (answered) => ({ response: await answered.json() }))
-    .catch(problemOf);
+  const options = { json: request, headers: state.keeps_traces ? { traceparent } : {} };
+  const [task] = Object.keys(request.input);
+  const answer = TASKS[task].isWritten ? generate(options, isShown) : ask("v1/infer", options).then((answered) => answered.json());
+  const told = await answer.then((response) => ({ response })).catch(problemOf);
   return { ...told, id, waitedMs: performance.now() - began };
+}
+
+/** The response to a request whose text is shown as it comes: the first one, where there are several. */
+async function generate(options, isShown) {
+  const text = make("p", { class: "coming" });
+  if (isShown) find("answered").replaceChildren(text);
+  for await (const { chunk, response, ...other } of listen("v1/generate", options)) {
+    if (response) return response;
+    if (chunk?.sequence === 0) text.append(chunk.text);
+    if (other.detail) throw new Problem(other);
+  }
+  throw new Problem({ reason: "UNAVAILABLE", detail: "The stream ended before the text was complete." });
 }
 
 function problemOf(error) {
@@ -115,17 +131,28 @@ function showAnswer(request, response, copies, details) {
     make("div", { class: "result" }, ...[TASKS[task].show(response.result[task], input)].flat(2).filter(Boolean)),
     ...details,
     make("h4", {}, "Batch and caches"),
-    make("dl", { class: "facts" }, ...facts(response.usage).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))),
+    make("dl", { class: "facts" }, ...facts(response).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))),
     make("details", {}, make("summary", {}, "The response as JSON"), make("pre", { tabindex: 0 }, readable(response))),
   );
 }
 
-/** What a response says of its batch and of caches. */
-function facts(usage) {
+/** What a response says of its batch and of caches; of a generated text, of its tokens. */
+function facts({ usage, timings }) {
   const cache = (outcome) => outcome.slice("CACHE_OUTCOME_".length).toLowerCase().replace("unspecified", "not used").replace("_", " in ");
   const padding = usage.padded_tokens ? percent(1 - usage.tokens / usage.padded_tokens) : "–";
   const dropped = usage.truncated_tokens ? `, ${number(usage.truncated_tokens)} dropped` : "";
   const computed = usage.batch_size > 0;
+  if (usage.generated_tokens) {
+    const ms = (ns) => `${(Number(ns) / 1e6).toFixed(1)} ms`;
+    return [
+      ["First token", ms(timings.first_token_ns)],
+      ["Between tokens", usage.generated_tokens > 1 ? ms(timings.decode_ns / (usage.generated_tokens + usage.discarded_tokens - 1)) : "–"],
+      ["Longest gap", ms(timings.longest_gap_ns)],
+      ["Tokens", `${number(usage.tokens)} + ${number(usage.generated_tokens)}${dropped}`],
+      ["Of the prompt, from the cache", number(usage.cached_tokens)],
+      ["Steps", number(usage.steps)],
+    ];
+  }
   return [
     ["Batch size", !computed ? "not computed" : usage.batch_size > 1 ? `${number(usage.batch_size)} sequences` : "alone"],
     ["Bucket", computed ? `${number(usage.bucket_tokens)} tokens` : "–"],
@@ -163,18 +190,29 @@ function showProblem({ status, reason, detail }, details = []) {
 
 /** Marks the field that an error names, and goes there. */
 function goTo(path = "") {
-  const name = path.replace(/\[\d+\]$/, "").split(".").at(-1);
-  const control = name && form.elements[name];
+  const whole = path.replace(/\[\d+\].*$/, "");
+  const control = whole && (form.elements[whole] ?? form.elements[whole.split(".").at(-1)]);
   if (!control) return;
   control.closest("details")?.setAttribute("open", "");
   control.setAttribute("aria-invalid", "true");
   control.focus();
 }
 
-function showModels() {
-  find("models-rows").append(...state.models.map((model) => {
-    const takes = model.task === "image_classification" ? "a picture" : `at most ${number(model.max_tokens)} tokens`;
-    const fields = model.tasks.map((task) => Object.keys(inputSchema(task).properties).filter((name) => name in TASKS[task].sample && name !== "top_k" && name !== "aggregation").join(", "));
+/** What a version is doing, and which requests it gets. */
+function stateOf(model) {
+  const told = [
+    model.aliases.join(", "),
+    model.share ? `${percent(model.share)} of requests` : "",
+    model.shadow_share ? `copies of ${percent(model.shadow_share)}` : "",
+  ].filter(Boolean);
+  const word = model.state.replace("VERSION_STATE_", "").toLowerCase();
+  return [word, ...told.map((line) => make("small", {}, line)), model.problem ? make("small", {}, model.problem) : undefined];
+}
+
+function showModels(shown) {
+  find("models-rows").replaceChildren(...shown.map((model) => {
+    const takes = "image" in (TASKS[model.task]?.sample ?? {}) ? "a picture" : model.max_tokens ? `at most ${number(model.max_tokens)} tokens` : "–";
+    const fields = model.tasks.map((task) => inputEntries(task).map(([path]) => path).filter((path) => path in TASKS[task].sample && path !== "top_k" && path !== "aggregation").join(", "));
     const gives = [
       model.labels.length ? `labels: ${model.labels.slice(0, 6).join(", ")}${model.labels.length > 6 ? `, … (${model.labels.length})` : ""}` : "",
       model.embedding_dimensions ? `${number(model.embedding_dimensions)} dimensions` : "",
@@ -188,12 +226,30 @@ function showModels() {
       form.querySelector("textarea, input").focus();
     });
     return make("tr", {},
-      make("th", { scope: "row" }, model.name, make("small", {}, `version ${model.version}`), model.is_default ? open : undefined),
+      make("th", { scope: "row" }, model.name, make("small", {}, `version ${model.version}`), model.is_default && chosenIsKnown(model) ? open : undefined),
+      make("td", {}, stateOf(model)),
       make("td", {}, model.tasks.map((task, index) => make("div", {}, make("b", {}, hyphened(task)), make("small", {}, fields[index])))),
       make("td", {}, takes),
       make("td", {}, gives || "–"),
       make("td", {}, `${model.backends.join(", ")} ${model.dtype}`, make("small", { title: model.digest }, `${model.architecture}, ${model.digest.slice(0, 12)}`)));
   }));
+}
+
+/** Whether the form can ask a model: one that came later is known when the page is opened again. */
+const chosenIsKnown = ({ name }) => models.some((model) => model.name === name);
+
+/** Shows the versions as they are now, while somebody looks. */
+async function followModels() {
+  let shown = JSON.stringify(state.models);
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, MODELS_EVERY_MS));
+    if (document.hidden) continue;
+    const found = await ask("console/state").then((response) => response.json()).catch(() => undefined);
+    const now = JSON.stringify(found?.models);
+    if (!found || now === shown) continue;
+    shown = now;
+    showModels(found.models);
+  }
 }
 
 find("version").textContent = `${state.version} · gRPC ${places.grpc}`;
@@ -222,5 +278,6 @@ find("copy").addEventListener("click", async () => {
   }
 });
 showTasks();
-showModels();
+showModels(state.models);
+followModels();
 startLive();

@@ -6,6 +6,8 @@ const FILE = "picture.jpg";
 /** The request as code of each language. `http`: the URL of /v1/infer; `grpc`: HOST:PORT. */
 export const LANGUAGES = { grpcurl, Python: python, curl, Node: node };
 
+const hasImage = (request) => Object.values(request.input).some((fields) => "image" in fields);
+
 /** The request as JSON, with the expression of a picture's bytes in the place of its Base64. */
 function json(request, indent, picture) {
   const text = JSON.stringify(request, (name, value) => (name === "image" ? PICTURE : value), indent);
@@ -14,7 +16,7 @@ function json(request, indent, picture) {
 
 /** JSON as the standard input of a command. Only of a picture the shell has anything to put in. */
 function here(request) {
-  const end = request.input.image_classification ? "END" : "'END'";
+  const end = hasImage(request) ? "END" : "'END'";
   return `<<${end}\n${json(request, 2, `"$(base64 < ${FILE} | tr -d '\\n')"`)}\nEND`;
 }
 
@@ -32,7 +34,7 @@ function python(request, { grpc }) {
       .replace(/"(?:\\.|[^"\\])*"|\btrue\b|\bfalse\b/g, (found) => ({ true: "True", false: "False" })[found] ?? found)
       .replaceAll("\n", "\n    ");
   const fields = Object.entries(request).map(([name, value]) => `    ${name}=${literal(value)},\n`);
-  const path = request.input.image_classification ? "from pathlib import Path\n\n" : "";
+  const path = hasImage(request) ? "from pathlib import Path\n\n" : "";
   return `${path}from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.client import Client
 
@@ -43,7 +45,7 @@ with Client("${grpc}") as client:
 }
 
 function node(request, { http }) {
-  const read = request.input.image_classification ? 'import { readFile } from "node:fs/promises";\n\n' : "";
+  const read = hasImage(request) ? 'import { readFile } from "node:fs/promises";\n\n' : "";
   const body = json(request, 2, `await readFile("${FILE}", "base64")`).replaceAll("\n", "\n  ");
   return `${read}const response = await fetch("${http}", {
   method: "POST",

@@ -1,6 +1,6 @@
 // Each task: a sample of its input, and how its result is shown.
 
-import { bar, make, number, percent } from "./dom.js";
+import { bar, hyphened, make, number, percent } from "./dom.js";
 
 const SCORES = 10;
 
@@ -67,11 +67,20 @@ function float16(bits) {
 
 const SHOWN_VECTORS = 8;
 
+/** Generated texts, with why each ended, and the log probabilities of their tokens. */
+function written({ sequences }) {
+  return sequences.map(({ text, finish_reason: reason, logprobs }) => [
+    make("p", { class: "written" }, text),
+    make("p", { class: "hint" }, `Ended by: ${hyphened(reason.slice("FINISH_REASON_".length).toLowerCase())}`),
+    logprobs.length ? make("ol", { class: "scores" }, logprobs.map((one) => item(JSON.stringify(one.text), Math.exp(one.logprob), number(one.logprob)))) : undefined,
+  ]);
+}
+
 function features(result) {
   const vectors = decodeVectors(result);
   const rest = vectors.length - SHOWN_VECTORS;
   return [
-    make("p", {}, `${result.shape.join(" × ")} numbers${result.shape.length === 2 ? ": a vector for each token" : ""}`),
+    make("p", {}, `${result.shape.join(" × ")} numbers${result.shape.length === 2 ? `: a vector for each ${result.chunks?.length ? "chunk" : "token"}` : ""}`),
     ...vectors.slice(0, SHOWN_VECTORS).map(spectrum),
     vectors.length === 1 ? vectorFacts(vectors[0]) : rest > 0 ? make("p", {}, `and ${rest} more`) : undefined,
   ];
@@ -135,15 +144,30 @@ export const TASKS = {
   multi_vector_embedding: { sample: { text: "Where did the cat sleep?", is_query: true }, show: features },
   text_generation: {
     sample: { prompt: "Once upon a time", options: { max_new_tokens: 40 } },
-    show: ({ sequences }) => sequences.map(({ text }) => make("p", {}, text)),
+    chat: {
+      messages: [{ role: "system", content: "Be brief." }, { role: "user", content: "What is a module?" }],
+      options: { max_new_tokens: 40 },
+    },
+    isWritten: true,
+    show: written,
   },
   summarization: {
     sample: { text: "The Eiffel Tower is a tower in Paris. It was built for an exhibition, and is 330 metres high." },
-    show: ({ sequences }) => sequences.map(({ text }) => make("p", {}, text)),
+    isWritten: true,
+    show: written,
   },
   translation: {
     sample: { text: "The tower was built for an exhibition." },
-    show: ({ sequences }) => sequences.map(({ text }) => make("p", {}, text)),
+    isWritten: true,
+    show: written,
+  },
+  image_embedding: {
+    sample: { image: undefined },
+    show: ({ embedding }) => [spectrum(embedding), vectorFacts(embedding)],
+  },
+  zero_shot_image_classification: {
+    sample: { image: undefined, candidate_labels: ["a cat", "a dog", "a bicycle"] },
+    show: labels,
   },
   image_classification: { sample: { image: undefined, top_k: 5 }, show: labels },
 };

@@ -31,14 +31,15 @@ export function waterfall(spans, waitedMs) {
 export function batches(trace, names) {
   return trace.batches.map(({ ms, attributes: batch, links }) => {
     const size = Number(batch["neuronpipe.batch.size"]);
+    const isStep = !("neuronpipe.bucket.tokens" in batch); // of texts that are generated
     const known = Object.fromEntries(links.map((link) => [link["neuronpipe.batch.row"], link]));
     const mates = Array.from({ length: Math.min(size, MAX_MATES) }, (_, row) => {
       const mate = known[row];
       const whose = mate && (names[mate.traceId] ?? `trace ${mate.traceId.slice(0, 8)}…`);
-      return make("li", {}, mate ? `${whose}, ${mate["neuronpipe.tokens"]} tokens` : "a request that is not sampled");
+      return make("li", {}, mate ? `${whose}, ${mate["neuronpipe.tokens"]} tokens` : isStep ? "another text" : "a request that is not sampled");
     });
     return make("div", { class: "batch" },
-      make("p", {}, `A batch of ${size} on ${batch["neuronpipe.backend"]}, core ${batch["neuronpipe.core"]}: ${number(ms)} ms, padded to ${batch["neuronpipe.bucket.tokens"]} tokens, ${percent(Number(batch["neuronpipe.padding_ratio"]))} padding`),
+      make("p", {}, isStep ? `A step of ${size} on ${batch["neuronpipe.backend"]}: ${number(ms)} ms, ${batch["neuronpipe.tokens"]} tokens` : `A batch of ${size} on ${batch["neuronpipe.backend"]}, core ${batch["neuronpipe.core"]}: ${number(ms)} ms, padded to ${batch["neuronpipe.bucket.tokens"]} tokens, ${percent(Number(batch["neuronpipe.padding_ratio"]))} padding`),
       make("ol", { start: 0 }, mates, size > MAX_MATES ? make("li", {}, `and ${size - MAX_MATES} more`) : undefined));
   });
 }

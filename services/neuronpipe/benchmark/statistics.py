@@ -1,0 +1,74 @@
+"""Confidence intervals by the percentile bootstrap (Efron, 1979), from a fixed seed so that equal samples agree."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_RESAMPLES = 1000
+_CONFIDENCE = 0.95
+_SEED = 20261123
+
+Samples = Sequence[float] | NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value with its confidence interval of 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def relative_width(self) -> float:
+        """Half of the interval's width, as a share of the value."""
+        return (self.high - self.low) / 2 / self.value if self.value else float("inf")
+
+
+def bootstrap(samples: Samples, statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Interval:
+    """A statistic of some samples. `statistic` reduces the last axis. Raises ValueError without samples."""
+    exact = np.asarray(samples, np.float64)
+    if not len(exact):
+        raise ValueError("no samples")
+    found = statistic(_resampled(exact, _SEED))
+    return Interval(float(statistic(exact)), *_bounds(found))
+
+
+def ratio(after: Samples, before: Samples, statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Interval:
+    """The ratio of a statistic of two independent sets of samples. Raises ValueError without samples."""
+    new, old = np.asarray(after, np.float64), np.asarray(before, np.float64)
+    if not len(new) or not len(old):
+        raise ValueError("no samples")
+    found = statistic(_resampled(new, _SEED)) / statistic(_resampled(old, _SEED + 1))
+    return Interval(float(statistic(new) / statistic(old)), *_bounds(found))
+
+
+def median(samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of the last axis."""
+    found: NDArray[np.float64] = np.median(samples, axis=-1)
+    return found
+
+
+def mean(samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of the last axis."""
+    found: NDArray[np.float64] = np.mean(samples, axis=-1)
+    return found
+
+
+def p95(samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The 95th percentile of the last axis, by linear interpolation."""
+    found: NDArray[np.float64] = np.percentile(samples, 95, axis=-1)
+    return found
+
+
+def _resampled(samples: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+    chosen = np.random.default_rng(seed).integers(0, len(samples), (_RESAMPLES, len(samples)))
+    return samples[chosen]
+
+
+def _bounds(found: NDArray[np.float64]) -> tuple[float, float]:
+    tail = (1 - _CONFIDENCE) / 2 * 100
+    low, high = np.percentile(found, (tail, 100 - tail)).tolist()
+    return low, high

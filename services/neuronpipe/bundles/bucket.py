@@ -1,0 +1,243 @@
+"""A repository in a bucket of S3: manifests by model and version, their files by digest, and registry.json.
+
+What a file holds is stored once, as `.blobs/sha256/<digest>`, for all versions and models that have it. A bundle that
+was copied into the bucket by other means, with its files beside its manifest, is read as well.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest
+from neuronpipe.bundles.registry import Operation, Registry, Signed
+from neuronpipe.bundles.registry_file import REGISTRY_FILE
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.items import ModelKey
+from neuronpipe.storage.bucket import BucketFolder
+from neuronpipe.storage.objects import StorageError
+from neuronpipe.storage.uris import ObjectUri
+
+if TYPE_CHECKING:
+    from neuronpipe.bundles.signing import TrustedKeys
+
+_BLOBS = ".blobs/sha256"
+# Is there while `collect_garbage` looks and deletes.
+_COLLECTING = ".blobs/collecting"
+_COLLECTING_LOOK_S, _COLLECTING_LIMIT_S = 1.0, 600.0
+# Writers of registry.json that are overtaken try again after a random pause of up to this.
+_WRITES, _LONGEST_PAUSE_S = 20, 0.2
+
+
+_KILLED = "if that one was killed, delete the object and try again"
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """A file of no version. `size`: in bytes."""
+
+    name: str
+    size: int
+
+
+class BucketRepository:
+    """Reads and writes a repository in a bucket. Every method blocks, and raises SetupError."""
+
+    def __init__(self, uri: str, endpoint: str = "", *, retries: int = 5) -> None:
+        """`uri`: s3://BUCKET/PREFIX. `endpoint`, `retries`: see BucketFolder."""
+        try:
+            parsed = ObjectUri.parse(uri)
+        except ValueError as error:
+            raise SetupError(f"--repository {uri}: {error}") from error
+        self.uri = uri
+        self.endpoint = endpoint
+        with _told(uri):
+            try:
+                self._folder = BucketFolder(parsed, endpoint, retries)
+            except ImportError as error:
+                raise SetupError(f"--repository {uri}: needs obstore: pip install 'neuronpipe[s3]'") from error
+
+    def read_registry(self) -> Registry:
+        """The registry; of revision 0 where there is none."""
+        return self._read_registry()[0]
+
+    def read_registry_if_changed(self, etag: str) -> tuple[Registry, str] | None:
+        """The registry and its ETag; None while it has the given one. Raises SetupError also where there is none."""
+        with _told(self._name(REGISTRY_FILE)):
+            found = self._folder.read_if_changed(REGISTRY_FILE, etag)
+        return (Registry.parse(found.data, self._name(REGISTRY_FILE)), found.etag) if found else None
+
+    def change_registry(self, operation: Operation, signed: Signed, new: tuple[str, int] | None = None) -> Registry:
+        """See registry_file.change_registry. A writer that was overtaken applies its operation to what is there now."""
+        for _ in range(_WRITES):
+            present, etag = self._read_registry()
+            if not present.revision:
+                present = Registry.of_bundles([one for one in self.bundles() if one.key != new], signed)
+            changed = operation(present)
+            with _told(self._name(REGISTRY_FILE)):
+                written = changed.model_dump_json(indent=2).encode() + b"\n"
+                if self._folder.replace(REGISTRY_FILE, written, etag):
+                    return changed
+            time.sleep(random.uniform(0, _LONGEST_PAUSE_S))  # noqa: S311
+        raise SetupError(f"{self._name(REGISTRY_FILE)}: others changed it {_WRITES} times at once; try again")
+
+    def bundles(self) -> list[Bundle]:
+        """Every version, as its manifest has it. Its files are not here."""
+        with _told(self.uri):
+            keys = [
+                ModelKey(model, int(version))
+                for model in self._folder.folders()
+                if not model.startswith(".")
+                for version in self._folder.folders(model)
+                if version.isdecimal()
+            ]
+        return [self.bundle(key) for key in sorted(keys)]
+
+    def bundle(self, key: ModelKey) -> Bundle:
+        """A version, as its manifest has it. Its files are not here."""
+        written = self.manifest(key)
+        place = self._name(f"{key.name}/{key.version}")
+        return Bundle(Path(place), Manifest.parse(written, f"{place}/{MANIFEST_FILE}"), sha256(written).hexdigest())
+
+    def check(self, bundle: Bundle, trusted: "TrustedKeys | None" = None) -> None:
+        """Raises SetupError for a file that is not in the bucket, and RefusedBundle for a bundle that none of the
+        `trusted` keys signed. What files hold is verified by who fetches them.
+        """
+        key = ModelKey(*bundle.key)
+        if trusted:
+            base = f"{key.name}/{key.version}"
+            trusted.verify_signature(self._name(base), self.manifest(key), self.signature(key))
+        for name, digest in bundle.manifest.files.items():
+            self.find(key, name, digest)
+
+    def manifest(self, key: ModelKey) -> bytes:
+        """The bytes of a version's manifest."""
+        name = f"{key.name}/{key.version}/{MANIFEST_FILE}"
+        with _told(self._name(name)):
+            found = self._folder.read(name)
+        if found is None:
+            raise SetupError(f"{self._name(name)}: is not there; upload the version with `neuronpipe bundle push`")
+        return found.data
+
+    def signature(self, key: ModelKey) -> bytes | None:
+        """The bytes of a version's signature; None where it is not signed."""
+        name = f"{key.name}/{key.version}/{SIGNATURE_FILE}"
+        with _told(self._name(name)):
+            found = self._folder.read(name)
+        return found.data if found else None
+
+    def find(self, key: ModelKey, name: str, digest: str) -> tuple[str, int]:
+        """The object with a version's file, and its size in bytes."""
+        beside = f"{key.name}/{key.version}/{name}"
+        for place in f"{_BLOBS}/{digest}", beside:
+            with _told(self._name(place)):
+                if (size := self._folder.size(place)) is not None:
+                    return place, size
+        raise SetupError(f"{self._name(beside)}: is not there, though the manifest names it; push the bundle again")
+
+    def read_range(self, place: str, start: int, length: int) -> bytes:
+        """Some bytes of an object."""
+        with _told(self._name(place)):
+            return self._folder.read_range(place, start, length)
+
+    def push(self, bundle: Bundle, tell: Callable[[str], None]) -> None:
+        """Uploads a bundle of a folder; its manifest last, so that others see all of it or nothing. What the bucket has
+        already is not sent again. `tell`: gets a line for each file.
+
+        Raises SetupError where the version is there with another content, and RefusedBundle for a damaged bundle.
+        """
+        bundle.files.check()
+        self._push_files(bundle, tell)
+        self._push_manifest(bundle)
+        # Whoever collects garbage from now on knows the manifest; who did before may have deleted its files since.
+        self._wait_for_collector(tell)
+        self._push_files(bundle, lambda line: None)
+
+    def collect_garbage(self, grace_s: float, *, deletes: bool) -> list[Garbage]:
+        """Deletes the files that no version's manifest names, or only lists them. Those that are younger than the grace
+        stay: they may be of a version that is being pushed.
+
+        Raises SetupError also while another process does it, and for a manifest that cannot be read.
+        """
+        if not deletes:
+            return self._garbage(grace_s)
+        with _told(self._name(_COLLECTING)):
+            if not self._folder.replace(_COLLECTING, b"", ""):
+                raise SetupError(f"{self._name(_COLLECTING)}: is there, so another process collects garbage; {_KILLED}")
+            try:
+                found = self._garbage(grace_s)
+                self._folder.delete([one.name for one in found])
+            finally:
+                self._folder.delete([_COLLECTING])
+        return found
+
+    def _garbage(self, grace_s: float) -> list[Garbage]:
+        with _told(self.uri):
+            objects = self._folder.list_all()
+        used = set()
+        for listed in objects:
+            model, _, rest = listed.name.partition("/")
+            version, _, file = rest.partition("/")
+            if file == MANIFEST_FILE and version.isdecimal():
+                bundle = self.bundle(ModelKey(model, int(version)))
+                used |= {f"{_BLOBS}/{digest}" for digest in bundle.manifest.files.values()}
+        before = datetime.now(UTC) - timedelta(seconds=grace_s)
+        return [
+            Garbage(one.name, one.size)
+            for one in objects
+            if one.name.startswith(f"{_BLOBS}/") and one.name not in used and one.modified <= before
+        ]
+
+    def _wait_for_collector(self, tell: Callable[[str], None]) -> None:
+        waited_until_s = time.monotonic() + _COLLECTING_LIMIT_S
+        with _told(self._name(_COLLECTING)):
+            while self._folder.has(_COLLECTING):
+                if time.monotonic() > waited_until_s:
+                    raise SetupError(f"{self._name(_COLLECTING)}: is there for {_COLLECTING_LIMIT_S:g} s; {_KILLED}")
+                tell("waits until `neuronpipe bundle gc` is done")
+                time.sleep(_COLLECTING_LOOK_S)
+
+    def _push_files(self, bundle: Bundle, tell: Callable[[str], None]) -> None:
+        for name, digest in bundle.manifest.files.items():
+            path, place = bundle.folder / name, f"{_BLOBS}/{digest}"
+            with _told(self._name(place)), path.open("rb") as file:
+                if self._folder.size(place) == (size := path.stat().st_size):
+                    tell(f"{name}: {size:,} bytes, there already")
+                    continue
+                self._folder.store(place, file)
+            tell(f"{name}: {size:,} bytes")
+
+    def _push_manifest(self, bundle: Bundle) -> None:
+        key, written = ModelKey(*bundle.key), (bundle.folder / MANIFEST_FILE).read_bytes()
+        base = f"{key.name}/{key.version}"
+        with _told(self._name(base)):
+            if (signature := bundle.folder / SIGNATURE_FILE).is_file():
+                with signature.open("rb") as file:
+                    self._folder.store(f"{base}/{SIGNATURE_FILE}", file)
+            if not self._folder.replace(f"{base}/{MANIFEST_FILE}", written, "") and self.manifest(key) != written:
+                raise SetupError(
+                    f"{self._name(base)}: is there with another content; versions do not change: compile another one"
+                )
+
+    def _read_registry(self) -> tuple[Registry, str]:
+        with _told(self._name(REGISTRY_FILE)):
+            found = self._folder.read(REGISTRY_FILE)
+        return (Registry.parse(found.data, self._name(REGISTRY_FILE)), found.etag) if found else (Registry(), "")
+
+    def _name(self, name: str) -> str:
+        return self._folder.uri(name)
+
+
+@contextmanager
+def _told(place: str) -> Iterator[None]:
+    """Raises SetupError, which names the place, for what the object store refuses."""
+    try:
+        yield
+    except StorageError as error:
+        raise SetupError(f"{place}: {error}") from error

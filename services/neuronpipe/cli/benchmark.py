@@ -1,0 +1,285 @@
+"""`neuronpipe benchmark`: its options, and the request. Imports its dependencies only when it runs."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from neuronpipe.cli.ending import ending_on_sigterm
+from neuronpipe.cli.table import print_table
+from neuronpipe.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from neuronpipe.benchmark.report import Goal
+    from neuronpipe.benchmark.run import RunRequest
+    from neuronpipe.benchmark.tables import Costs
+
+HELP = "measure models over lengths, batches, dtypes and cores, and report latency, throughput and cost"
+EXTRA = "benchmark"
+
+# option → what it is without being given: in a whole run, and with --quick.
+_DEFAULTS: Mapping[str, tuple[Any, Any]] = {
+    "model": ((), ("distilbert-base-uncased", "vit-base-patch16-224")),
+    "lengths": ((8, 16, 32, 64, 128, 256, 512), (8, 32, 128)),
+    "batches": ((1, 2, 4, 8, 16, 32, 64), (1, 8)),
+    "throughput_batches": ((1, 8), (1,)),
+    "dtypes": (("float32", "bfloat16"), ("float32",)),
+    "cell_seconds": (4.0, 1.0),
+    "calls": (100, 20),
+    "cold_starts": (3, 1),
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options, and those of `compare`."""
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    compare = commands.add_parser("compare", help="two runs side by side; exit code 1 where the second is worse")
+    compare.set_defaults(verb=_compare)
+    compare.add_argument("before", type=Path, metavar="A", help="the folder of a run, or its results.json")
+    compare.add_argument("after", type=Path, metavar="B", help="the run to compare with it")
+    compare.add_argument(
+        "--threshold",
+        type=float,
+        default=0.05,
+        metavar="X",
+        help="a regression is worse by more than this share, with its whole interval (default: 0.05)",
+    )
+    parser.set_defaults(verb=_measure)
+    what = parser.add_argument_group("what is measured")
+    what.add_argument(
+        "--model",
+        action="append",
+        metavar="M",
+        help="a model's folder, or a published size with random weights, as bert-base-uncased; repeat it for others "
+        "(default: six published sizes)",
+    )
+    what.add_argument("--repository", type=Path, metavar="DIR", help="bundles to measure as they are")
+    what.add_argument("--task", default="", help="of the folders (default: found in their configuration)")
+    what.add_argument("--lengths", type=_numbers, metavar="N,…", help="tokens (default: 8,16,32,64,128,256,512)")
+    what.add_argument("--batches", type=_numbers, metavar="N,…", help="default: 1,2,4,8,16,32,64")
+    what.add_argument(
+        "--throughput-batches",
+        type=_numbers,
+        metavar="N,…",
+        help="of other dtypes and of mode throughput (default: 1,8)",
+    )
+    what.add_argument(
+        "--dtypes", type=_words, metavar="D,…", help="the first is varied most (default: float32,bfloat16)"
+    )
+    what.add_argument("--backends", type=_words, default=("openvino",), metavar="B,…", help="default: openvino")
+    what.add_argument(
+        "--cores",
+        type=_numbers,
+        metavar="N,…",
+        help="replicas that share the machine (default: 1 and one for each CPU)",
+    )
+    what.add_argument(
+        "--modes",
+        type=_words,
+        default=("latency", "throughput"),
+        metavar="M,…",
+        help="latency: one caller; throughput: one for each core (default: both)",
+    )
+    what.add_argument(
+        "--base-length", type=int, default=128, metavar="N", help="where batches, dtypes and cores vary (default: 128)"
+    )
+    what.add_argument(
+        "--product", action="store_true", help="every combination (default: one thing is varied at a time)"
+    )
+    what.add_argument("--quick", action="store_true", help="a look: two models, few cells, a second for each")
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "--cell-seconds",
+        type=float,
+        metavar="S",
+        help="a cell ends after this long, with three calls at least (default: 4)",
+    )
+    how.add_argument(
+        "--calls", type=int, metavar="N", help="fewest calls of a cell, if its time is enough (default: 100)"
+    )
+    how.add_argument(
+        "--precision",
+        type=float,
+        default=0.05,
+        metavar="X",
+        help="measure until the interval of p95 is within this share on either side (default: 0.05)",
+    )
+    how.add_argument(
+        "--minutes", type=float, default=60.0, metavar="M", help="refuse to begin what takes longer (default: 60)"
+    )
+    how.add_argument("--cold-starts", type=int, metavar="N", help="starts of each model, 0 for none (default: 3)")
+    how.add_argument("--fresh", action="store_true", help="measure again what --out has from before")
+    how.add_argument(
+        "--cache",
+        type=Path,
+        default=Path("~/.cache/neuronpipe/benchmark"),
+        metavar="DIR",
+        help="where compiled models are kept (default: ~/.cache/neuronpipe/benchmark)",
+    )
+    report = parser.add_argument_group("report")
+    report.add_argument("--out", type=Path, metavar="DIR", help="its folder; a run that was interrupted goes on there")
+    report.add_argument("--prices", type=Path, metavar="FILE", help="your prices, in the form of benchmark/prices.json")
+    report.add_argument(
+        "--instance", default="", metavar="TYPE", help="what this machine is (default: as it says itself)"
+    )
+    report.add_argument("--p95-ms", type=float, metavar="MS", help="with --rate: name the cheapest way to meet both")
+    report.add_argument("--rate", type=float, metavar="R", help="inputs a second")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measures, or compares. Raises SetupError."""
+    options.verb(options)
+
+
+def _measure(options: argparse.Namespace) -> None:
+    """Exit codes: 0 done, 1 not one cell could be measured, 130 interrupted; the report is written in all cases."""
+    for name, (usual, quick) in _DEFAULTS.items():
+        if getattr(options, name) is None:
+            setattr(options, name, quick if options.quick else usual)
+    if options.repository and options.model == _DEFAULTS["model"][1]:
+        options.model = ()
+    costs, goal, request = _costs(options), _goal(options), _request(options)
+    # Asked for before anything is measured: the report needs it.
+    import matplotlib as _matplotlib  # noqa: F401
+
+    from neuronpipe.benchmark.advice import advice_rows, advise
+    from neuronpipe.benchmark.report import warnings_of, write_report
+    from neuronpipe.benchmark.run import Run
+
+    run = Run(request, _say)
+    code = 0
+    with ending_on_sigterm():
+        try:
+            run.run()
+        except KeyboardInterrupt:
+            _say(f"interrupted; the same command goes on from {len(run.results.cells)} cells")
+            code = 130
+        finally:
+            if run.results.cells:
+                page = write_report(run.results, costs, request.folder, goal)
+                for warning in warnings_of(run.results):
+                    _say(f"WARNING: {warning}")
+                print(page)
+    if goal:
+        print_table(advice_rows(advise(run.results, goal.p95_ms, goal.rate_per_s, costs.instances)))
+    if code or not run.results.measured:
+        sys.exit(code or 1)
+
+
+def _request(options: argparse.Namespace) -> "RunRequest":
+    """Raises SetupError for options that are out of range."""
+    from neuronpipe.benchmark.matrix import MatrixRequest, make_matrix
+    from neuronpipe.benchmark.measuring import Effort
+    from neuronpipe.benchmark.models import find_models
+    from neuronpipe.benchmark.run import RunRequest
+    from neuronpipe.runtimes.cpus import available_cpus
+
+    if options.out is None:
+        raise SetupError("--out: is missing; give the folder of the report")
+    limits = (
+        ("cell_seconds", 0.01, 3600),
+        ("calls", 2, 1_000_000),
+        ("precision", 0.001, 1),
+        ("minutes", 0.1, 100_000),
+        ("cold_starts", 0, 100),
+    )
+    for name, low, high in limits:
+        if not low <= getattr(options, name) <= high:  # false for NaN too
+            raise SetupError(f"--{name.replace('_', '-')} {getattr(options, name):g}: must be from {low:g} to {high:g}")
+    matrix = make_matrix(
+        MatrixRequest(
+            models=find_models(options.model, options.task.replace("-", "_"), options.repository),
+            lengths=options.lengths,
+            batches=options.batches,
+            throughput_batches=options.throughput_batches,
+            dtypes=options.dtypes,
+            backends=options.backends,
+            cores=options.cores or tuple(dict.fromkeys((1, available_cpus()))),
+            modes=options.modes,
+            base_length=options.base_length,
+            is_product=options.product,
+        )
+    )
+    return RunRequest(
+        matrix=matrix,
+        effort=Effort(seconds=options.cell_seconds, calls=options.calls, precision=options.precision),
+        folder=options.out,
+        cache=options.cache.expanduser(),
+        minutes=options.minutes,
+        command=shlex.join(["neuronpipe", *sys.argv[1:]]),
+        cold_starts=options.cold_starts,
+        base_length=options.base_length,
+        is_fresh=options.fresh,
+    )
+
+
+def _costs(options: argparse.Namespace) -> "Costs":
+    from neuronpipe.benchmark.machine import instance_type
+    from neuronpipe.benchmark.prices import DEFAULT_PRICES, read_prices
+    from neuronpipe.benchmark.tables import Costs
+    from neuronpipe.runtimes.cpus import available_cpus
+
+    prices = read_prices(options.prices or DEFAULT_PRICES)
+    own = instance_type()
+    if options.instance and options.instance not in prices.instances:
+        _say(f"WARNING: --instance {options.instance}: the prices of {prices.date} lack it; costs are left out")
+    instance = options.instance or (own if own in prices.instances else "")
+    return Costs(prices, prices.alike(available_cpus(), instance), instance or "this machine")
+
+
+def _goal(options: argparse.Namespace) -> "Goal | None":
+    from neuronpipe.benchmark.report import Goal
+
+    if (options.p95_ms is None) != (options.rate is None):
+        raise SetupError("--p95-ms and --rate: give both, or neither")
+    if options.p95_ms is None:
+        return None
+    for name in ("p95_ms", "rate"):
+        if not 0 < getattr(options, name) < float("inf"):
+            raise SetupError(f"--{name.replace('_', '-')} {getattr(options, name):g}: must be more than 0")
+    return Goal(options.p95_ms, options.rate)
+
+
+def _compare(options: argparse.Namespace) -> None:
+    """Exit codes: 0 nothing is worse, 1 something is, 2 the runs cannot be compared."""
+    from neuronpipe.benchmark.compare import compare_results, compared_rows, differences
+    from neuronpipe.benchmark.results import read_results
+
+    if not 0 <= options.threshold < float("inf"):
+        raise SetupError(f"--threshold {options.threshold:g}: must be 0 or more")
+    before, after = read_results(options.before), read_results(options.after)
+    compared = compare_results(before, after)
+    for line in differences(before, after):
+        _say(f"WARNING: the runs differ in more than the code: {line}")
+    print_table(compared_rows(compared, options.threshold))
+    worse = [one.cell.name for one in compared if one.is_regression(options.threshold)]
+    print(
+        f"{len(compared)} cells compared, B to A: {len(worse)} worse by more than {options.threshold:.0%}, "
+        f"{sum(one.is_improvement(options.threshold) for one in compared)} better"
+    )
+    if worse:
+        sys.exit(1)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return _list_of(int, text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return _list_of(str, text)
+
+
+def _list_of(kind: Callable[[str], Any], text: str) -> tuple[Any, ...]:
+    try:
+        found = tuple(dict.fromkeys(kind(word.strip()) for word in text.split(",") if word.strip()))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be whole numbers with commas") from None
+    if not found:
+        raise argparse.ArgumentTypeError("is empty")
+    return found
+
+
+def _say(line: str) -> None:
+    print(f"neuronpipe: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,41 @@
+"""`neuronpipe check-deployment`: says what is wrong with a service's deployment before the service starts."""
+
+import argparse
+
+from neuronpipe.cli.serve import SERVICES, read_arguments
+from neuronpipe.core.errors import SetupError
+
+HELP = "check settings, models, devices and limits of a service before it starts; exits with 2 where it could not run"
+EXTRA = "server"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        dest="models",
+        metavar="NAME[/VERSION]",
+        help="a model that must be there; repeat it for others",
+    )
+    parser.add_argument("service", choices=SERVICES, metavar="SERVICE", help=", ".join(SERVICES))
+    parser.add_argument(
+        "settings", nargs=argparse.REMAINDER, metavar="...", help="as for `neuronpipe serve SERVICE`; see its --help"
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Logs each problem, and that there is none. Raises SetupError with all of them."""
+    _, _, options.extra = SERVICES[options.service]
+    settings = read_arguments(options.service, options.settings)
+    from neuronpipe.core.logs import log, log_warning, start_logging
+    from neuronpipe.deploy.checks import check_deployment
+
+    start_logging(options.service)
+    found = check_deployment(settings, options.models)
+    for problem in found.problems:
+        log_warning("the deployment is wrong", problem=problem)
+    if found.problems:
+        raise SetupError("; ".join(found.problems))
+    log("the deployment is right", models=[f"{key.name}/{key.version}" for key in found.models])

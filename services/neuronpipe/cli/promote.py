@@ -1,0 +1,122 @@
+"""`neuronpipe registry promote`: its options, and how it reaches the gateways' metrics."""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from neuronpipe.cli.ending import ending_on_sigterm
+from neuronpipe.cli.tls import tls_files
+from neuronpipe.core.errors import SetupError
+
+if TYPE_CHECKING:
+    import ssl
+
+    from neuronpipe.bundles.registry import Operation, Registry, Signed
+    from neuronpipe.promotion.figures import Numbers
+
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+# Between two looks at the metrics: front processes report once a second.
+_LOOKS, _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 20, 1.0, 10.0
+
+
+def add_promotion(parser: argparse.ArgumentParser) -> None:
+    """The options that `promote` reads."""
+    parser.add_argument("version", metavar="TARGET", help="the alias or version to promote, as canary")
+    parser.add_argument(
+        "--guard",
+        action="append",
+        required=True,
+        metavar="NAME=LIMIT",
+        help="p99=1.2: answers take at most 1.2 times as long as stable's; errors=0.1%%: at most so many more requests "
+        "fail; agreement=0.99: copies of requests agree so far; can be repeated",
+    )
+    parser.add_argument(
+        "--metrics",
+        action="append",
+        required=True,
+        metavar="URL",
+        help="the page of the metrics of a gateway, as http://127.0.0.1:9464/metrics; repeated for each gateway",
+    )
+    parser.add_argument(
+        "--steps", default="5,25,50,100", metavar="PERCENT,…", help="percentages of the requests (default: 5,25,50,100)"
+    )
+    parser.add_argument("--for", dest="step", default="10m", metavar="TIME", help="of each step (default: 10m)")
+    parser.add_argument(
+        "--requests",
+        type=int,
+        default=100,
+        metavar="N",
+        help="a step goes on until each version has answered so many (default: 100)",
+    )
+
+
+def promote(
+    options: argparse.Namespace,
+    registry: "Registry",
+    change: "Callable[[Operation, Signed], Registry]",
+    signed: "Signed",
+) -> None:
+    """Promotes a version, or exits with 1 where a guard failed. Raises SetupError."""
+    from neuronpipe.promotion.figures import INSTRUMENTS
+    from neuronpipe.promotion.guards import Guard
+    from neuronpipe.promotion.promote import GuardFailed, Plan, Promotion
+    from neuronpipe.rpc.api_key import key_metadata
+    from neuronpipe.telemetry.scrape import scrape
+
+    if options.requests < 1:
+        raise SetupError("--requests: must be 1 or more")
+    step_s = parse_time_s("--for", options.step)
+    plan = Plan(
+        model=options.model,
+        target=options.version,
+        guards=[Guard.parse(text) for text in options.guard],
+        steps=_percentages(options.steps),
+        step_s=step_s,
+        least=options.requests,
+        look_s=min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, step_s / _LOOKS)),
+    )
+    tls, key = _tls_context(options), key_metadata()
+
+    def read() -> "list[Numbers]":
+        return [scrape(url, INSTRUMENTS, key, tls) for url in options.metrics]
+
+    read()  # before anything changes
+    run = Promotion(plan, change, read, lambda line: print(line, flush=True), signed)
+    with ending_on_sigterm():
+        try:
+            run.run(registry)
+        except GuardFailed as failure:
+            print(f"neuronpipe: {options.version} is moved back: {failure}", file=sys.stderr)
+            sys.exit(1)
+
+
+def parse_time_s(name: str, text: str) -> float:
+    """Seconds, of a time as in 30s, 10m or 2h. Raises SetupError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not found or not float(found[1]):
+        raise SetupError(f"{name} {text!r}: must be a time, as in 30s, 10m or 2h")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def _percentages(text: str) -> list[float]:
+    try:
+        return [float(one) for one in text.split(",")]
+    except ValueError:
+        raise SetupError(f"--steps {text!r}: must be percentages with commas, as in 5,25,50,100") from None
+
+
+def _tls_context(options: argparse.Namespace) -> "ssl.SSLContext | None":
+    import ssl
+
+    files = tls_files(options)
+    if not files:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=files.ca)
+        if files.certificate:
+            context.load_cert_chain(files.certificate, files.key or None)
+    except OSError as error:
+        raise SetupError(f"--tls-ca, --tls-certificate: cannot be read ({error.strerror or error})") from error
+    return context

@@ -1,0 +1,22 @@
+"""`neuronpipe undeploy`: deletes what `neuronpipe deploy` made."""
+
+import argparse
+
+from neuronpipe.cli.deploy import add_place, report
+
+HELP = "delete an endpoint that `neuronpipe deploy` made, with everything that belongs to it"
+EXTRA = "deploy"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("name", metavar="NAME", help="of the endpoint")
+    add_place(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Deletes it. Raises SetupError."""
+    from neuronpipe.deploy.model import undeploying
+    from neuronpipe.deploy.steps import take
+
+    take(undeploying(options.to, options.name), report, is_dry=options.dry_run)

@@ -1,0 +1,242 @@
+"""An endpoint on Kubernetes: a kustomization over deploy/, applied by kubectl."""
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.deploy.bundle import given_bundle, make_bundle, model_name
+from neuronpipe.deploy.endpoint import Endpoint
+from neuronpipe.deploy.steps import Step, command, run_program, shipped, written
+
+# The base's own: policies, certificates and scalers have it in their names.
+NAMESPACE = "neuronpipe"
+# back end → the component, and the image of its executors
+_EXECUTORS = {"openvino": ("cpu", "neuron-executor"), "neuronx": ("neuron", "neuron"), "torch": ("gpu", "gpu")}
+_SERVICES = ("gateway", "tokenizer", "neuron-executor", "postprocessor")
+_IMAGE_PREFIX = "neuronpipe"
+_API = "kustomize.config.k8s.io"
+_SECRET = "neuronpipe-callers"  # noqa: S105 (its name)
+_WAIT = "--timeout=30m"
+
+
+class KubernetesTarget:
+    """Steps by kubectl. A model of the Hub is compiled in the cluster; a folder or bundle goes there in an image."""
+
+    def __init__(self, endpoint: Endpoint, *, out: Path | None = None, model_image: str = "") -> None:
+        """`out`: where the manifests are written (default: neuronpipe-NAME). `model_image`: the image with the bundle,
+        which is pushed. Raises SetupError.
+        """
+        if endpoint.backend not in _EXECUTORS:
+            raise SetupError(f"backend {endpoint.backend!r}: must be one of {', '.join(_EXECUTORS)}")
+        if endpoint.folder and not model_image:
+            raise SetupError(
+                f"{endpoint.source}: a cluster does not reach this folder; name an image for its bundle that the "
+                "cluster can pull, by --model-image"
+            )
+        if not endpoint.task and not model_image:
+            raise SetupError("task: is needed where the cluster compiles the model; see --task")
+        self._endpoint = endpoint
+        self.name = endpoint.name
+        self._out = out or Path(f"neuronpipe-{endpoint.name}")
+        self._model_image = model_image
+        self._key = ""
+
+    def deploying(self) -> Iterator[Step]:
+        """Applies everything, and waits until gateways reach all stages. Raises SetupError."""
+        manifests = shipped("deploy")
+        yield Step(f"copy {manifests} to {self._out / 'deploy'}", lambda: self._copy(manifests))
+        for name, content in self.files().items():
+            yield written(self._out / name, _yaml(content))
+        if self._model_image:
+            yield Step(f"compile {self._endpoint.source}, and push it as {self._model_image}", self._push)
+        yield command("kubectl", "apply", "-f", str(self._out / "deploy/base/namespace.yaml"))
+        yield Step(f"make the secret {_SECRET} with a key, where it is missing", self._make_key)
+        if not self._model_image:
+            compiling = ("kubectl", "-n", NAMESPACE)
+            yield command(*compiling, "delete", "job", "compile", "--ignore-not-found")
+            yield command("kubectl", "apply", "-k", str(self._out / "compile"))
+            yield command(*compiling, "wait", "--for=condition=complete", _WAIT, "job/compile")
+        yield command("kubectl", "apply", "-k", str(self._out))
+        yield command("kubectl", "-n", NAMESPACE, "rollout", "status", "deployment/gateway", _WAIT)
+
+    def call(self) -> str:
+        """Commands that ask the endpoint."""
+        key = f"NEURONPIPE_API_KEY={self._key} " if self._key else ""
+        return (
+            f"kubectl -n {NAMESPACE} port-forward deployment/gateway 50050 &\n"
+            f"{key}neuronpipe infer --target 127.0.0.1:50050 --model {model_name(self._endpoint)} --text TEXT"
+        )
+
+    @property
+    def api_key(self) -> str:
+        """The key that was made; empty where the secret was there."""
+        return self._key
+
+    @contextmanager
+    def connected(self) -> Iterator[str]:
+        """The address at which a client on this machine reaches it, forwarded by kubectl for the time of the block."""
+        words = ["kubectl", "-n", NAMESPACE, "port-forward", "deployment/gateway", ":50050"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as forwarding:  # noqa: S603 (no shell)
+            try:
+                assert forwarding.stdout  # noqa: S101 (a pipe)
+                found = re.search(r"127\.0\.0\.1:\d+", forwarding.stdout.readline())
+                if not found:
+                    raise SetupError("kubectl does not forward a port to deployment/gateway; see kubectl get pods")
+                yield found[0]
+            finally:
+                forwarding.terminate()
+
+    def files(self) -> dict[str, Mapping[str, Any]]:
+        """The kustomizations, by their paths in the folder."""
+        backend = self._endpoint.backend
+        scales = self._endpoint.min_executors != self._endpoint.max_executors
+        components = [
+            f"deploy/components/{_EXECUTORS[backend][0]}",
+            *(["deploy/components/model-image"] if self._model_image else ()),
+            *(["deploy/components/observability", "deploy/components/keda"] if scales else ()),
+            *(["deploy/components/scale-to-zero"] if not self._endpoint.min_executors else ()),
+            "settings",
+            # Last, as it copies what the others make.
+            "deploy/components/check",
+        ]
+        for component in components[:-2]:
+            shipped(component)
+        files: dict[str, Mapping[str, Any]] = {
+            "kustomization.yaml": {
+                "apiVersion": f"{_API}/v1beta1",
+                "kind": "Kustomization",
+                "resources": ["deploy/base"],
+                "components": components,
+                "images": self._images("gateway", "tokenizer", _EXECUTORS[backend][1], "postprocessor"),
+                "patches": [_check_of(service, model_name(self._endpoint)) for service in _SERVICES],
+            },
+            "settings/kustomization.yaml": {
+                "apiVersion": f"{_API}/v1alpha1",
+                "kind": "Component",
+                "patches": [*self._settings(scales=scales)],
+                **({} if scales else {"replicas": [_replicas(self._endpoint.max_executors)]}),
+            },
+        }
+        if not self._model_image:
+            neuron = backend == "neuronx"
+            files["compile/kustomization.yaml"] = {
+                "apiVersion": f"{_API}/v1beta1",
+                "kind": "Kustomization",
+                "resources": ["../deploy/compile-neuron" if neuron else "../deploy/compile"],
+                "images": self._images("neuron" if neuron else "compile"),
+                "patches": [self._compile_patch(neuron=neuron)],
+            }
+        return files
+
+    def _settings(self, *, scales: bool) -> Iterator[Mapping[str, Any]]:
+        serverless = self._endpoint.serverless
+        if serverless:
+            memory = f"{serverless.memory_mb}Mi"
+            resources = {"requests": {"memory": memory}, "limits": {"memory": memory}}
+            yield _patch("neuron-executor", containers=[{"name": "neuron-executor", "resources": resources}])
+            limit = {
+                "name": "NEURONPIPE_GATEWAY_MAX_REQUESTS_IN_FLIGHT",
+                "value": str(serverless.max_concurrency),
+            }
+            yield _patch("gateway", containers=[{"name": "gateway", "env": [limit]}])
+        if self._model_image:
+            image = {"reference": self._model_image, "pullPolicy": "IfNotPresent"}
+            for service in _SERVICES:
+                yield _patch(service, volumes=[{"name": "repository", "image": image}])
+        if scales:
+            operations = [
+                {"op": "replace", "path": f"/spec/{which}ReplicaCount", "value": count}
+                for which, count in (("min", self._endpoint.min_executors), ("max", self._endpoint.max_executors))
+            ]
+            yield {"target": {"kind": "ScaledObject", "name": "neuron-executor"}, "patch": _yaml(operations)}
+
+    def _images(self, *names: str) -> list[Mapping[str, str]]:
+        prefix, version = self._endpoint.image_prefix, self._endpoint.version
+        return [{"name": f"{_IMAGE_PREFIX}/{name}", "newName": f"{prefix}/{name}", "newTag": version} for name in names]
+
+    def _compile_patch(self, *, neuron: bool) -> Mapping[str, Any]:
+        endpoint = self._endpoint
+        added = ["--bucket", "1x128", "--bucket", "16x128", "--compile-cache", "/sources/neuronx"] if neuron else []
+        words = ["compile", endpoint.source, "--name", endpoint.name, "--repository", "/repository", "--if-missing"]
+        operation = {
+            "op": "replace",
+            "path": "/spec/template/spec/containers/0/args",
+            "value": [*words, *endpoint.compile_options, *added],
+        }
+        return {"target": {"kind": "Job", "name": "compile"}, "patch": _yaml([operation])}
+
+    def _copy(self, manifests: Path) -> None:
+        shutil.copytree(manifests, self._out / "deploy", dirs_exist_ok=True)
+
+    def _push(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="neuronpipe-") as folder:
+            repository = Path(folder) / "models"
+            bundle = make_bundle(self._endpoint, repository, lambda line: None)
+            if given_bundle(self._endpoint):
+                shutil.copytree(bundle.folder, repository / bundle.spec.name / str(bundle.spec.version))
+            dockerfile = "FROM scratch\nCOPY . /\n"
+            words = ["docker", "build", "--tag", self._model_image, "--file", "-", str(repository)]
+            run_program(words, {}, input=dockerfile)
+            run_program(["docker", "push", self._model_image], {})
+
+    def _make_key(self) -> None:
+        found = run_program(["kubectl", "-n", NAMESPACE, "get", "secret", _SECRET, "--ignore-not-found"], {})
+        if found.strip():
+            return
+        from neuronpipe.gateway.callers.keys import create_key
+
+        with tempfile.TemporaryDirectory(prefix="neuronpipe-") as folder:
+            keys = Path(folder) / "keys"
+            self._key = create_key(keys, self._endpoint.name, self._endpoint.name)
+            words = ["kubectl", "-n", NAMESPACE, "create", "secret", "generic", _SECRET, f"--from-file=keys={keys}"]
+            run_program(words, {})
+
+
+def undeploying() -> Iterator[Step]:
+    """Deletes the namespace with all in it, and what belongs to none."""
+    yield command("kubectl", "delete", "namespace", NAMESPACE, "--ignore-not-found")
+    yield command("kubectl", "delete", "priorityclass", "neuronpipe-serving", "--ignore-not-found")
+
+
+def _patch(deployment: str, **pod: Any) -> Mapping[str, Any]:
+    content = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": deployment},
+        "spec": {"template": {"spec": pod}},
+    }
+    return {"patch": _yaml(content)}
+
+
+def _check_of(service: str, model: str) -> Mapping[str, Any]:
+    operation = {
+        "op": "replace",
+        "path": "/spec/template/spec/initContainers/0/args",
+        "value": ["check-deployment", "--model", model, service],
+    }
+    return {"target": {"kind": "Deployment", "name": service}, "patch": _yaml([operation])}
+
+
+def _replicas(count: int) -> Mapping[str, Any]:
+    return {"name": "neuron-executor", "count": count}
+
+
+def _yaml(content: Any) -> str:
+    import yaml
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]
+        """Writes texts of several lines as such."""
+
+    Dumper.add_representer(
+        str,
+        lambda dumper, text: dumper.represent_scalar(
+            "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+        ),
+    )
+    return str(yaml.dump(content, Dumper=Dumper, sort_keys=False, width=120))

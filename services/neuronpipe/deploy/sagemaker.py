@@ -1,0 +1,232 @@
+"""An endpoint of Amazon SageMaker for the image `sagemaker`: model, endpoint configuration and endpoint, by boto3.
+
+https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateEndpointConfig.html
+"""
+
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.deploy.bundle import make_bundle, model_name
+from neuronpipe.deploy.endpoint import Endpoint
+from neuronpipe.deploy.steps import Step
+from neuronpipe.storage.uris import ObjectUri
+
+VARIANT = "all"
+_DIMENSION = "sagemaker:variant:DesiredInstanceCount"
+_POLL_S, _POLLS = 15, 120
+_MISSING = ("NoSuchKey", "NoSuchBucket")
+# SageMaker has no code of its own for what is not there.
+_MISSING_WORDS = ("could not find", "cannot find", "no scalable target")
+
+
+@dataclass(frozen=True, slots=True)
+class SageMakerPlace:
+    """Where and as what it runs: `image` in ECR, `role` (its ARN), `bucket` as s3://BUCKET/PREFIX for the bundle.
+
+    `asynchronous`: s3://BUCKET/PREFIX of results makes an asynchronous endpoint. `instance_type`: of real-time and
+    asynchronous endpoints.
+    """
+
+    image: str
+    role: str
+    bucket: str
+    instance_type: str = "ml.c5.xlarge"
+    asynchronous: str = ""
+
+
+class SageMakerTarget:
+    """Steps by boto3, with the account and region of its usual configuration."""
+
+    def __init__(self, endpoint: Endpoint, place: SageMakerPlace) -> None:
+        """Raises SetupError for what SageMaker does not have."""
+        for name in ("image", "role", "bucket"):
+            if not getattr(place, name):
+                raise SetupError(f"{name}: is needed for --to sagemaker; see --{name}")
+        if endpoint.backend != "openvino":
+            raise SetupError(f"backend {endpoint.backend!r}: the image sagemaker has openvino")
+        serverless, count = endpoint.serverless, endpoint.min_executors
+        if serverless and place.asynchronous:
+            raise SetupError("an endpoint is serverless or asynchronous, not both: see --memory-mb and --asynchronous")
+        if serverless and endpoint.max_executors > 1:
+            raise SetupError("max: a serverless endpoint scales by itself up to --max-concurrency; leave out --max")
+        if not count and not (serverless or place.asynchronous):
+            raise SetupError("min: 0, but a real-time endpoint has at least one instance; see --memory-mb")
+        self._endpoint = endpoint
+        self._place = place
+        self._object = _below(place.bucket, f"{endpoint.name}/model.tar.gz")
+        self.name = endpoint.name
+        # Where requests of an asynchronous endpoint wait.
+        self.inputs = _below(place.bucket, f"{endpoint.name}/inputs") if place.asynchronous else None
+
+    def deploying(self) -> Iterator[Step]:
+        """Creates everything, and waits until the endpoint is in service. Raises SetupError."""
+        endpoint, name = self._endpoint, self._endpoint.name
+        yield Step(f"compile {endpoint.source}, and upload it as {self._object}", self._upload)
+        yield _call("sagemaker", "create_model", self.model)
+        yield _call("sagemaker", "create_endpoint_config", self.configuration)
+        yield _call("sagemaker", "create_endpoint", {"EndpointName": name, "EndpointConfigName": name})
+        yield Step(f"wait until the endpoint {name} is in service", self._wait)
+        if not endpoint.serverless and endpoint.min_executors != endpoint.max_executors:
+            scaled = _scaled(name) | {"MinCapacity": endpoint.min_executors, "MaxCapacity": endpoint.max_executors}
+            yield _call("application-autoscaling", "register_scalable_target", scaled)
+            yield _call("application-autoscaling", "put_scaling_policy", _scaled(name) | self.scaling)
+
+    def call(self) -> str:
+        """A command that asks the endpoint."""
+        verb = "invoke-endpoint-async --input-location S3-URI" if self._place.asynchronous else "invoke-endpoint"
+        body = "" if self._place.asynchronous else " --body '{\"inputs\": TEXT}' answer.json"
+        return (
+            f"aws sagemaker-runtime {verb} --endpoint-name {self._endpoint.name} --content-type application/json{body}"
+        )
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """The arguments of CreateModel."""
+        serverless = self._endpoint.serverless
+        limit = {"NEURONPIPE_ALL_MAX_REQUESTS_IN_FLIGHT": str(serverless.max_concurrency)} if serverless else {}
+        return {
+            "ModelName": self._endpoint.name,
+            "ExecutionRoleArn": self._place.role,
+            "PrimaryContainer": {
+                "Image": self._place.image,
+                "ModelDataUrl": str(self._object),
+                "Environment": {"NEURONPIPE_ALL_DEFAULT_MODELS": model_name(self._endpoint), **limit},
+            },
+        }
+
+    @property
+    def configuration(self) -> Mapping[str, Any]:
+        """The arguments of CreateEndpointConfig."""
+        name, serverless, count = self._endpoint.name, self._endpoint.serverless, self._endpoint.min_executors
+        variant: dict[str, Any] = {"VariantName": VARIANT, "ModelName": name}
+        if serverless:
+            variant["ServerlessConfig"] = {
+                "MemorySizeInMB": serverless.memory_mb,
+                "MaxConcurrency": serverless.max_concurrency,
+            }
+        else:
+            # Of an asynchronous endpoint, which may have none, autoscaling takes the last one away.
+            variant |= {"InstanceType": self._place.instance_type, "InitialInstanceCount": max(count, 1)}
+        found: dict[str, Any] = {"EndpointConfigName": name, "ProductionVariants": [variant]}
+        if self._place.asynchronous:
+            found["AsyncInferenceConfig"] = {"OutputConfig": {"S3OutputPath": self._place.asynchronous}}
+        return found
+
+    @property
+    def scaling(self) -> dict[str, Any]:
+        """What PutScalingPolicy gets besides the endpoint: by requests that wait, or by those that come."""
+        is_asynchronous = bool(self._place.asynchronous)
+        dimensions = [{"Name": "EndpointName", "Value": self._endpoint.name}]
+        backlog = {
+            "CustomizedMetricSpecification": {
+                "MetricName": "ApproximateBacklogSizePerInstance",
+                "Namespace": "AWS/SageMaker",
+                "Dimensions": dimensions,
+                "Statistic": "Average",
+            }
+        }
+        invocations = {
+            "PredefinedMetricSpecification": {"PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"}
+        }
+        return {
+            "PolicyName": self._endpoint.name,
+            "PolicyType": "TargetTrackingScaling",
+            "TargetTrackingScalingPolicyConfiguration": {
+                # Per instance: five that wait, as AWS's own example has it, or a thousand calls in a minute.
+                "TargetValue": 5.0 if is_asynchronous else 1000.0,
+                **(backlog if is_asynchronous else invocations),
+            },
+        }
+
+    def _upload(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="neuronpipe-") as folder:
+            bundle = make_bundle(self._endpoint, Path(folder) / "models", lambda line: None)
+            packed = Path(folder) / "model.tar.gz"
+            with tarfile.open(packed, "w:gz") as tar:
+                tar.add(bundle.folder, ".")
+            with failures("s3"):
+                service("s3").upload_file(str(packed), self._object.bucket, self._object.path)
+
+    def _wait(self) -> None:
+        with failures("sagemaker"):
+            waiter = service("sagemaker").get_waiter("endpoint_in_service")
+            waiter.wait(EndpointName=self._endpoint.name, WaiterConfig={"Delay": _POLL_S, "MaxAttempts": _POLLS})
+
+
+def undeploying(name: str) -> Iterator[Step]:
+    """Deletes the endpoint, its configuration, its scaling, the model, and the bundle of the model."""
+    yield _call("application-autoscaling", "deregister_scalable_target", _scaled(name), allows_missing=True)
+    yield _call("sagemaker", "delete_endpoint", {"EndpointName": name}, allows_missing=True)
+    yield _call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name}, allows_missing=True)
+    yield Step(f"delete the bundle of the model {name}", lambda: _delete_bundle(name))
+    yield _call("sagemaker", "delete_model", {"ModelName": name}, allows_missing=True)
+
+
+def _delete_bundle(name: str) -> None:
+    with failures("sagemaker", allows_missing=True):
+        model = service("sagemaker").describe_model(ModelName=name)
+        uri = ObjectUri.parse(model["PrimaryContainer"]["ModelDataUrl"])
+        service("s3").delete_object(Bucket=uri.bucket, Key=uri.path)
+
+
+def _scaled(name: str) -> dict[str, Any]:
+    return {
+        "ServiceNamespace": "sagemaker",
+        "ResourceId": f"endpoint/{name}/variant/{VARIANT}",
+        "ScalableDimension": _DIMENSION,
+    }
+
+
+def service(name: str) -> Any:
+    """A client of boto3. Raises SetupError."""
+    try:
+        import boto3
+    except ModuleNotFoundError as error:
+        raise SetupError(
+            "--to sagemaker needs boto3, which is not installed: pip install 'neuronpipe[deploy]'"
+        ) from error
+    with failures(name):
+        return boto3.client(name)
+
+
+@contextmanager
+def failures(name: str, *, allows_missing: bool = False) -> Iterator[None]:
+    """Raises SetupError for what AWS refuses in the block. `allows_missing`: what is not there may be missing."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        code, said = error.response["Error"]["Code"], error.response["Error"]["Message"]
+        is_missing = "NotFound" in code or code in _MISSING or said.lower().startswith(_MISSING_WORDS)
+        if not (allows_missing and is_missing):
+            raise SetupError(f"{name}: {code}: {said}") from error
+    except BotoCoreError as error:
+        raise SetupError(f"{name}: {error}") from error
+
+
+def _call(of: str, operation: str, arguments: Mapping[str, Any], *, allows_missing: bool = False) -> Step:
+    def run() -> None:
+        with failures(of, allows_missing=allows_missing):
+            getattr(service(of), operation)(**arguments)
+
+    lines = "\n".join(f"    {name}: {value}" for name, value in arguments.items())
+    return Step(f"{of} {operation}:\n{lines}", run)
+
+
+def _below(folder: str, name: str) -> ObjectUri:
+    """Raises SetupError."""
+    try:
+        uri = ObjectUri.parse(folder)
+    except ValueError as error:
+        raise SetupError(f"bucket {folder!r}: {error}") from error
+    if uri.scheme != "s3":
+        raise SetupError(f"bucket {folder!r}: must begin with s3://")
+    prefix = uri.path.strip("/")
+    return ObjectUri("s3", uri.bucket, f"{prefix}/{name}" if prefix else name)

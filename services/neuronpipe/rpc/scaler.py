@@ -1,0 +1,67 @@
+"""KEDA's external scaler, whatever it counts: it tells KEDA when pods are needed, and for how much work."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.keda.v1 import external_scaler_pb2 as keda
+from neuronpipe.process.door import Handler
+from neuronpipe.rpc.rpcs import Context, Rpc, by_path, rpcs_of
+
+SCALER = keda.DESCRIPTOR.services_by_name["ExternalScaler"]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What pods are scaled by.
+
+    `metric`: its name. `target`: the word of a trigger for how much of it one pod gets. `count`: how much there is now.
+    `is_active`: whether any pod is needed now. `look_every_s`: between two looks for a stream.
+    """
+
+    metric: str
+    target: str
+    default_target: float
+    count: Callable[[], Awaitable[int]]
+    is_active: Callable[[], Awaitable[bool]]
+    look_every_s: float
+
+
+def scaler_rpcs() -> list[Rpc]:
+    """The rpcs of the scaler."""
+    return rpcs_of(SCALER)
+
+
+def scaler_handlers(load: Load) -> dict[str, Handler]:
+    """The handlers, by path."""
+
+    async def is_active(message: keda.ScaledObjectRef, context: Context) -> keda.IsActiveResponse:
+        return keda.IsActiveResponse(result=await load.is_active())
+
+    async def stream(message: keda.ScaledObjectRef, context: Context) -> AsyncIterator[keda.IsActiveResponse]:
+        last: bool | None = None
+        while True:
+            now = await load.is_active()
+            if now != last:
+                yield keda.IsActiveResponse(result=now)
+            last = now
+            await asyncio.sleep(load.look_every_s)
+
+    async def spec(message: keda.ScaledObjectRef, context: Context) -> keda.GetMetricSpecResponse:
+        given = message.scalerMetadata.get(load.target, "")
+        try:
+            target = float(given) if given else load.default_target
+        except ValueError:
+            target = 0.0
+        if not 0 < target < float("inf"):
+            raise InvalidInput(load.target, "must be a number above 0")
+        one = keda.MetricSpec(metricName=load.metric, targetSize=max(1, round(target)), targetSizeFloat=target)
+        return keda.GetMetricSpecResponse(metricSpecs=[one])
+
+    async def metrics(message: keda.GetMetricsRequest, context: Context) -> keda.GetMetricsResponse:
+        count = await load.count()
+        value = keda.MetricValue(metricName=load.metric, metricValue=count, metricValueFloat=count)
+        return keda.GetMetricsResponse(metricValues=[value])
+
+    return by_path(SCALER, IsActive=is_active, StreamIsActive=stream, GetMetricSpec=spec, GetMetrics=metrics)

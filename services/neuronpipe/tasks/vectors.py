@@ -1,0 +1,94 @@
+"""The vector of a text or an image: what callers may ask of it, and how it is cut, scaled and packed."""
+
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from neuronpipe.api.v1.tasks_pb2 import EmbeddingPrecision
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.tasks.prompts import PromptFacts
+
+# The smallest norm that a vector is divided by, as in torch.nn.functional.normalize.
+SMALLEST_NORM = 1e-12
+# Fields of inputs that `packed_vector` reads.
+VECTOR_OPTIONS = ("dimensions", "skip_normalize", "precision")
+
+_PRECISIONS = frozenset(EmbeddingPrecision.values())
+_INTEGERS = (EmbeddingPrecision.EMBEDDING_PRECISION_INT8, EmbeddingPrecision.EMBEDDING_PRECISION_UINT8)
+_BINARY = (EmbeddingPrecision.EMBEDDING_PRECISION_BINARY, EmbeddingPrecision.EMBEDDING_PRECISION_UBINARY)
+
+
+class EmbeddingFacts(PromptFacts):
+    """Facts about a model that makes one vector of a text or an image."""
+
+    told = ("embedding_dimensions", "prompt_names")
+
+    embedding_dimensions: int = Field(ge=1)
+    lowest: tuple[float, ...] = Field((), description="of each dimension of calibration vectors of length 1; for int8")
+    highest: tuple[float, ...] = ()
+
+
+def check_dimensions(dimensions: int, model: ModelSpec) -> None:
+    """Refuses more dimensions than the model's vectors have."""
+    limit = EmbeddingFacts.of(model).embedding_dimensions
+    if dimensions > limit:
+        raise InvalidInput("dimensions", f"{dimensions}, the model has {limit}")
+
+
+def check_vector_options(input: Any, model: ModelSpec) -> None:
+    """Refuses dimensions and a precision that the model's vectors cannot have."""
+    check_dimensions(input.dimensions, model)
+    if input.precision not in _PRECISIONS:
+        raise InvalidInput("precision", f"{input.precision} is not known")
+    dimensions = input.dimensions or EmbeddingFacts.of(model).embedding_dimensions
+    if input.precision in _BINARY and dimensions % 8:
+        raise InvalidInput("precision", f"binary vectors have a multiple of 8 dimensions, not {dimensions}")
+    if input.precision in _INTEGERS:
+        if not EmbeddingFacts.of(model).lowest:
+            raise InvalidInput(
+                "precision", "the model's bundle has no ranges for int8; compile it again, if it is one of texts alone"
+            )
+        if input.skip_normalize or dimensions < EmbeddingFacts.of(model).embedding_dimensions:
+            raise InvalidInput("precision", "int8 has the ranges of vectors of length 1 of all dimensions only")
+
+
+def vector_of(outputs: Arrays) -> Array:
+    """A graph's only output for one sequence, float32 [embedding_dimensions]."""
+    (vector,) = outputs.values()
+    return vector
+
+
+def normalized(vectors: Array) -> Array:
+    """Vectors, float32 [any, dimensions], scaled to length 1."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    scaled: Array = vectors / np.maximum(lengths, np.float32(SMALLEST_NORM))
+    return scaled
+
+
+def vector_fields(vector: Array, input: Any, model: ModelSpec) -> dict[str, Any]:
+    """The fields of a result: the vector, float32 [embedding_dimensions], as the input's options say."""
+    vector = vector[: input.dimensions or None]
+    if input.precision in _BINARY:
+        # Of signed numbers the highest bit is the other way round, which is as much as 128 less.
+        flipped = np.uint8(128 if input.precision == EmbeddingPrecision.EMBEDDING_PRECISION_BINARY else 0)
+        return {"packed": (np.packbits(vector > 0) ^ flipped).tobytes(), "precision": input.precision}
+    if not input.skip_normalize:
+        vector = vector / max(float(np.linalg.norm(vector)), SMALLEST_NORM)
+    if input.precision in _INTEGERS:
+        check_vector_options(input, model)  # an item may come from elsewhere than the tokenizer, which checks it
+        steps = _steps(vector, EmbeddingFacts.of(model))
+        # Of signed numbers the highest bit is the other way round, as above.
+        flipped = np.uint8(128 if input.precision == EmbeddingPrecision.EMBEDDING_PRECISION_INT8 else 0)
+        return {"packed": (steps ^ flipped).tobytes(), "precision": input.precision}
+    return {"embedding": vector.tolist()}
+
+
+def _steps(vector: Array, facts: EmbeddingFacts) -> Array:
+    """The step of each dimension's range that a number is in, uint8, as sentence-transformers' quantize_embeddings."""
+    lowest, highest = (np.array(one, np.float32) for one in (facts.lowest, facts.highest))
+    sizes = (highest - lowest) / 255
+    steps: Array = np.clip(np.floor((vector - lowest) / np.where(sizes == 0, 1, sizes)), 0, 255).astype(np.uint8)
+    return steps

@@ -1,0 +1,276 @@
+"""Generated texts: tokens a second beside transformers and the engine alone, the prefix cache, long prompts beside
+others, and overload.
+"""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+from neuronpipe.client import Client
+from neuronpipe.load.figures import Distribution, GenerationResult, LoadResult
+from neuronpipe.load.generation import GenerationLoad
+from neuronpipe.load.lengths import Lengths
+from neuronpipe.load.prompts import PromptMaker, count_words
+from neuronpipe.load.request import LoadRequest
+from neuronpipe.load.run import run_load
+from neuronpipe.load.texts import builtin_texts
+from tests.bench.generation_alone import (
+    BART,
+    LLAMA,
+    Alone,
+    running_alone,
+    serve_engine,
+    serve_transformers,
+)
+from tests.bench.generation_peers import EXPECTED_FILE, GenerationPeer, running_generation_peers
+from tests.bench.measurements import Measurement
+from tests.bench.peers.environments import CACHE, ROOT
+from tests.bench.peers.generating import BEAMS
+from tests.bench.systems import FOUR, serving_four
+
+SECTION = "generation"
+TRANSFORMERS, ENGINE = "transformers", "engine alone"
+LLAMA_CALLERS, BART_CALLERS = (1, 8, 32), (1, 8)
+PREFIX, NO_PREFIX = "shared prefix", "no shared prefix"
+LONG_PROMPTS, OVERLOAD = "beside long prompts", "overload"
+GAP_CALLERS = 8
+FIRST_TOKEN_LIMIT_MS, TOKEN_LIMIT_MS, FACTOR = 1000.0, 100.0, 2.0
+_PROMPT, _TEXT = 64, 48
+_SOURCE = 256
+_SHARED, _OWN = 128, 32
+_LONG = 2000
+_LONG_EVERY_S = 2.0
+# The queue has to fill, and long prompts have to come, before these say anything.
+_LONG_TURN = 4
+_WARM_UP_S = 1.0
+_TRIES = 5
+
+Others: TypeAlias = Mapping[str, Alone | GenerationPeer]
+
+
+def of_model(model: str, system: str) -> str:
+    """The name of a system with a model."""
+    return f"{model}, {system}"
+
+
+def measure_generation(rounds: int, seconds: float, unavailable: dict[str, str]) -> Iterator[Measurement]:
+    """The systems take turns; one that waits for its turn costs nothing. Throughput is of new tokens, and of `overload`
+    that of texts within the limits. Notes the reason of each peer that cannot be measured in `unavailable`.
+    """
+    folder = _find_models()
+    with ExitStack() as stack:
+        target = stack.enter_context(serving_four(folder / "repository")).target
+        transformers = stack.enter_context(running_alone(serve_transformers, folder))
+        engine = stack.enter_context(running_alone(serve_engine, folder))
+        beside: dict[str, dict[str, Alone | GenerationPeer]] = {
+            LLAMA: {TRANSFORMERS: transformers, ENGINE: engine},
+            BART: {TRANSFORMERS: transformers},
+        }
+        for peer in stack.enter_context(running_generation_peers(folder, unavailable)):
+            beside[peer.model][peer.name] = peer
+        for round in range(rounds):
+            yield from _llama(target, beside[LLAMA], round, seconds)
+            yield from _bart(target, beside[BART], round, seconds)
+            yield from _first_tokens(target, round, seconds)
+            yield _beside_long_prompts(target, round, _LONG_TURN * seconds)
+            yield _overload(target, round, _LONG_TURN * seconds)
+
+
+def _find_models() -> Path:
+    folder = CACHE / "generation"
+    if not (folder / EXPECTED_FILE).is_file():
+        # A process of its own: torch stays out of the one that measures.
+        command = [sys.executable, "-m", "tests.bench.generation_models", str(folder)]
+        subprocess.run(command, check=True, stdout=sys.stderr, cwd=ROOT)
+    return folder
+
+
+def _llama(target: str, others: Others, round: int, seconds: float) -> Iterator[Measurement]:
+    load = GenerationLoad(prompt_tokens=Lengths.fixed(_PROMPT), output_tokens=Lengths.fixed(_TEXT))
+    for callers in LLAMA_CALLERS:
+        result = _run(target, LLAMA, load, round, seconds, concurrency=callers)
+        found = _texts(result)
+        yield _measurement(
+            of_model(LLAMA, FOUR), callers, round, found.output_tokens_per_s, result, found.first_token_ms, _itl(found)
+        )
+        yield from _beside(others, LLAMA, _PROMPT, callers, round, seconds)
+
+
+def _bart(target: str, others: Others, round: int, seconds: float) -> Iterator[Measurement]:
+    load = GenerationLoad(prompt_tokens=Lengths.fixed(_SOURCE), output_tokens=Lengths.fixed(_TEXT), num_beams=BEAMS)
+    for callers in BART_CALLERS:
+        result = _run(target, BART, load, round, seconds, concurrency=callers)
+        rate_per_s = _TEXT * _texts_per_s(result, callers)
+        yield _measurement(of_model(BART, FOUR), callers, round, rate_per_s, result, result.latency_ms)
+        yield from _beside(others, BART, _SOURCE, callers, round, seconds)
+
+
+def _beside(
+    others: Others, model: str, prompt_tokens: int, callers: int, round: int, seconds: float
+) -> Iterator[Measurement]:
+    for name, one in others.items():
+        rate_per_s = one.measure(model, prompt_tokens, _TEXT, callers, seconds)
+        if rate_per_s is not None:
+            yield _measurement(of_model(model, name), callers, round, rate_per_s)
+
+
+def _first_tokens(target: str, round: int, seconds: float) -> Iterator[Measurement]:
+    for name, shared in ((PREFIX, _SHARED), (NO_PREFIX, 0)):
+        load = GenerationLoad(
+            prompt_tokens=Lengths.fixed(_SHARED + _OWN - shared),
+            output_tokens=Lengths.fixed(4),
+            shared_prefix_tokens=shared,
+        )
+        result = _run(target, LLAMA, load, round, seconds, concurrency=1)
+        found = _texts(result)
+        figures = {"cached": found.cached_ratio or 0.0}
+        yield _measurement(name, 1, round, found.output_tokens_per_s, result, found.first_token_ms, figures)
+
+
+def _beside_long_prompts(target: str, round: int, seconds: float) -> Measurement:
+    load = GenerationLoad(prompt_tokens=Lengths.fixed(_PROMPT), output_tokens=Lengths.fixed(4 * _TEXT))
+    request = LoadRequest(target=target, model=LLAMA)
+    maker = PromptMaker(count_words(request, builtin_texts(0)), (round,))
+    with _repeated(lambda: _read_long(target, maker.make(_LONG)), _LONG_EVERY_S):
+        result = _run(target, LLAMA, load, round, seconds, concurrency=GAP_CALLERS)
+    found = _texts(result)
+    figures = (
+        _itl(found) | {"longest_to_median": found.inter_token_ms.max / found.inter_token_ms.p50}
+        if (found.inter_token_ms)
+        else {}
+    )
+    return _measurement(
+        LONG_PROMPTS, GAP_CALLERS, round, found.output_tokens_per_s, result, found.inter_token_ms, figures
+    )
+
+
+def _overload(target: str, round: int, seconds: float) -> Measurement:
+    """Texts whose first token comes within a second, and the others every 100 ms: what a closed loop gets, and what
+    twice as many callers get.
+    """
+    load = GenerationLoad(
+        prompt_tokens=Lengths.fixed(_PROMPT),
+        output_tokens=Lengths.fixed(_TEXT),
+        first_token_limit_ms=FIRST_TOKEN_LIMIT_MS,
+        token_limit_ms=TOKEN_LIMIT_MS,
+    )
+    callers = LLAMA_CALLERS[-1]
+    capacity_per_s = _texts_per_s(_run(target, LLAMA, load, round, seconds, concurrency=callers), callers)
+    rate_per_s = FACTOR * capacity_per_s
+    # A text that keeps both limits is complete by then.
+    deadline_ms = FIRST_TOKEN_LIMIT_MS + (_TEXT - 1) * TOKEN_LIMIT_MS
+    result = _run(target, LLAMA, load, round, seconds, rate_per_s=rate_per_s, deadline_ms=deadline_ms)
+    found = _texts(result)
+    figures = _itl(found) | {
+        "capacity_per_s": capacity_per_s,
+        "offered_per_s": result.offered_per_s or 0.0,
+        "goodput_of_capacity": result.goodput_per_s / capacity_per_s,
+    }
+    return _measurement(OVERLOAD, callers, round, result.goodput_per_s, result, found.first_token_ms, figures)
+
+
+def _run(
+    target: str,
+    model: str,
+    load: GenerationLoad,
+    round: int,
+    seconds: float,
+    *,
+    concurrency: int | None = None,
+    rate_per_s: float | None = None,
+    deadline_ms: float | None = None,
+) -> LoadResult:
+    """Other prompts each round, so that none is in the prefix cache. A turn in which no text ends is repeated with
+    twice the time.
+    """
+    for doubled in range(_TRIES):
+        result = run_load(
+            LoadRequest(
+                target=target,
+                model=model,
+                generation=load,
+                concurrency=concurrency,
+                rate_per_s=rate_per_s,
+                deadline_ms=deadline_ms,
+                duration_s=seconds * 2**doubled,
+                warm_up_s=_WARM_UP_S,
+                seed=round,
+            )
+        )
+        if result.answers or result.errors:
+            break
+    return result
+
+
+def _texts(result: LoadResult) -> GenerationResult:
+    if not result.answers or not result.generation:
+        raise RuntimeError(
+            f"{result.model} ended none of {result.requests} texts in its turn, errors {result.errors}; give more "
+            "--seconds"
+        )
+    return result.generation
+
+
+def _texts_per_s(result: LoadResult, callers: int) -> float:
+    """Of a closed loop: callers by their mean latency, for few texts end in a short turn, many of them at once."""
+    _texts(result)
+    return callers / result.latency_ms.mean * 1e3 if result.latency_ms else 0.0
+
+
+def _itl(found: GenerationResult) -> dict[str, float]:
+    one = found.inter_token_ms
+    return {"itl_p50_ms": one.p50, "itl_p99_ms": one.p99, "itl_max_ms": one.max} if one else {}
+
+
+def _measurement(
+    system: str,
+    callers: int,
+    round: int,
+    rate_per_s: float,
+    result: LoadResult | None = None,
+    latency: Distribution | None = None,
+    figures: dict[str, float] | None = None,
+) -> Measurement:
+    return Measurement(
+        section=SECTION,
+        system=system,
+        callers=callers,
+        round=round,
+        throughput_per_s=rate_per_s,
+        errors=sum(result.errors.values()) if result else 0,
+        latencies_ms={"p50": latency.p50, "p90": latency.p90, "p99": latency.p99} if latency else {},
+        figures=figures or {},
+    )
+
+
+def _read_long(target: str, prompt: str) -> None:
+    with Client(target, timeout_s=60) as client:
+        client.generate_text(LLAMA, prompt, max_new_tokens=1)
+
+
+@contextmanager
+def _repeated(call: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Calls in a thread, again and again, until the block ends. Raises what a call has raised."""
+    has_ended, faults = threading.Event(), []
+
+    def work() -> None:
+        while not has_ended.wait(every_s):
+            try:
+                call()
+            except Exception as fault:
+                faults.append(fault)
+                return
+
+    thread = threading.Thread(target=work, name="long prompts")
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
+    if faults:
+        raise faults[0]

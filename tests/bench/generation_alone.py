@@ -1,0 +1,144 @@
+"""What generates texts without a pipeline, each in a process of its own: transformers, and our engine."""
+
+import asyncio
+import itertools
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
+from neuronpipe.bundles.repository import read_repository
+from neuronpipe.core.calls import Call
+from neuronpipe.core.items import ExecuteItem, ModelKey, NewTokens, Report
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.packed import TensorSets
+from neuronpipe.neuron_executor.devices import running_devices
+from neuronpipe.neuron_executor.settings import EngineSettings
+from neuronpipe.tasks.text_generation import complete_options
+from tests.bench.peers.generating import BEAMS
+
+LLAMA, BART = "llama", "bart"
+VOCABULARY = 1200
+# Tokens before these are special.
+FIRST_WORD = 3
+_WARM_UP_S = 0.5
+
+# (model, tokens of a prompt, new tokens, callers, seconds)
+_Order: TypeAlias = tuple[str, int, int, int, float]
+_Pipe: TypeAlias = "Connection[float, _Order]"
+
+
+class Alone:
+    """The process, as its parent sees it."""
+
+    def __init__(self, pipe: "Connection[_Order, float]") -> None:
+        self._pipe = pipe
+
+    def measure(self, model: str, prompt_tokens: int, new_tokens: int, callers: int, seconds: float) -> float:
+        """New tokens a second. It generates whole texts, once at least, until the seconds have passed."""
+        self._pipe.send((model, prompt_tokens, new_tokens, callers, seconds))
+        return self._pipe.recv()
+
+
+@contextmanager
+def running_alone(serve: Callable[[_Pipe, Path], None], folder: Path) -> Iterator[Alone]:
+    """A process that runs `serve` on the models of a folder; ended with the block."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs, folder), name="alone", daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield Alone(ours)
+    finally:
+        process.terminate()
+        process.join()
+        ours.close()
+
+
+def serve_transformers(pipe: _Pipe, folder: Path) -> None:
+    """`generate` on batches of as many prompts as there are callers: greedy, and of BART with beams."""
+    import torch
+    import transformers
+
+    kinds = {LLAMA: transformers.AutoModelForCausalLM, BART: transformers.AutoModelForSeq2SeqLM}
+    models: dict[str, Any] = {
+        name: kind.from_pretrained(folder / "sources" / name, dtype=torch.float32).eval()
+        for name, kind in kinds.items()
+    }
+    random = np.random.default_rng(0)
+    for name, prompt_tokens, new_tokens, callers, seconds in _orders(pipe):
+        texts, began_s = 0, time.perf_counter()
+        while not texts or time.perf_counter() - began_s < seconds:
+            prompts = torch.from_numpy(random.integers(FIRST_WORD, VOCABULARY, (callers, prompt_tokens)))
+            lengths = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
+            beams = BEAMS if name == BART else 1
+            mask = torch.ones_like(prompts)
+            with torch.inference_mode():
+                models[name].generate(
+                    prompts, attention_mask=mask, num_beams=beams, do_sample=False, pad_token_id=1, **lengths
+                )
+            texts += callers
+        pipe.send(texts * new_tokens / (time.perf_counter() - began_s))
+
+
+def serve_engine(pipe: _Pipe, folder: Path) -> None:
+    """The executor's engine, with as many callers as coroutines of its event loop."""
+    asyncio.run(_serve_engine(pipe, folder))
+
+
+async def _serve_engine(pipe: _Pipe, folder: Path) -> None:
+    bundles = {bundle.spec.name: bundle for bundle in read_repository(folder / "repository")}
+    bundle = bundles[LLAMA]
+    numbers = itertools.count()
+    async with (
+        running_devices(EngineSettings(), Telemetry()) as devices,
+        devices.open_generator(bundle) as generator,
+    ):
+        orders = _orders(pipe)
+        while order := await asyncio.to_thread(next, orders, None):
+            _, prompt_tokens, new_tokens, callers, seconds = order
+            tokens = 0
+            began_s = time.perf_counter() + _WARM_UP_S
+
+            def report(new: NewTokens, began_s: float = began_s, ends_s: float = began_s + seconds) -> None:
+                nonlocal tokens
+                if began_s <= time.perf_counter() < ends_s:
+                    tokens += len(new.token_ids)
+
+            async def call(prompt_tokens: int, new_tokens: int, report: Report) -> None:
+                while True:
+                    await generator.generate(_item(bundle.spec, next(numbers), prompt_tokens, new_tokens, report))
+
+            calls = [asyncio.create_task(call(prompt_tokens, new_tokens, report)) for _ in range(callers)]
+            await asyncio.wait(calls, timeout=_WARM_UP_S + seconds, return_when=asyncio.FIRST_EXCEPTION)
+            for one in calls:
+                one.cancel()
+            await asyncio.wait(calls)
+            for one in calls:
+                if not one.cancelled():
+                    one.result()  # raises its fault
+            pipe.send(tokens / seconds)
+
+
+def _item(spec: ModelSpec, number: int, prompt_tokens: int, new_tokens: int, report: Report) -> ExecuteItem:
+    prompt = np.random.default_rng(number).integers(FIRST_WORD, VOCABULARY, prompt_tokens, np.int32)
+    given = GenerationOptions(max_new_tokens=new_tokens, min_new_tokens=new_tokens)
+    options = complete_options(given, spec, prompt_tokens)
+    sequences = TensorSets(arrays=[{"input_ids": prompt}])
+    return ExecuteItem(Call(), ModelKey(spec.name, spec.version), sequences, options, report)
+
+
+def _orders(pipe: _Pipe) -> Iterator[_Order]:
+    while True:
+        try:
+            yield pipe.recv()
+        except EOFError:
+            return

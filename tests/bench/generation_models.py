@@ -1,0 +1,92 @@
+"""The models of the section `generation`: random weights, and a tokenizer of which every token is text by itself, so
+that none is held back for the rest of its character.
+
+Run: python -m tests.bench.generation_models FOLDER
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from demo.writer import manual, train_tokenizer
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from tests.bench.generation_alone import BART, LLAMA, VOCABULARY
+from tests.bench.generation_peers import EXPECTED_FILE
+from tests.bench.peers.generating import BEAMS
+
+_LAYERS, _WIDTH, _HEADS, _INNER = 6, 512, 8, 2048
+_LLAMA_TOKENS, _BART_TOKENS = 4096, 512
+_PROMPT, _NEW = list(range(5, 45)), 16
+
+
+def make_models(folder: Path) -> None:
+    """Saves both in `sources`, as transformers reads them, compiles them into `repository`, and writes what
+    transformers generates for a prompt into EXPECTED_FILE.
+    """
+    expected = {}
+    for name, config, tokens in ((LLAMA, _llama(), _LLAMA_TOKENS), (BART, _bart(), _BART_TOKENS)):
+        torch.manual_seed(0)
+        kind: Any = transformers.LlamaForCausalLM if name == LLAMA else transformers.BartForConditionalGeneration
+        source = folder / "sources" / name
+        model = kind(config).eval()
+        model.save_pretrained(source)
+        expected[name] = {"prompt": _PROMPT, "token_ids": _generated(model)}
+        special = ["<start>", "<pad>", "<end>"]
+        names = dict(zip(("bos_token", "pad_token", "eos_token"), special, strict=True))
+        tokenizer = train_tokenizer(manual(), VOCABULARY, special, model_max_length=tokens, **names)
+        tokenizer.save_pretrained(source)
+        request = CompileRequest(
+            source=str(source), task="", repository=folder / "repository", name=name, dtype="float32"
+        )
+        compile_bundle(request, lambda line: print(line, file=sys.stderr))
+    (folder / EXPECTED_FILE).write_text(json.dumps(expected))
+
+
+def _generated(model: Any) -> list[int]:
+    prompt = torch.tensor([_PROMPT])
+    options = {"max_new_tokens": _NEW, "min_new_tokens": _NEW, "do_sample": False, "pad_token_id": 1}
+    beams = BEAMS if model.config.is_encoder_decoder else 1
+    with torch.inference_mode():
+        found = model.generate(prompt, attention_mask=torch.ones_like(prompt), num_beams=beams, **options)
+    token_ids: list[int] = found[0, -_NEW:].tolist()
+    return token_ids
+
+
+def _llama() -> transformers.LlamaConfig:
+    return transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=_WIDTH,
+        num_hidden_layers=_LAYERS,
+        num_attention_heads=_HEADS,
+        intermediate_size=_INNER,
+        max_position_embeddings=_LLAMA_TOKENS,
+        bos_token_id=0,
+        eos_token_id=None,
+    )
+
+
+def _bart() -> transformers.BartConfig:
+    return transformers.BartConfig(
+        vocab_size=VOCABULARY,
+        d_model=_WIDTH,
+        encoder_layers=_LAYERS,
+        decoder_layers=_LAYERS,
+        encoder_attention_heads=_HEADS,
+        decoder_attention_heads=_HEADS,
+        encoder_ffn_dim=_INNER,
+        decoder_ffn_dim=_INNER,
+        max_position_embeddings=_BART_TOKENS,
+        bos_token_id=0,
+        pad_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=2,
+        forced_eos_token_id=None,
+    )
+
+
+if __name__ == "__main__":
+    make_models(Path(sys.argv[1]))

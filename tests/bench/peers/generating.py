@@ -1,0 +1,50 @@
+"""What every peer that generates texts does: says that it is ready, reads orders from standard input, and answers each.
+
+Such a peer is a script that runs in its own environment, for one model, and ends with its standard input.
+"""
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+# Of models with an encoder; others are greedy.
+BEAMS = 4
+
+Prompts: TypeAlias = Sequence[Sequence[int]]
+# Token ids of prompts, and how many new ones each is to have: the new ones of each.
+Generate: TypeAlias = Callable[[Prompts, int], Prompts]
+
+
+def answer_orders(generate: Generate) -> None:
+    """Generates what is ordered: one prompt to show its tokens, or batches of random ones for some seconds, one batch
+    at least.
+    """
+    _say(event="ready")
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "prompt" in order:
+            (token_ids,) = generate([order["prompt"]], order["new_tokens"])
+            _say(event="generated", token_ids=[int(token_id) for token_id in token_ids])
+        else:
+            _say(event="measured", tokens_per_s=_measure(generate, **order))
+
+
+def _measure(
+    generate: Generate, vocabulary: list[int], prompt_tokens: int, new_tokens: int, callers: int, seconds: float
+) -> float:
+    """`vocabulary`: the first id that may be in a prompt, and the number of ids."""
+    source = random.Random(callers)
+    texts, began_s = 0, time.perf_counter()
+    while not texts or time.perf_counter() - began_s < seconds:
+        made = generate([source.choices(range(*vocabulary), k=prompt_tokens) for _ in range(callers)], new_tokens)
+        if short := next((len(one) for one in made if len(one) != new_tokens), None):
+            raise RuntimeError(f"a text has {short} new tokens, not {new_tokens}")
+        texts += callers
+    return texts * new_tokens / (time.perf_counter() - began_s)
+
+
+def _say(**words: object) -> None:
+    print("\n" + json.dumps(words), flush=True)

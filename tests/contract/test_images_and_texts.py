@@ -1,0 +1,140 @@
+"""Models of images and texts: what the compiler finds, and batches with texts, images, both, or none of one."""
+
+import dataclasses
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+from PIL import Image
+
+from neuronpipe.api.v1.tasks_pb2 import (
+    ImageEmbeddingInput,
+    TaskInput,
+    ZeroShotImageClassificationInput,
+)
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.bundles.compiler.detection import read_configuration
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.errors import InvalidInput, SetupError
+from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.inputs.kind import input_kind
+from neuronpipe.neuron_executor.backends import load_backend
+from neuronpipe.neuron_executor.backends.base import BackendRequest, compute
+from tests.contract.inference import infer_all
+from tests.images import IMAGE_TEXT_FAMILIES, image_files, make_image_encoder_source, make_image_text_source
+
+# Sums of float32 in another order, as in test_backends.py.
+_TOLERANCE = 2e-5
+_FILES = dict(image_files(every=300))
+
+pytestmark = pytest.mark.sampled
+
+
+@pytest.fixture(scope="module", params=[(one, to) for one in IMAGE_TEXT_FAMILIES for to in ("openvino", "torch")])
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    family, backend = request.param
+    folder = tmp_path_factory.mktemp(family)
+    source = make_image_text_source(folder / "source", family)
+    compiled = CompileRequest(str(source), "", folder / "repository", "model", backend=backend, max_divergence=5e-5)
+    return compile_bundle(compiled, lambda line: None)
+
+
+def test_one_bundle_answers_for_images_and_for_texts(bundle: Bundle) -> None:
+    spec = bundle.spec
+    assert spec.tasks == (
+        "zero_shot_image_classification",
+        "image_embedding",
+        "sentence_embedding",
+        "sentence_similarity",
+    )
+    assert spec.answers("tokenization")
+    assert (spec.inputs, spec.max_tokens, spec.image_tokens) == (("input_ids", "pixels", "places"), 16, 4)
+
+
+async def test_a_row_is_the_same_alone_and_in_any_batch(bundle: Bundle) -> None:
+    artifact, spec = bundle.manifest.artifacts[0], bundle.spec
+    kind, generator = input_kind(spec), np.random.default_rng(20261123)
+    assert spec.image is not None
+    images: list[Arrays] = [{"pixels": generator.integers(0, 256, (3, *spec.image.size), np.uint8)} for _ in range(2)]
+    texts: list[Arrays] = [
+        {"input_ids": generator.integers(5, spec.vocabulary_size, tokens).astype(np.int32)} for tokens in (3, 16, 7)
+    ]
+    with bundle.artifact_files(artifact) as files:
+        request = BackendRequest(spec, files, artifact.properties, 1, 1, versions=artifact.versions)
+        backend = load_backend(artifact.backend, request)
+
+    async def run(sequences: Sequence[Arrays]) -> Array:
+        padded = backend.round_tokens(max(kind.tokens_of(one) for one in sequences))
+        return (await compute(backend, 0, kind.pad(sequences, padded)))["embedding"]
+
+    try:
+        alone = {id(one): (await run([one]))[0] for one in [*images, *texts]}
+        for batch in (
+            texts,
+            images,
+            [images[0], *texts, images[1]],
+            [texts[2], images[1], texts[0]],
+        ):
+            for row, one in zip(await run(batch), batch, strict=True):
+                expected = alone[id(one)]
+                np.testing.assert_allclose(row, expected, rtol=0, atol=_TOLERANCE * np.abs(expected).max())
+    finally:
+        backend.close()
+
+
+async def test_a_request_that_cannot_be_computed_names_what_is_wrong(bundle: Bundle) -> None:
+    image = next(iter(_FILES.values()))
+
+    async def refusal(**fields: Any) -> str:
+        given = {"image": image, "candidate_labels": ["a cat"]} | fields
+        with pytest.raises(InvalidInput) as raised:
+            await infer_all(
+                bundle.folder, [TaskInput(zero_shot_image_classification=ZeroShotImageClassificationInput(**given))]
+            )
+        return str(raised.value)
+
+    assert await refusal(image=b"") == "image: is empty"
+    assert await refusal(candidate_labels=[]) == "candidate_labels: 0 texts, must be from 1 to 1024"
+    assert "exactly one {}" in await refusal(hypothesis_template="no place")
+    assert "candidate_labels[0]: " in await refusal(candidate_labels=["many words " * 40])
+
+
+def test_what_computes_fixed_shapes_or_no_model_is_refused(tmp_path: Path) -> None:
+    source = make_image_text_source(tmp_path / "source", "CLIP")
+    cases: Sequence[tuple[dict[str, Any], str]] = (
+        ({"backend": "fake"}, "openvino and torch take both together"),
+        ({"dtype": "int8"}, "--dtype int8, which is calibrated on texts, is for models of texts"),
+        ({"task": "sentence_embedding"}, "takes images and texts, so it cannot have the task sentence_embedding"),
+    )
+    for changes, message in cases:
+        request = CompileRequest(str(source), "", tmp_path / "repository", "model")
+        with pytest.raises(SetupError, match=message):
+            compile_bundle(dataclasses.replace(request, **changes), lambda line: None)
+
+
+def test_a_model_of_images_without_a_head_makes_vectors(tmp_path: Path) -> None:
+    source = make_image_encoder_source(tmp_path / "source", "DINOv2")
+    found = read_configuration(source).find_task()
+    assert (found.task, found.reason) == ("image_embedding", "Dinov2Model")
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+async def test_vectors_of_dinov2_equal_those_of_the_pipeline(tmp_path: Path, is_scaled: bool) -> None:
+    source = make_image_encoder_source(tmp_path / "source", "DINOv2")
+    bundle = compile_bundle(CompileRequest(str(source), "", tmp_path / "repository", "model"), lambda line: None)
+    processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil")
+    pipeline = transformers.pipeline("image-feature-extraction", model=str(source), image_processor=processor)
+    inputs = [
+        TaskInput(image_embedding=ImageEmbeddingInput(image=data, skip_normalize=not is_scaled))
+        for data in _FILES.values()
+    ]
+    results = await infer_all(bundle.folder, inputs)
+    for data, result in zip(_FILES.values(), results, strict=True):
+        expected = np.array(pipeline(Image.open(io.BytesIO(data)), pool=True))[0]
+        if is_scaled:
+            expected /= np.linalg.norm(expected)
+        np.testing.assert_allclose(result.image_embedding.embedding, expected, rtol=0, atol=5e-5)

@@ -1,0 +1,145 @@
+"""`neuronpipe generate` as people run it: prompts, chats, several texts, log probabilities, summaries."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.processes import ServiceProcess
+from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, GeneratedText
+from neuronpipe.client import Client
+from tests.shared_folder import shared_folder
+from tests.writers import make_writers
+
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
+
+_PROMPT = "A module is a file"
+_CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a module?"}]
+_TEXT = "The tower was built for an exhibition in Paris."
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    repository: Path = shared_folder(tmp_path_factory, "writers", make_writers) / "repository"
+    with ServiceProcess("all", "--repository", str(repository)) as process:
+        yield process.wait_until_ready().target
+
+
+@pytest.fixture(scope="module")
+def client(target: str) -> Iterator[Client]:
+    with Client(target, timeout_s=60) as client:
+        yield client
+
+
+def _run(target: str, *options: str, model: str = "writer", text: str = "") -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "neuronpipe", "generate", "--target", target, "--model", model, *options]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _text(client: Client, **options: Any) -> GeneratedText:
+    response = [*client.generate("writer", _PROMPT, **options)][-1].response
+    return response.result.text_generation.sequences[0]
+
+
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() or one in "\n\t" else " " for one in text)
+
+
+def test_a_text_is_printed_with_the_parts_of_its_time_to_first_token(target: str, client: Client) -> None:
+    done = _run(target, "--prompt", _PROMPT, "--max-new-tokens", "12")
+    assert done.returncode == 0, done.stderr
+    text = client.generate_text("writer", _PROMPT, max_new_tokens=12)
+    assert done.stdout == f"{_printable(text.text)}\n"
+    tokens, split = done.stderr.splitlines()
+    assert tokens.endswith(" + 12 tokens; ended by: length")
+    total, parts = split.removeprefix("first token after ").split("; then ")[0].split(" ms = ")
+    # Five figures, each rounded to a tenth.
+    assert float(total) == pytest.approx(sum(float(part.split()[-1]) for part in parts.split(" + ")), abs=0.3)
+
+
+def test_a_chat_comes_as_options_as_a_file_or_from_standard_input(target: str, client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    file.write_text(json.dumps(_CHAT))
+    expected = _printable(client.generate_text("writer", messages=_CHAT, max_new_tokens=8).text)
+    given = [part for one in _CHAT for part in ("--message", one["role"], one["content"])]
+    for options, text in ((given, ""), (["--messages", f"@{file}"], ""), (["--messages", "-"], file.read_text())):
+        done = _run(target, *options, "--max-new-tokens", "8", text=text)
+        assert (done.returncode, done.stdout) == (0, f"{expected}\n"), done.stderr
+
+
+def test_several_texts_are_printed_one_after_the_other(target: str, client: Client) -> None:
+    options = ["--do-sample", "--seed", "3", "--num-return-sequences", "3", "--max-new-tokens", "6"]
+    done = _run(target, "--prompt", _PROMPT, *options)
+    assert done.returncode == 0, done.stderr
+    alone = [
+        client.generate_text("writer", _PROMPT, do_sample=True, seed=seed, max_new_tokens=6).text for seed in (3, 4, 5)
+    ]
+    assert done.stdout == "\n---\n".join(map(_printable, alone)) + "\n"
+    assert "ended by: length, length, length" in done.stderr
+
+
+def test_log_probabilities_are_a_table(target: str, client: Client) -> None:
+    done = _run(target, "--prompt", _PROMPT, "--max-new-tokens", "4", "--top-logprobs", "2")
+    assert done.returncode == 0, done.stderr
+    text = _text(client, max_new_tokens=4, top_logprobs=2)
+    rows = done.stdout.split("log probabilities:\n")[1].splitlines()
+    assert rows[0].split() == ["TOKEN", "LOGPROB", "BEST"]
+    assert len(rows) == 5
+    for row, token in zip(rows[1:], text.logprobs, strict=True):
+        best = " ".join(f"{json.dumps(one.text)} {one.logprob:.3f}" for one in token.top)
+        assert row.split() == f"{json.dumps(token.text)} {token.logprob:.3f} {best}".split()
+
+
+def test_a_text_of_a_beam_search_is_printed_as_a_whole(target: str, client: Client) -> None:
+    options = [
+        "--num-beams",
+        "3",
+        "--length-penalty",
+        "0.5",
+        "--early-stopping",
+        "never",
+        "--no-repeat-ngram-size",
+        "2",
+    ]
+    done = _run(target, "--prompt", _PROMPT, "--max-new-tokens", "8", *options)
+    text = _text(
+        client,
+        max_new_tokens=8,
+        num_beams=3,
+        length_penalty=0.5,
+        early_stopping=EarlyStopping.EARLY_STOPPING_NEVER,
+        no_repeat_ngram_size=2,
+    )
+    assert (done.returncode, done.stdout) == (0, f"{_printable(text.text)}\n"), done.stderr
+
+
+def test_a_text_is_summarized_or_translated(target: str, client: Client) -> None:
+    done = _run(target, "--text", "-", "--max-new-tokens", "8", model="summarizer", text=_TEXT)
+    summary = client.summarize("summarizer", _TEXT, max_new_tokens=8).text
+    assert (done.returncode, done.stdout) == (0, f"{_printable(summary)}\n"), done.stderr
+    done = _run(target, "--text", _TEXT, "--num-beams", "1", "--max-new-tokens", "8", model="translator")
+    translation = client.translate("translator", _TEXT, num_beams=1, max_new_tokens=8).text
+    assert (done.returncode, done.stdout) == (0, f"{_printable(translation)}\n"), done.stderr
+    done = _run(target, "--text", _TEXT, "--target-language", "de_DE", model="translator")
+    assert done.returncode == 1
+    assert "target_language" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--text", "a"], "--text: model 'writer' does not summarize or translate; it has the task text_generation"),
+        (["--prompt", "a", "--target-language", "de_DE"], "--target-language: is for --text"),
+        (["--messages", "{}"], "--messages: must be a list of messages"),
+        (["--messages", "["], "--messages: is not JSON"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_does_not_fit_is_named(target: str, options: list[str], problem: str) -> None:
+    done = _run(target, *options)
+    assert done.returncode == 2
+    assert problem in done.stderr

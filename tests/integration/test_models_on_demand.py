@@ -1,0 +1,97 @@
+"""`--models-on-demand`: many models at one executor, of which some are in memory."""
+
+import asyncio
+import hashlib
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from demo.processes import ServiceProcess, four_processes
+from neuronpipe.api.v1.models_pb2 import VersionState
+from neuronpipe.bundles.manifest import MANIFEST_FILE
+from neuronpipe.client import AsyncClient
+from neuronpipe.core.errors import Unavailable
+from tests.integration.requests import classify
+
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
+
+_BYTES = 1000
+_MODELS = 100
+_FILE = "artifacts/fake/weights.bin"
+_ON_DEMAND = ("--models-on-demand", "--max-model-memory-bytes", str(10 * _BYTES))
+_LOADED, _UNLOADED = VersionState.VERSION_STATE_READY, VersionState.VERSION_STATE_UNLOADED
+
+
+def _name(number: int) -> str:
+    return f"m{number:03}"
+
+
+@pytest.fixture
+def many(fake_repository: Path, tmp_path: Path) -> Path:
+    """A hundred classifiers of a thousand bytes."""
+    for number in range(_MODELS):
+        folder = tmp_path / "many" / _name(number) / "1"
+        shutil.copytree(fake_repository / "classifier" / "1", folder)
+        (folder / _FILE).parent.mkdir(parents=True, exist_ok=True)
+        (folder / _FILE).write_bytes(bytes(_BYTES))
+        content = json.loads((folder / MANIFEST_FILE).read_text())
+        content["model"]["name"] = _name(number)
+        content["artifacts"][0]["files"] = [_FILE]
+        content["files"][_FILE] = hashlib.sha256(bytes(_BYTES)).hexdigest()
+        (folder / MANIFEST_FILE).write_text(json.dumps(content))
+    return tmp_path / "many"
+
+
+async def _states(client: AsyncClient) -> Counter[int]:
+    return Counter(model.state for model in await client.list_models())
+
+
+async def _asked_for_all(client: AsyncClient) -> None:
+    """Every model answers, eight at a time, and as many as there is room for are in memory then."""
+    assert await _states(client) == {_UNLOADED: _MODELS}
+    places = asyncio.Semaphore(8)
+
+    async def ask(number: int) -> None:
+        async with places:
+            response = await client.infer(classify("a", model=_name(number)), timeout_s=60)
+            assert response.model == _name(number)
+
+    await asyncio.gather(*(ask(number) for number in range(_MODELS)))
+    async with asyncio.timeout(10):  # four processes announce it a moment later
+        while await _states(client) != {_UNLOADED: _MODELS - 10, _LOADED: 10}:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_hundred_models_answer_in_one_process(many: Path) -> None:
+    with ServiceProcess("all", "--repository", str(many), *_ON_DEMAND) as process:
+        async with AsyncClient(process.wait_until_ready().target) as client:
+            await _asked_for_all(client)
+
+
+async def test_a_hundred_models_answer_behind_a_gateway(many: Path) -> None:
+    with four_processes(many, stage_options={"neuron-executor": _ON_DEMAND}) as processes:
+        async with AsyncClient(processes["gateway"].target) as client:
+            await _asked_for_all(client)
+
+
+async def test_a_model_that_is_damaged_fails_by_name_and_the_others_answer(many: Path) -> None:
+    (many / _name(1) / "1" / _FILE).write_bytes(bytes(_BYTES - 1))
+    with ServiceProcess("all", "--repository", str(many), *_ON_DEMAND) as process:
+        async with AsyncClient(process.wait_until_ready().target, retries=False) as client:
+            with pytest.raises(Unavailable, match=r"model 'm001' version 1 cannot be loaded: .*weights\.bin"):
+                await client.infer(classify("a", model=_name(1)))
+            await client.infer(classify("a", model=_name(2)))
+
+
+def test_a_model_that_can_never_fit_is_refused_by_name_at_the_start(many: Path) -> None:
+    options = ("--models-on-demand", "--max-model-memory-bytes", str(_BYTES - 1))
+    with (
+        ServiceProcess("all", "--repository", str(many), *options) as process,
+        pytest.raises(
+            RuntimeError, match=r"model 'm000' version 1: takes 1,000 bytes, the limit for all models is 999"
+        ),
+    ):
+        process.wait_until_ready()

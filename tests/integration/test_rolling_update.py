@@ -1,0 +1,45 @@
+"""Gateways that are replaced while their callers have the addresses of all of them."""
+
+import asyncio
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from demo.processes import ServiceProcess, four_processes
+from tests.e2e.load import load
+from tests.integration.guarded import until
+from tests.integration.test_lifecycle import OPTIONS
+
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
+
+_REQUESTS = "neuronpipe_request_duration_seconds_count"
+
+
+def _replace(gateway: ServiceProcess, start: tuple[str, ...]) -> ServiceProcess:
+    """Ends a gateway as Kubernetes does, and returns its successor at the same address once that gets requests."""
+    gateway.signal(signal.SIGTERM)
+    assert gateway.wait() == 0
+    successor = ServiceProcess("gateway", *start, "--listen", gateway.target, "--metrics-listen", "127.0.0.1:0")
+    url = f"http://{successor.wait_for('metrics')['address']}/metrics"
+    until(lambda: _requests(url) > 0)
+    return successor
+
+
+def _requests(url: str) -> float:
+    lines = httpx.get(url, timeout=60).text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(_REQUESTS))
+
+
+async def test_nobody_notices_a_rolling_update_of_the_gateways(fake_repository: Path) -> None:
+    with four_processes(fake_repository) as processes, ExitStack() as stack:
+        targets = (word for service, option in OPTIONS.items() for word in (option, processes[service].target))
+        start = ("--repository", str(fake_repository), *targets)
+        second = stack.enter_context(ServiceProcess("gateway", *start)).wait_until_ready()
+        gateways = [processes["gateway"], second]
+        async with load(f"ipv4:{gateways[0].target},{second.target}", retries=True) as going:
+            for gateway in gateways:
+                stack.enter_context(await asyncio.to_thread(_replace, gateway, start))
+    assert (going.wrong, going.failures) == ([], [])

@@ -1,0 +1,119 @@
+"""Zero-shot image classification equals ZeroShotImageClassificationPipeline, and the vectors of its bundle those of
+transformers' models, through four processes.
+"""
+
+import io
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+import transformers
+from PIL import Image
+from transformers.image_utils import load_image
+
+from neuronpipe.api.v1.inference_pb2 import InferOutcome
+from neuronpipe.api.v1.tasks_pb2 import (
+    ImageEmbeddingInput,
+    SentenceEmbeddingInput,
+    TaskInput,
+    ZeroShotImageClassificationInput,
+)
+from tests.images import IMAGE_TEXT_FAMILIES, image_files, make_image_text_source
+from tests.oracle.comparison import Comparison
+from tests.oracle.serving import Served, serving
+from tests.sampling import Sample
+
+_MAX_TOKENS = 64  # to which the pipeline pads the texts of SigLIP, whatever its tokenizer says
+_LABELS = (["a cat", "a dog"], ["a ferry"], ["bread", "une montagne", "猫", "a", "trains that leave at nine"])
+_TEMPLATES = (None, "{}", "It shows {}, or so they say.")
+_TOLERANCE = 2e-5
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Palette images with Transparency"),
+    pytest.mark.filterwarnings("ignore:.*use_fast"),
+]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("image-text-models")
+    return {family: make_image_text_source(folder / family, family, _MAX_TOKENS) for family in IMAGE_TEXT_FAMILIES}
+
+
+@pytest_asyncio.fixture(scope="module")
+async def served(sources: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    models = {name: ("zero_shot_image_classification", source) for name, source in sources.items()}
+    async with serving(tmp_path_factory.mktemp("repository"), models) as running:
+        yield running
+
+
+@pytest.mark.parametrize("model", IMAGE_TEXT_FAMILIES)
+async def test_labels_equal_those_of_transformers(
+    model: str,
+    served: Served,
+    sources: Mapping[str, Path],
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
+) -> None:
+    compared = comparison(
+        f"zero_shot_image_classification-{model}",
+        f"ZeroShotImageClassificationPipeline, transformers {transformers.__version__}",
+    )
+    pipeline = _pipeline(sources[model])
+    options = itertools.cycle(itertools.product(_LABELS, _TEMPLATES))
+    cases = sample.draw(
+        list(zip(image_files(every=10), options, strict=False)), lambda case: (len(case[1][0]), case[1][1]), at_least=60
+    )
+    inputs = [
+        ZeroShotImageClassificationInput(image=data, candidate_labels=labels, hypothesis_template=template or "")
+        for (_, data), (labels, template) in cases
+    ]
+    outcomes = await served.infer_all(model, [TaskInput(zero_shot_image_classification=one) for one in inputs])
+    for ((description, data), (labels, template)), outcome in zip(cases, outcomes, strict=True):
+        given = {"hypothesis_template": template} if template else {}
+        expected = pipeline(Image.open(io.BytesIO(data)), candidate_labels=labels, **given)
+        compared.compare_ranked((description, labels, template), _labels(outcome), expected)
+    compared.check(at_least=len(cases))
+
+
+@pytest.mark.parametrize("model", IMAGE_TEXT_FAMILIES)
+async def test_vectors_equal_those_of_transformers(model: str, served: Served, sources: Mapping[str, Path]) -> None:
+    pipeline = _pipeline(sources[model])
+    images = [data for _, data in image_files(every=80)]
+    texts = ["a", "A photo of a ferry, at half past nine.", "Une photo, 北京."]
+    inputs = [
+        *(TaskInput(image_embedding=ImageEmbeddingInput(image=data, skip_normalize=True)) for data in images),
+        *(TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, skip_normalize=True)) for text in texts),
+    ]
+    results = [outcome.response.result for outcome in await served.infer_all(model, inputs)]
+    with torch.inference_mode():
+        for data, result in zip(images, results, strict=False):
+            pixels = pipeline.image_processor(images=[load_image(Image.open(io.BytesIO(data)))], return_tensors="pt")
+            _assert_equal(result.image_embedding.embedding, pipeline.model.get_image_features(**pixels))
+        for text, result in zip(texts, results[len(images) :], strict=True):
+            padding = "max_length" if model == "SigLIP" else "longest"
+            ids = pipeline.tokenizer([text], padding=padding, max_length=_MAX_TOKENS, return_tensors="pt")
+            _assert_equal(result.sentence_embedding.embedding, pipeline.model.get_text_features(**ids))
+
+
+def _pipeline(source: Path) -> Any:
+    is_4 = transformers.__version__.startswith("4.")
+    processor = transformers.AutoImageProcessor.from_pretrained(source, **({} if is_4 else {"backend": "pil"}))
+    return transformers.pipeline(
+        "zero-shot-image-classification", model=str(source), image_processor=processor, device="cpu"
+    )
+
+
+def _assert_equal(ours: Any, features: Any) -> None:
+    expected = getattr(features, "pooler_output", features)[0].numpy()
+    np.testing.assert_allclose(np.array(ours), expected, rtol=0, atol=_TOLERANCE * np.abs(expected).max())
+
+
+def _labels(outcome: InferOutcome) -> list[dict[str, Any]]:
+    assert outcome.HasField("response"), outcome.error.message
+    labels = outcome.response.result.zero_shot_image_classification.labels
+    return [{"label": one.label, "score": one.score} for one in labels]

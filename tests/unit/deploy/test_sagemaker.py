@@ -1,0 +1,131 @@
+"""An endpoint of SageMaker, against moto's simulation of AWS: real-time, serverless and asynchronous."""
+
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig
+from neuronpipe.deploy.sagemaker import VARIANT, SageMakerPlace, SageMakerTarget, undeploying
+from neuronpipe.deploy.steps import take
+from tests.unit.bundles.written import write_bundle
+
+_BUCKET, _REGION = "models", "eu-central-1"
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An account with a bucket, and nothing else."""
+    monkeypatch.setenv("AWS_DEFAULT_REGION", _REGION)
+    with mock_aws():
+        boto3.client("s3").create_bucket(Bucket=_BUCKET, CreateBucketConfiguration={"LocationConstraint": _REGION})
+        yield
+
+
+def _target(
+    folder: Path, *, asynchronous: str = "", instance_type: str = "ml.c5.xlarge", **changes: Any
+) -> SageMakerTarget:
+    source = folder / "models/classifier/1"
+    if not source.exists():
+        write_bundle(folder / "models", "classifier")
+    role = "arn:aws:iam::123456789012:role/r"
+    place = SageMakerPlace("image:1", role, f"s3://{_BUCKET}/p", instance_type, asynchronous)
+    return SageMakerTarget(Endpoint(name="m", source=str(source), **changes), place)
+
+
+def _deploy(target: SageMakerTarget) -> dict[str, Any]:
+    """The endpoint's configuration, as SageMaker has it."""
+    take(target.deploying(), lambda line: None, is_dry=False)
+    client = boto3.client("sagemaker")
+    assert client.describe_endpoint(EndpointName="m")["EndpointStatus"] == "InService"
+    found: dict[str, Any] = client.describe_endpoint_config(EndpointConfigName="m")
+    return found
+
+
+@pytest.mark.usefixtures("aws")
+def test_a_serverless_endpoint_has_its_memory_and_concurrency(tmp_path: Path) -> None:
+    [variant] = _deploy(_target(tmp_path, serverless=ServerlessConfig(4096, 10)))["ProductionVariants"]
+    assert variant["ServerlessConfig"] == {"MemorySizeInMB": 4096, "MaxConcurrency": 10}
+    assert "InstanceType" not in variant
+    container = boto3.client("sagemaker").describe_model(ModelName="m")["PrimaryContainer"]
+    assert container == {
+        "Image": "image:1",
+        "ModelDataUrl": "s3://models/p/m/model.tar.gz",
+        "Environment": {
+            "NEURONPIPE_ALL_DEFAULT_MODELS": "classifier",
+            "NEURONPIPE_ALL_MAX_REQUESTS_IN_FLIGHT": "10",
+        },
+    }
+
+
+@pytest.mark.usefixtures("aws")
+def test_a_real_time_endpoint_has_instances_and_scales(tmp_path: Path) -> None:
+    [variant] = _deploy(_target(tmp_path, min_executors=2, max_executors=5))["ProductionVariants"]
+    assert (variant["InitialInstanceCount"], variant["InstanceType"]) == (2, "ml.c5.xlarge")
+    [scaled] = _scaled()
+    assert (scaled["ResourceId"], scaled["MinCapacity"], scaled["MaxCapacity"]) == (
+        f"endpoint/m/variant/{VARIANT}",
+        2,
+        5,
+    )
+
+
+def _scaled() -> list[dict[str, Any]]:
+    client = boto3.client("application-autoscaling")
+    found: list[dict[str, Any]] = client.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
+    return found
+
+
+@pytest.mark.usefixtures("aws")
+def test_an_asynchronous_endpoint_writes_to_s3_and_scales_to_none(tmp_path: Path) -> None:
+    found = _deploy(_target(tmp_path, asynchronous="s3://models/out", min_executors=0, max_executors=3))
+    assert found["AsyncInferenceConfig"]["OutputConfig"]["S3OutputPath"] == "s3://models/out"
+    [scaled] = _scaled()
+    assert (scaled["MinCapacity"], scaled["MaxCapacity"]) == (0, 3)
+
+
+@pytest.mark.usefixtures("aws")
+def test_the_bundle_is_packed_as_the_image_reads_it(tmp_path: Path) -> None:
+    _deploy(_target(tmp_path))
+    packed = boto3.client("s3").get_object(Bucket=_BUCKET, Key="p/m/model.tar.gz")["Body"].read()
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        names = {Path(name).as_posix() for name in tar.getnames()}
+    assert {"manifest.json", "tokenizer.json", "artifacts/openvino/model.bin"} <= names
+
+
+@pytest.mark.usefixtures("aws")
+@pytest.mark.parametrize("asynchronous", ["", "s3://models/out"])
+def test_nothing_is_left(tmp_path: Path, asynchronous: str) -> None:
+    _deploy(_target(tmp_path, asynchronous=asynchronous, max_executors=2))
+    take(undeploying("m"), lambda line: None, is_dry=False)
+    client = boto3.client("sagemaker")
+    assert client.list_endpoints()["Endpoints"] == []
+    assert client.list_endpoint_configs()["EndpointConfigs"] == []
+    assert client.list_models()["Models"] == []
+    assert boto3.client("s3").list_objects_v2(Bucket=_BUCKET)["KeyCount"] == 0
+    assert _scaled() == []
+
+
+@pytest.mark.usefixtures("aws")
+def test_what_is_not_there_is_deleted_without_a_word(tmp_path: Path) -> None:
+    take(undeploying("m"), lambda line: None, is_dry=False)
+
+
+@pytest.mark.usefixtures("aws")
+def test_what_aws_refuses_is_said_in_its_words(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"sagemaker: ValidationException: Value 'ml\.none'"):
+        _deploy(_target(tmp_path, instance_type="ml.none"))
+
+
+@pytest.mark.usefixtures("aws")
+def test_a_dry_run_creates_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    take(_target(tmp_path, serverless=ServerlessConfig()).deploying(), said.append, is_dry=True)
+    assert "'MemorySizeInMB': 2048, 'MaxConcurrency': 5" in "\n".join(said)
+    assert boto3.client("sagemaker").list_models()["Models"] == []

@@ -1,0 +1,33 @@
+"""gateway/concurrency.py: models with a limit of their own."""
+
+import pytest
+
+from neuronpipe.core.errors import Overloaded
+from neuronpipe.gateway.concurrency import ModelConcurrency, parse_limits
+from neuronpipe.gateway.settings import PipelineSettings
+
+
+def test_limits_are_read_by_model() -> None:
+    assert parse_limits(" minilm=10, a=b=200,") == {"minilm": 10, "a=b": 200}
+    assert parse_limits("") == {}
+
+
+@pytest.mark.parametrize(
+    "written", ["minilm", "=5", "minilm=0", "minilm=-1", "minilm=1.5", "a=1,a=2", "a=²", "a=1000001"]
+)
+def test_a_limit_that_is_none_is_refused_by_its_words(written: str) -> None:
+    with pytest.raises(ValueError, match=r"must be"):
+        PipelineSettings(model_concurrency=written)
+
+
+def test_a_model_has_as_many_places_as_its_limit_and_others_are_not_touched() -> None:
+    concurrency = ModelConcurrency({"small": 1})
+    with concurrency.place("small"), concurrency.place("other"), concurrency.place("other"):
+        message = "model 'small': 1 requests in flight, the limit is 1"
+        with pytest.raises(Overloaded, match=message) as refused, concurrency.place("small"):
+            raise AssertionError
+        assert 0 < refused.value.retry_after_s <= 10
+    with pytest.raises(KeyError), concurrency.place("small"):
+        raise KeyError  # a request that fails gives its place back, too
+    with concurrency.place("small"):
+        pass

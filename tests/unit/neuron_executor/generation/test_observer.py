@@ -1,0 +1,80 @@
+"""observer.py: the spans of a sampled text have its first token, its preemptions, and links to some of its steps."""
+
+import asyncio
+
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
+from neuronpipe.core.names import Attributes, Events, Metrics, Spans
+from neuronpipe.core.tracing import SpanContext
+from neuronpipe.neuron_executor.generation.observer import GenerationObserver
+from neuronpipe.neuron_executor.generation.planner import Row, Sequence
+from neuronpipe.neuron_executor.generation.sampling import TokenChooser
+from neuronpipe.runtimes.decoder import Run
+from tests.unit.model_specs import model_spec
+from tests.unit.recorded import Recorded
+
+_SPEC = model_spec("text_generation", max_tokens=64, vocabulary_size=64)
+_STEPS = 33
+
+
+def _sequence(trace: SpanContext | None) -> Sequence:
+    options = GenerationOptions(max_new_tokens=_STEPS)
+    chooser, future = TokenChooser(options, 3, ()), asyncio.get_running_loop().create_future()
+    sequence = Sequence(
+        (False, False, 0), [Row([1, 2, 3])], options, chooser, frozenset(), float("inf"), "", None, future
+    )
+    sequence.trace = trace.child() if trace else None
+    return sequence
+
+
+def _run_steps(observer: GenerationObserver, sequences: list[Sequence]) -> None:
+    """Every sequence gets a token in every step; the first step has the prompts."""
+    for step in range(_STEPS):
+        tokens = [1] if step else [1, 2, 3]
+        planned = {one: [Run(tokens, 0, [0], is_scored=True)] for one in sequences}
+        observer.step(planned, 1_000 * step, 1_000 * step + 500)
+        for one in sequences:
+            one.started_ns = one.started_ns or one.arrived_ns
+            one.steps += 1
+            one.token_ids.append(7)
+            one.note(one.arrived_ns + 1_000 * (step + 1))
+
+
+async def test_a_sampled_text_links_to_its_first_step_and_to_every_16th_and_these_link_back() -> None:
+    telemetry, trace = Recorded(), SpanContext.new(is_sampled=True)
+    observer = GenerationObserver(telemetry, _SPEC, "fake")
+    text, other = _sequence(trace), _sequence(None)
+    _run_steps(observer, [other, text])
+    observer.finished(text, trace)
+
+    compute, steps = telemetry.one(Spans.COMPUTE), telemetry.named(Spans.BATCH)
+    assert compute.parent == trace
+    assert [link.context for link in compute.links] == [step.context for step in steps]
+    assert [step.started_ns for step in steps] == [0, 16_000, 32_000]
+    assert [step.attributes[Attributes.TOKENS] for step in steps] == [6, 2, 2]
+    for step in steps:
+        assert step.attributes[Attributes.BATCH_SIZE] == 2
+        (link,) = step.links
+        assert (link.context, link.attributes[Attributes.ROW]) == (compute.context, 1)
+    assert telemetry.counts(Metrics.BATCH_DURATION)[(_SPEC.name, "1", "fake")] == _STEPS
+
+
+async def test_steps_of_texts_that_are_not_sampled_have_no_spans() -> None:
+    telemetry = Recorded()
+    observer, text = GenerationObserver(telemetry, _SPEC, "fake"), _sequence(None)
+    _run_steps(observer, [text])
+    observer.finished(text, None)
+    assert telemetry.spans == []
+
+
+async def test_preemptions_are_events_and_are_counted() -> None:
+    telemetry, trace = Recorded(), SpanContext.new(is_sampled=True)
+    observer, text = GenerationObserver(telemetry, _SPEC, "fake"), _sequence(trace)
+    _run_steps(observer, [text])
+    text.preempted_ns = [text.arrived_ns + 10, text.arrived_ns + 20]
+    observer.finished(text, trace)
+
+    compute = telemetry.one(Spans.COMPUTE)
+    events = [(event.name, event.at_ns - text.arrived_ns) for event in compute.events]
+    assert events == [(Events.FIRST_TOKEN, 1_000), (Events.PREEMPTED, 10), (Events.PREEMPTED, 20)]
+    assert compute.attributes[Attributes.PREEMPTIONS] == 2
+    assert sum(telemetry.counts(Metrics.PREEMPTIONS).values()) == 2

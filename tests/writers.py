@@ -1,0 +1,22 @@
+"""Tiny compiled models of each task that generates."""
+
+from pathlib import Path
+
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from tests.decoders import make_writer, save_decoder
+from tests.encoder_decoders import save_encoder_decoder
+
+
+def make_writers(folder: Path) -> None:
+    """In `repository` the models `writer`, with a template for chats, `continuer`, without one, `summarizer` and
+    `translator`.
+    """
+    make_writer(folder)
+    sources = {
+        "continuer": ("text_generation", save_decoder("gpt2", folder / "gpt2")),
+        "summarizer": ("summarization", save_encoder_decoder("bart", folder / "bart")),
+        "translator": ("translation", save_encoder_decoder("marian", folder / "marian")),
+    }
+    for name, (task, source) in sources.items():
+        request = CompileRequest(source=str(source), task=task, repository=folder / "repository", name=name, dtype="")
+        compile_bundle(request, lambda line: None)
