@@ -8,7 +8,7 @@ from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends.base import BackendRequest, CoreLost
 from neuronpipe.neuron_executor.backends.fake import FakeBackend
 
-FAILING, NAN, KILLING = 666, 777, 888
+ENDLESS, FAILING, NAN, KILLING = 555, 666, 777, 888
 # Only a broken test waits this long.
 _PATIENCE_S = 20.0
 
@@ -17,9 +17,9 @@ class HeldBackend(FakeBackend):
     """FakeBackend, holding every batch until the test lets it run. `batches` has the token ids of each row, without
     padding.
 
-    A row with the id FAILING makes its batch raise; one with the id NAN has outputs that are not a number; one with the
-    id KILLING loses the core, and those in `lost` are lost with their next batch. Those in `lost_before` are found to
-    be lost before a batch begins.
+    A row with the id ENDLESS makes its batch never end; one with the id FAILING makes it raise; one with the id NAN has
+    outputs that are not a number; one with the id KILLING loses the core. Cores in `lost` are lost with their next
+    batch. Those in `lost_before` are found to be lost before a batch begins.
     """
 
     def __init__(
@@ -31,7 +31,11 @@ class HeldBackend(FakeBackend):
         in_flight: int = 1,
         buckets: tuple[Bucket, ...] = (),
     ) -> None:
-        properties = {"failing_token_id": str(FAILING), "nan_token_id": str(NAN)}
+        properties = {
+            "endless_token_id": str(ENDLESS),
+            "failing_token_id": str(FAILING),
+            "nan_token_id": str(NAN),
+        }
         super().__init__(
             BackendRequest(spec, [], properties, cores=cores, threads=0, in_flight=in_flight, buckets=buckets)
         )

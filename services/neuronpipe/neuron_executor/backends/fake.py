@@ -21,8 +21,8 @@ class FakeBackend:
     """See Backend.
 
     Properties: `device_time_s` is the time of a batch. `device_times_ms` are the times of batches in each bucket, as in
-    1x128:1.0,8x128:6.0; a core computes them one after the other. A batch with a `failing_token_id` raises. A row with
-    a `nan_token_id` is NaN.
+    1x128:1.0,8x128:6.0; a core computes them one after the other. A batch with a `failing_token_id` raises, one with
+    an `endless_token_id` never ends, and a row with a `nan_token_id` is NaN.
     """
 
     def __init__(self, request: BackendRequest) -> None:
@@ -32,6 +32,7 @@ class FakeBackend:
         self.buckets = BucketPlan(request.buckets) if request.buckets else None
         self._device_time_s = float(request.properties.get("device_time_s", "0"))
         self._failing_token_id = int(request.properties.get("failing_token_id", "-1"))
+        self._endless_token_id = int(request.properties.get("endless_token_id", "-1"))
         self._nan_token_id = int(request.properties.get("nan_token_id", "-1"))
         table = (entry.split(":") for entry in request.properties.get("device_times_ms", "").split(",") if entry)
         self._device_times_s = {bucket: float(time_ms) / 1000 for bucket, time_ms in table}
@@ -60,6 +61,8 @@ class FakeBackend:
             await asyncio.get_running_loop().run_in_executor(self._devices[core], time.sleep, seconds)
         if self._failing_token_id >= 0 and (token_ids == self._failing_token_id).any():
             raise BackendError("a token that the test chose")
+        if self._endless_token_id >= 0 and (token_ids == self._endless_token_id).any():
+            await asyncio.get_running_loop().create_future()
         outputs = {
             output.name: self._output(index, output.axes, token_ids, mask)
             for index, output in enumerate(self._spec.outputs)
