@@ -124,6 +124,12 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
         lambda one: one.container("neuron-executor").pop("startupProbe"),
         "has no startupProbe",
     ),
+    "an object in the namespace of whoever applies it": (
+        cluster.objects_are_in_one_namespace,
+        _PLAIN,
+        lambda one: one["ScaledObject/neuron-executor"]["metadata"].pop("namespace"),
+        "ScaledObject neuron-executor: is in the namespace of the user",
+    ),
     "a secret that nobody makes": (
         cluster.secrets_exist,
         _TLS,

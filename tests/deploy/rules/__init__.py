@@ -23,6 +23,7 @@ RULES: tuple[Rule, ...] = (
     pods.checks_see_what_services_see,
     pods.pods_have_no_rights,
     pods.volumes_are_there,
+    cluster.objects_are_in_one_namespace,
     cluster.secrets_exist,
     cluster.configuration_exists,
     cluster.services_stay_available,
