@@ -154,6 +154,12 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
         lambda one: one.container("tokenizer").pop("lifecycle"),
         "has no preStop sleep",
     ),
+    "gateways that are given up before executors have started": (
+        pods.updates_wait_for_models,
+        _PLAIN,
+        lambda one: one["Deployment/gateway"]["spec"].pop("progressDeadlineSeconds"),
+        "Deployment gateway: is given up after 600 s, and may take 600 s to start",
+    ),
     "a misspelt setting": (
         pods.settings_exist,
         _PLAIN,

@@ -17,6 +17,7 @@ RULES: tuple[Rule, ...] = (
     pods.ports_are_those_of_the_service,
     pods.probes_ask_for_what_exists,
     pods.graces_fit,
+    pods.updates_wait_for_models,
     pods.settings_exist,
     pods.images_are_built,
     pods.one_back_end_that_fits,

@@ -24,6 +24,8 @@ from tests.deploy.objects import (
 
 # process/life.py: after the grace period, callers that come late get a second, and unloading ten.
 _AFTER_GRACE_S = 11.0
+# Kubernetes' default of progressDeadlineSeconds.
+_PROGRESS_S = 600
 _DEVICES = {device for _, device in BACKENDS.values() if device}
 
 
@@ -104,6 +106,22 @@ def graces_fit(objects: Objects) -> Iterator[str]:
                 yield f"{workload}: gets {given_s} s to end, and may take {needed_s:g}"
             if one.target in CALLED and not sleep_s:
                 yield f"{workload}: refuses calls before callers know that it ends: it has no preStop sleep"
+
+
+def updates_wait_for_models(objects: Objects) -> Iterator[str]:
+    """A Deployment is not given up while its pods may still start. A gateway is ready once all stages are."""
+    starts_s = {one.workload.name: _longest_start_s(one) for one in objects.containers if one.target in CALLED}
+    for one in objects.containers:
+        if one.target in CALLED:
+            needed_s = max(starts_s.values()) if one.target == "gateway" else starts_s[one.workload.name]
+            given_s = one.workload.manifest["spec"].get("progressDeadlineSeconds", _PROGRESS_S)
+            if given_s <= needed_s:
+                yield f"{one.workload}: is given up after {given_s} s, and may take {needed_s} s to start"
+
+
+def _longest_start_s(one: Container) -> int:
+    probe = one.content.get("startupProbe", {})
+    return int(probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3))
 
 
 def settings_exist(objects: Objects) -> Iterator[str]:
