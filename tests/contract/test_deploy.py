@@ -278,6 +278,13 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
         lambda one: one.container("tokenizer")["resources"].pop("limits"),
         "or a limit of memory",
     ),
+    "more messages at once than there is memory": (
+        pods.gateways_refuse_before_memory_is_full,
+        _PLAIN,
+        lambda one: one.set("gateway", "NEURONPIPE_GATEWAY_MAX_RECEIVING_BYTES", str(1 << 30)),
+        # 1,024 MiB of messages, 64 held, 64 of results, 64 of /tmp, 128 for the process.
+        f"may take {1344 << 20} bytes of memory, and the limit is {1 << 30}",
+    ),
     "the token of an account": (
         pods.pods_have_no_rights,
         _PLAIN,

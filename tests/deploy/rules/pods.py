@@ -26,6 +26,10 @@ from tests.deploy.objects import (
 _AFTER_GRACE_S = 11.0
 # Kubernetes' default of progressDeadlineSeconds.
 _PROGRESS_S = 600
+# More than a service took without its caches: 82 MB with MiniLM (docs/benchmarks/README.md, Start and memory).
+_PROCESS_BYTES = 128 << 20
+# Settings of what a gateway may hold besides.
+_GATEWAY_MEMORY = ("max_receiving_bytes", "max_held_bytes", "result_cache_bytes")
 _DEVICES = {device for _, device in BACKENDS.values() if device}
 
 
@@ -218,6 +222,25 @@ def pods_have_no_rights(objects: Objects) -> Iterator[str]:
                 "limits", {}
             ):
                 yield f"{one}: lacks requests of CPU and memory, or a limit of memory"
+
+
+def gateways_refuse_before_memory_is_full(objects: Objects) -> Iterator[str]:
+    """A gateway's limit of memory has room for its caches and for the messages that may arrive at once, so that it
+    refuses what is too much before the kernel ends it. A volume in memory counts, too.
+    """
+    for one in objects.containers:
+        if one.target != "gateway":
+            continue
+        volumes = (volume.get("emptyDir", {}) for volume in one.workload.volumes.values())
+        in_memory = [volume["sizeLimit"] for volume in volumes if volume.get("medium") == "Memory"]
+        held = sum(int(one.setting(name)) for name in _GATEWAY_MEMORY)
+        needed = _PROCESS_BYTES + held + sum(map(_bytes, in_memory))
+        if (limit := _bytes(one.content["resources"]["limits"]["memory"])) < needed:
+            yield f"{one}: may take {needed} bytes of memory, and the limit is {limit}"
+
+
+def _bytes(quantity: str) -> int:
+    return int(quantity[:-2]) << {"Mi": 20, "Gi": 30}[quantity[-2:]]
 
 
 def volumes_are_there(objects: Objects) -> Iterator[str]:
