@@ -198,6 +198,7 @@ def service(name: str) -> Any:
 @contextmanager
 def failures(name: str, *, allows_missing: bool = False) -> Iterator[None]:
     """Raises SetupError for what AWS refuses in the block. `allows_missing`: what is not there may be missing."""
+    from boto3.exceptions import Boto3Error  # what a refused upload is
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -207,7 +208,7 @@ def failures(name: str, *, allows_missing: bool = False) -> Iterator[None]:
         is_missing = "NotFound" in code or code in _MISSING or said.lower().startswith(_MISSING_WORDS)
         if not (allows_missing and is_missing):
             raise SetupError(f"{name}: {code}: {said}") from error
-    except BotoCoreError as error:
+    except (Boto3Error, BotoCoreError) as error:
         raise SetupError(f"{name}: {error}") from error
 
 

@@ -29,13 +29,18 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _target(
-    folder: Path, *, asynchronous: str = "", instance_type: str = "ml.c5.xlarge", **changes: Any
+    folder: Path,
+    *,
+    asynchronous: str = "",
+    instance_type: str = "ml.c5.xlarge",
+    bucket: str = f"s3://{_BUCKET}/p",
+    **changes: Any,
 ) -> SageMakerTarget:
     source = folder / "models/classifier/1"
     if not source.exists():
         write_bundle(folder / "models", "classifier")
     role = "arn:aws:iam::123456789012:role/r"
-    place = SageMakerPlace("image:1", role, f"s3://{_BUCKET}/p", instance_type, asynchronous)
+    place = SageMakerPlace("image:1", role, bucket, instance_type, asynchronous)
     return SageMakerTarget(Endpoint(name="m", source=str(source), **changes), place)
 
 
@@ -121,6 +126,12 @@ def test_what_is_not_there_is_deleted_without_a_word(tmp_path: Path) -> None:
 def test_what_aws_refuses_is_said_in_its_words(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"sagemaker: ValidationException: Value 'ml\.none'"):
         _deploy(_target(tmp_path, instance_type="ml.none"))
+
+
+@pytest.mark.usefixtures("aws")
+def test_a_bucket_that_is_not_there_is_said_in_words_of_aws(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"s3: .*NoSuchBucket"):
+        _deploy(_target(tmp_path, bucket="s3://nobodys"))
 
 
 @pytest.mark.usefixtures("aws")
