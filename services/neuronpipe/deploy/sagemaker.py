@@ -145,13 +145,14 @@ class SageMakerTarget:
         }
 
     def _upload(self) -> None:
+        storage = service("s3")
         with tempfile.TemporaryDirectory(prefix="neuronpipe-") as folder:
             bundle = make_bundle(self._endpoint, Path(folder) / "models", lambda line: None)
             packed = Path(folder) / "model.tar.gz"
             with tarfile.open(packed, "w:gz") as tar:
                 tar.add(bundle.folder, ".")
             with failures("s3"):
-                service("s3").upload_file(str(packed), self._object.bucket, self._object.path)
+                storage.upload_file(str(packed), self._object.bucket, self._object.path)
 
     def _wait(self) -> None:
         with failures("sagemaker"):
@@ -214,8 +215,9 @@ def failures(name: str, *, allows_missing: bool = False) -> Iterator[None]:
 
 def _call(of: str, operation: str, arguments: Mapping[str, Any], *, allows_missing: bool = False) -> Step:
     def run() -> None:
+        client = service(of)
         with failures(of, allows_missing=allows_missing):
-            getattr(service(of), operation)(**arguments)
+            getattr(client, operation)(**arguments)
 
     lines = "\n".join(f"    {name}: {value}" for name, value in arguments.items())
     return Step(f"{of} {operation}:\n{lines}", run)

@@ -1,6 +1,7 @@
 """An endpoint of SageMaker, against moto's simulation of AWS: real-time, serverless and asynchronous."""
 
 import io
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +133,19 @@ def test_what_aws_refuses_is_said_in_its_words(tmp_path: Path) -> None:
 def test_a_bucket_that_is_not_there_is_said_in_words_of_aws(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"s3: .*NoSuchBucket"):
         _deploy(_target(tmp_path, bucket="s3://nobodys"))
+
+
+@pytest.mark.parametrize("steps", ["deploying", "undeploying"])
+def test_an_installation_without_boto3_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(SetupError, match=r"boto3, which is not installed: pip install 'neuronpipe\[deploy\]'"):
+        take(
+            _target(tmp_path).deploying() if steps == "deploying" else undeploying("m"),
+            lambda line: None,
+            is_dry=False,
+        )
 
 
 @pytest.mark.usefixtures("aws")
