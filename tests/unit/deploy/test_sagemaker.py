@@ -97,6 +97,31 @@ def test_an_asynchronous_endpoint_writes_to_s3_and_scales_to_none(tmp_path: Path
 
 
 @pytest.mark.usefixtures("aws")
+def test_one_request_wakes_an_asynchronous_endpoint_that_has_no_instance(tmp_path: Path) -> None:
+    _deploy(_target(tmp_path, asynchronous="s3://models/out", min_executors=0, max_executors=3))
+    [alarm] = _alarms()
+    assert (alarm["Namespace"], alarm["MetricName"]) == ("AWS/SageMaker", "HasBacklogWithoutCapacity")
+    assert alarm["Dimensions"] == [{"Name": "EndpointName", "Value": "m"}]
+    assert (alarm["Threshold"], alarm["ComparisonOperator"]) == (1.0, "GreaterThanOrEqualToThreshold")
+    policies = boto3.client("application-autoscaling").describe_scaling_policies(ServiceNamespace="sagemaker")
+    [waking] = [one for one in policies["ScalingPolicies"] if one["PolicyType"] == "StepScaling"]
+    assert alarm["AlarmActions"] == [waking["PolicyARN"]]
+    [step] = waking["StepScalingPolicyConfiguration"]["StepAdjustments"]
+    assert (step["MetricIntervalLowerBound"], step["ScalingAdjustment"]) == (0.0, 1)
+
+
+@pytest.mark.usefixtures("aws")
+def test_an_endpoint_that_always_has_an_instance_needs_no_alarm(tmp_path: Path) -> None:
+    _deploy(_target(tmp_path, asynchronous="s3://models/out", max_executors=3))
+    assert _alarms() == []
+
+
+def _alarms() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
+    return found
+
+
+@pytest.mark.usefixtures("aws")
 def test_the_bundle_is_packed_as_the_image_reads_it(tmp_path: Path) -> None:
     _deploy(_target(tmp_path))
     packed = boto3.client("s3").get_object(Bucket=_BUCKET, Key="p/m/model.tar.gz")["Body"].read()
@@ -106,9 +131,9 @@ def test_the_bundle_is_packed_as_the_image_reads_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("aws")
-@pytest.mark.parametrize("asynchronous", ["", "s3://models/out"])
-def test_nothing_is_left(tmp_path: Path, asynchronous: str) -> None:
-    _deploy(_target(tmp_path, asynchronous=asynchronous, max_executors=2))
+@pytest.mark.parametrize(("asynchronous", "fewest"), [("", 1), ("s3://models/out", 1), ("s3://models/out", 0)])
+def test_nothing_is_left(tmp_path: Path, asynchronous: str, fewest: int) -> None:
+    _deploy(_target(tmp_path, asynchronous=asynchronous, min_executors=fewest, max_executors=2))
     take(undeploying("m"), lambda line: None, is_dry=False)
     client = boto3.client("sagemaker")
     assert client.list_endpoints()["Endpoints"] == []
@@ -116,6 +141,7 @@ def test_nothing_is_left(tmp_path: Path, asynchronous: str) -> None:
     assert client.list_models()["Models"] == []
     assert boto3.client("s3").list_objects_v2(Bucket=_BUCKET)["KeyCount"] == 0
     assert _scaled() == []
+    assert _alarms() == []
 
 
 @pytest.mark.usefixtures("aws")
