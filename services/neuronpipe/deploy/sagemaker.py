@@ -123,8 +123,10 @@ class SageMakerTarget:
             # Of an asynchronous endpoint, which may have none, autoscaling takes the last one away.
             variant |= {"InstanceType": self._place.instance_type, "InitialInstanceCount": max(count, 1)}
         found: dict[str, Any] = {"EndpointConfigName": name, "ProductionVariants": [variant]}
-        if self._place.asynchronous:
-            found["AsyncInferenceConfig"] = {"OutputConfig": {"S3OutputPath": self._place.asynchronous}}
+        if results := self._place.asynchronous:
+            # Without the second one a caller cannot tell a request that failed from one that still waits.
+            folders = {"S3OutputPath": results, "S3FailurePath": f"{results.rstrip('/')}/failures"}
+            found["AsyncInferenceConfig"] = {"OutputConfig": folders}
         return found
 
     def _upload(self) -> None:

@@ -91,7 +91,10 @@ def _scaled() -> list[dict[str, Any]]:
 @pytest.mark.usefixtures("aws")
 def test_an_asynchronous_endpoint_writes_to_s3_and_scales_to_none(tmp_path: Path) -> None:
     found = _deploy(_target(tmp_path, asynchronous="s3://models/out", min_executors=0, max_executors=3))
-    assert found["AsyncInferenceConfig"]["OutputConfig"]["S3OutputPath"] == "s3://models/out"
+    assert found["AsyncInferenceConfig"]["OutputConfig"] == {
+        "S3OutputPath": "s3://models/out",
+        "S3FailurePath": "s3://models/out/failures",
+    }
     [scaled] = _scaled()
     assert (scaled["MinCapacity"], scaled["MaxCapacity"]) == (0, 3)
 
