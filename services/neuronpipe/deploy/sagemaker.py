@@ -88,11 +88,12 @@ class SageMakerTarget:
 
     def call(self) -> str:
         """A command that asks the endpoint."""
-        verb = "invoke-endpoint-async --input-location S3-URI" if self._place.asynchronous else "invoke-endpoint"
-        body = "" if self._place.asynchronous else " --body '{\"inputs\": TEXT}' answer.json"
-        return (
-            f"aws sagemaker-runtime {verb} --endpoint-name {self._endpoint.name} --content-type application/json{body}"
-        )
+        common = f"--endpoint-name {self._endpoint.name} --content-type application/json"
+        if self._place.asynchronous:
+            return f"aws sagemaker-runtime invoke-endpoint-async --input-location S3-URI {common}"
+        # From a file: on its command line, version 2 of the program takes base64.
+        asking = f"aws sagemaker-runtime invoke-endpoint {common} --body fileb://request.json answer.json"
+        return f"echo '{{\"inputs\": \"TEXT\"}}' > request.json\n{asking}"
 
     @property
     def model(self) -> Mapping[str, Any]:

@@ -124,6 +124,14 @@ def _alarms() -> list[dict[str, Any]]:
     return found
 
 
+def test_the_call_has_its_body_in_a_file_which_every_version_of_the_aws_program_takes(tmp_path: Path) -> None:
+    assert _target(tmp_path).call().splitlines() == [
+        """echo '{"inputs": "TEXT"}' > request.json""",
+        "aws sagemaker-runtime invoke-endpoint --endpoint-name m --content-type application/json "
+        "--body fileb://request.json answer.json",
+    ]
+
+
 @pytest.mark.usefixtures("aws")
 def test_the_bundle_is_packed_as_the_image_reads_it(tmp_path: Path) -> None:
     _deploy(_target(tmp_path))
