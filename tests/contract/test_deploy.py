@@ -124,6 +124,12 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
         lambda one: one.container("neuron-executor").pop("startupProbe"),
         "has no startupProbe",
     ),
+    "an object in the namespace of whoever applies it": (
+        cluster.objects_are_in_one_namespace,
+        _PLAIN,
+        lambda one: one["ScaledObject/neuron-executor"]["metadata"].pop("namespace"),
+        "ScaledObject neuron-executor: is in the namespace of the user",
+    ),
     "a secret that nobody makes": (
         cluster.secrets_exist,
         _TLS,
@@ -147,6 +153,12 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
         _PLAIN,
         lambda one: one.container("tokenizer").pop("lifecycle"),
         "has no preStop sleep",
+    ),
+    "gateways that are given up before executors have started": (
+        pods.updates_wait_for_models,
+        _PLAIN,
+        lambda one: one["Deployment/gateway"]["spec"].pop("progressDeadlineSeconds"),
+        "Deployment gateway: is given up after 600 s, and may take 600 s to start",
     ),
     "a misspelt setting": (
         pods.settings_exist,
@@ -265,6 +277,13 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
         _PLAIN,
         lambda one: one.container("tokenizer")["resources"].pop("limits"),
         "or a limit of memory",
+    ),
+    "more messages at once than there is memory": (
+        pods.gateways_refuse_before_memory_is_full,
+        _PLAIN,
+        lambda one: one.set("gateway", "NEURONPIPE_GATEWAY_MAX_RECEIVING_BYTES", str(1 << 30)),
+        # 1,024 MiB of messages, 64 held, 64 of results, 64 of /tmp, 128 for the process.
+        f"may take {1344 << 20} bytes of memory, and the limit is {1 << 30}",
     ),
     "the token of an account": (
         pods.pods_have_no_rights,

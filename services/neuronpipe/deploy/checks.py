@@ -134,7 +134,8 @@ def _check_executor(
         with found.kept():
             _check_back_end(name, settings)
     with found.kept():
-        _check_memory(sizes, "openvino" in names, limit_bytes)
+        makes_room = settings.models_on_demand and settings.max_model_memory_bytes
+        _check_memory(sizes, "openvino" in names and not makes_room, limit_bytes)
 
 
 def _check_devices(names: set[str]) -> None:
@@ -178,7 +179,9 @@ def _check_cores(cores: int, there: int, what: str) -> None:
 
 
 def _check_memory(sizes: dict[str, int], holds_all: bool, limit_bytes: int | None) -> None:
-    """Weights on CPUs are all in memory; those for devices pass through it, one model after the other."""
+    """Weights on CPUs are all in memory, unless models make room for others; those for devices pass through it, one
+    model after the other.
+    """
     weights = sum(sizes.values()) if holds_all else max(sizes.values(), default=0)
     needed = _EXECUTOR_BYTES + weights
     if limit_bytes is not None and needed > limit_bytes:

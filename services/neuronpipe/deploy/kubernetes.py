@@ -23,6 +23,8 @@ _IMAGE_PREFIX = "neuronpipe"
 _API = "kustomize.config.k8s.io"
 _SECRET = "neuronpipe-callers"  # noqa: S105 (its name)
 _WAIT = "--timeout=30m"
+# The namespace's annotation with the name of the endpoint in it.
+_ENDPOINT = "neuronpipe/endpoint"
 
 
 class KubernetesTarget:
@@ -50,12 +52,14 @@ class KubernetesTarget:
     def deploying(self) -> Iterator[Step]:
         """Applies everything, and waits until gateways reach all stages. Raises SetupError."""
         manifests = shipped("deploy")
+        yield _look_for_another(self.name)
         yield Step(f"copy {manifests} to {self._out / 'deploy'}", lambda: self._copy(manifests))
         for name, content in self.files().items():
             yield written(self._out / name, _yaml(content))
         if self._model_image:
             yield Step(f"compile {self._endpoint.source}, and push it as {self._model_image}", self._push)
         yield command("kubectl", "apply", "-f", str(self._out / "deploy/base/namespace.yaml"))
+        yield command("kubectl", "annotate", "namespace", NAMESPACE, f"{_ENDPOINT}={self.name}", "--overwrite")
         yield Step(f"make the secret {_SECRET} with a key, where it is missing", self._make_key)
         if not self._model_image:
             compiling = ("kubectl", "-n", NAMESPACE)
@@ -198,10 +202,26 @@ class KubernetesTarget:
             run_program(words, {})
 
 
-def undeploying() -> Iterator[Step]:
-    """Deletes the namespace with all in it, and what belongs to none."""
+def undeploying(name: str) -> Iterator[Step]:
+    """Deletes the namespace with all in it, and what belongs to none. Raises SetupError, also for that of another."""
+    yield _look_for_another(name)
     yield command("kubectl", "delete", "namespace", NAMESPACE, "--ignore-not-found")
     yield command("kubectl", "delete", "priorityclass", "neuronpipe-serving", "--ignore-not-found")
+
+
+def _look_for_another(name: str) -> Step:
+    """Raises SetupError where the namespace has another endpoint, which would be replaced, or deleted."""
+
+    def look() -> None:
+        path = f"jsonpath={{.metadata.annotations.{_ENDPOINT}}}"
+        there = run_program(["kubectl", "get", "namespace", NAMESPACE, "--ignore-not-found", "-o", path], {}).strip()
+        if there and there != name:
+            raise SetupError(
+                f"{name}: the namespace {NAMESPACE} has the endpoint {there}, and room for one; "
+                f"neuronpipe undeploy {there} --to kubernetes deletes it"
+            )
+
+    return Step(f"look whether the namespace {NAMESPACE} has another endpoint", look)
 
 
 def _patch(deployment: str, **pod: Any) -> Mapping[str, Any]:

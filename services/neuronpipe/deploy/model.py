@@ -58,7 +58,7 @@ def undeploying(to: str, name: str) -> Iterator[Step]:
     """The steps that leave nothing of an endpoint."""
     if to == "compose":
         return compose.undeploying(name)
-    return kubernetes.undeploying() if to == "kubernetes" else sagemaker.undeploying(name)
+    return kubernetes.undeploying(name) if to == "kubernetes" else sagemaker.undeploying(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,17 @@ from typing import Any
 from neuronpipe.core.errors import SetupError
 from neuronpipe.deploy.bundle import make_bundle, model_name
 from neuronpipe.deploy.endpoint import Endpoint
+from neuronpipe.deploy.sagemaker_scaling import (
+    alarm_of_none,
+    policy_by_load,
+    policy_from_none,
+    scaled_variant,
+    waking_name,
+)
 from neuronpipe.deploy.steps import Step
 from neuronpipe.storage.uris import ObjectUri
 
 VARIANT = "all"
-_DIMENSION = "sagemaker:variant:DesiredInstanceCount"
 _POLL_S, _POLLS = 15, 120
 _MISSING = ("NoSuchKey", "NoSuchBucket")
 # SageMaker has no code of its own for what is not there.
@@ -73,17 +79,21 @@ class SageMakerTarget:
         yield _call("sagemaker", "create_endpoint", {"EndpointName": name, "EndpointConfigName": name})
         yield Step(f"wait until the endpoint {name} is in service", self._wait)
         if not endpoint.serverless and endpoint.min_executors != endpoint.max_executors:
-            scaled = _scaled(name) | {"MinCapacity": endpoint.min_executors, "MaxCapacity": endpoint.max_executors}
-            yield _call("application-autoscaling", "register_scalable_target", scaled)
-            yield _call("application-autoscaling", "put_scaling_policy", _scaled(name) | self.scaling)
+            counts = {"MinCapacity": endpoint.min_executors, "MaxCapacity": endpoint.max_executors}
+            yield _call("application-autoscaling", "register_scalable_target", scaled_variant(name, VARIANT) | counts)
+            policy = policy_by_load(name, VARIANT, is_asynchronous=bool(self._place.asynchronous))
+            yield _call("application-autoscaling", "put_scaling_policy", policy)
+            if not endpoint.min_executors:
+                yield _waking(policy_from_none(name, VARIANT), alarm_of_none(name))
 
     def call(self) -> str:
         """A command that asks the endpoint."""
-        verb = "invoke-endpoint-async --input-location S3-URI" if self._place.asynchronous else "invoke-endpoint"
-        body = "" if self._place.asynchronous else " --body '{\"inputs\": TEXT}' answer.json"
-        return (
-            f"aws sagemaker-runtime {verb} --endpoint-name {self._endpoint.name} --content-type application/json{body}"
-        )
+        common = f"--endpoint-name {self._endpoint.name} --content-type application/json"
+        if self._place.asynchronous:
+            return f"aws sagemaker-runtime invoke-endpoint-async --input-location S3-URI {common}"
+        # From a file: on its command line, version 2 of the program takes base64.
+        asking = f"aws sagemaker-runtime invoke-endpoint {common} --body fileb://request.json answer.json"
+        return f"echo '{{\"inputs\": \"TEXT\"}}' > request.json\n{asking}"
 
     @property
     def model(self) -> Mapping[str, Any]:
@@ -114,44 +124,21 @@ class SageMakerTarget:
             # Of an asynchronous endpoint, which may have none, autoscaling takes the last one away.
             variant |= {"InstanceType": self._place.instance_type, "InitialInstanceCount": max(count, 1)}
         found: dict[str, Any] = {"EndpointConfigName": name, "ProductionVariants": [variant]}
-        if self._place.asynchronous:
-            found["AsyncInferenceConfig"] = {"OutputConfig": {"S3OutputPath": self._place.asynchronous}}
+        if results := self._place.asynchronous:
+            # Without the second one a caller cannot tell a request that failed from one that still waits.
+            folders = {"S3OutputPath": results, "S3FailurePath": f"{results.rstrip('/')}/failures"}
+            found["AsyncInferenceConfig"] = {"OutputConfig": folders}
         return found
 
-    @property
-    def scaling(self) -> dict[str, Any]:
-        """What PutScalingPolicy gets besides the endpoint: by requests that wait, or by those that come."""
-        is_asynchronous = bool(self._place.asynchronous)
-        dimensions = [{"Name": "EndpointName", "Value": self._endpoint.name}]
-        backlog = {
-            "CustomizedMetricSpecification": {
-                "MetricName": "ApproximateBacklogSizePerInstance",
-                "Namespace": "AWS/SageMaker",
-                "Dimensions": dimensions,
-                "Statistic": "Average",
-            }
-        }
-        invocations = {
-            "PredefinedMetricSpecification": {"PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"}
-        }
-        return {
-            "PolicyName": self._endpoint.name,
-            "PolicyType": "TargetTrackingScaling",
-            "TargetTrackingScalingPolicyConfiguration": {
-                # Per instance: five that wait, as AWS's own example has it, or a thousand calls in a minute.
-                "TargetValue": 5.0 if is_asynchronous else 1000.0,
-                **(backlog if is_asynchronous else invocations),
-            },
-        }
-
     def _upload(self) -> None:
+        storage = service("s3")
         with tempfile.TemporaryDirectory(prefix="neuronpipe-") as folder:
             bundle = make_bundle(self._endpoint, Path(folder) / "models", lambda line: None)
             packed = Path(folder) / "model.tar.gz"
             with tarfile.open(packed, "w:gz") as tar:
                 tar.add(bundle.folder, ".")
             with failures("s3"):
-                service("s3").upload_file(str(packed), self._object.bucket, self._object.path)
+                storage.upload_file(str(packed), self._object.bucket, self._object.path)
 
     def _wait(self) -> None:
         with failures("sagemaker"):
@@ -160,12 +147,14 @@ class SageMakerTarget:
 
 
 def undeploying(name: str) -> Iterator[Step]:
-    """Deletes the endpoint, its configuration, its scaling, the model, and the bundle of the model."""
-    yield _call("application-autoscaling", "deregister_scalable_target", _scaled(name), allows_missing=True)
+    """Deletes the endpoint, its configuration, its scaling with its alarm, the model, and the bundle of the model."""
+    scaled = scaled_variant(name, VARIANT)
+    yield _call("application-autoscaling", "deregister_scalable_target", scaled, allows_missing=True)
     yield _call("sagemaker", "delete_endpoint", {"EndpointName": name}, allows_missing=True)
     yield _call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name}, allows_missing=True)
     yield Step(f"delete the bundle of the model {name}", lambda: _delete_bundle(name))
     yield _call("sagemaker", "delete_model", {"ModelName": name}, allows_missing=True)
+    yield _call("cloudwatch", "delete_alarms", {"AlarmNames": [waking_name(name)]}, allows_missing=True)
 
 
 def _delete_bundle(name: str) -> None:
@@ -175,12 +164,18 @@ def _delete_bundle(name: str) -> None:
         service("s3").delete_object(Bucket=uri.bucket, Key=uri.path)
 
 
-def _scaled(name: str) -> dict[str, Any]:
-    return {
-        "ServiceNamespace": "sagemaker",
-        "ResourceId": f"endpoint/{name}/variant/{VARIANT}",
-        "ScalableDimension": _DIMENSION,
-    }
+def _waking(policy: Mapping[str, Any], alarm: Mapping[str, Any]) -> Step:
+    """Has the alarm carry out the policy."""
+
+    def run() -> None:
+        scaling, metrics = service("application-autoscaling"), service("cloudwatch")
+        with failures("application-autoscaling"):
+            action = scaling.put_scaling_policy(**policy)["PolicyARN"]
+        with failures("cloudwatch"):
+            metrics.put_metric_alarm(**alarm, AlarmActions=[action])
+
+    calls = ("application-autoscaling put_scaling_policy", policy), ("cloudwatch put_metric_alarm, for it", alarm)
+    return Step("\n".join(f"{call}:\n{_lines(arguments)}" for call, arguments in calls), run)
 
 
 def service(name: str) -> Any:
@@ -198,6 +193,7 @@ def service(name: str) -> Any:
 @contextmanager
 def failures(name: str, *, allows_missing: bool = False) -> Iterator[None]:
     """Raises SetupError for what AWS refuses in the block. `allows_missing`: what is not there may be missing."""
+    from boto3.exceptions import Boto3Error  # what a refused upload is
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -207,17 +203,21 @@ def failures(name: str, *, allows_missing: bool = False) -> Iterator[None]:
         is_missing = "NotFound" in code or code in _MISSING or said.lower().startswith(_MISSING_WORDS)
         if not (allows_missing and is_missing):
             raise SetupError(f"{name}: {code}: {said}") from error
-    except BotoCoreError as error:
+    except (Boto3Error, BotoCoreError) as error:
         raise SetupError(f"{name}: {error}") from error
 
 
 def _call(of: str, operation: str, arguments: Mapping[str, Any], *, allows_missing: bool = False) -> Step:
     def run() -> None:
+        client = service(of)
         with failures(of, allows_missing=allows_missing):
-            getattr(service(of), operation)(**arguments)
+            getattr(client, operation)(**arguments)
 
-    lines = "\n".join(f"    {name}: {value}" for name, value in arguments.items())
-    return Step(f"{of} {operation}:\n{lines}", run)
+    return Step(f"{of} {operation}:\n{_lines(arguments)}", run)
+
+
+def _lines(arguments: Mapping[str, Any]) -> str:
+    return "\n".join(f"    {name}: {value}" for name, value in arguments.items())
 
 
 def _below(folder: str, name: str) -> ObjectUri:

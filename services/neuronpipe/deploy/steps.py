@@ -28,7 +28,7 @@ class Step:
 
 
 def command(*words: str, variables: Mapping[str, str] | None = None) -> Step:
-    """Runs a program, whose output is shown. `variables` are added to its environment."""
+    """Runs a program, whose output is shown where it fails. `variables` are added to its environment."""
     added = variables or {}
     text = shlex.join([*(f"{name}={value}" for name, value in added.items()), *words])
     return Step(text, lambda: run_program(words, added))

@@ -27,7 +27,9 @@ _REFUSAL_LIFE_S = 0.02
 
 @dataclass(slots=True, eq=False)
 class Admission:
-    """A request inside the gate, until the block ends whose context manager it is."""
+    """A request inside the gate, until the block ends whose context manager it is. `held_s`: how much of that time it
+    was held, which says nothing of how long answers take.
+    """
 
     gate: "Gate"
     call: Call
@@ -38,6 +40,7 @@ class Admission:
     began_s: float
     is_shed: bool = False
     has_run: bool = False
+    held_s: float = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +137,7 @@ class Gate:
         """The end of a request that was not shed."""
         self._take_out(admission)
         if is_answered:
-            self.shedding.note_answer(time.monotonic() - admission.began_s)
+            self.shedding.note_answer(time.monotonic() - admission.began_s - admission.held_s)
         self._drained.add(1, admission.tokens)
 
     def correct(self, admission: Admission, tokens: int) -> None:

@@ -132,7 +132,9 @@ class Pipeline:
         ):
             try:
                 async with timer, admission.turn(model.key) as own_call:
-                    return await self._run(request, model, own_call, admission, observed)
+                    answer = await self._run(request, model, own_call, admission, observed)
+                admission.held_s = held.total_ns / 1e9 if held else 0.0
+                return answer
             except TimeoutError as fault:
                 if not timer.expired():  # a stage's own TimeoutError is a fault
                     raise

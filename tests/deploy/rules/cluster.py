@@ -6,11 +6,23 @@ from typing import Any
 
 from neuronpipe.core.names import instruments
 from neuronpipe.core.settings import variable_name
+from neuronpipe.deploy.kubernetes import NAMESPACE
 from neuronpipe.telemetry.prometheus import series_names
 from tests.deploy.combinations import ROOT
 from tests.deploy.objects import CALLED, INFERENCE, SETTINGS, Objects, port_of, selects
 
 _PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("kubernetes.md", "autoscaling.md")}
+_OF_THE_CLUSTER = {"Namespace", "PriorityClass", "ClusterServingRuntime"}
+
+
+def objects_are_in_one_namespace(objects: Objects) -> Iterator[str]:
+    """Every object is in the namespace that policies, certificates and addresses name. Without one of its own, kubectl
+    would take that of the user's context.
+    """
+    for one in objects.manifests:
+        namespace = one["metadata"].get("namespace")
+        if one["kind"] not in _OF_THE_CLUSTER and namespace != NAMESPACE:
+            yield f"{one['kind']} {one['metadata']['name']}: is in the namespace {namespace or 'of the user'}"
 
 
 def secrets_exist(objects: Objects) -> Iterator[str]:

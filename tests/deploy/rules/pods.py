@@ -24,6 +24,12 @@ from tests.deploy.objects import (
 
 # process/life.py: after the grace period, callers that come late get a second, and unloading ten.
 _AFTER_GRACE_S = 11.0
+# Kubernetes' default of progressDeadlineSeconds.
+_PROGRESS_S = 600
+# More than a service took without its caches: 82 MB with MiniLM (docs/benchmarks/README.md, Start and memory).
+_PROCESS_BYTES = 128 << 20
+# Settings of what a gateway may hold besides.
+_GATEWAY_MEMORY = ("max_receiving_bytes", "max_held_bytes", "result_cache_bytes")
 _DEVICES = {device for _, device in BACKENDS.values() if device}
 
 
@@ -104,6 +110,22 @@ def graces_fit(objects: Objects) -> Iterator[str]:
                 yield f"{workload}: gets {given_s} s to end, and may take {needed_s:g}"
             if one.target in CALLED and not sleep_s:
                 yield f"{workload}: refuses calls before callers know that it ends: it has no preStop sleep"
+
+
+def updates_wait_for_models(objects: Objects) -> Iterator[str]:
+    """A Deployment is not given up while its pods may still start. A gateway is ready once all stages are."""
+    starts_s = {one.workload.name: _longest_start_s(one) for one in objects.containers if one.target in CALLED}
+    for one in objects.containers:
+        if one.target in CALLED:
+            needed_s = max(starts_s.values()) if one.target == "gateway" else starts_s[one.workload.name]
+            given_s = one.workload.manifest["spec"].get("progressDeadlineSeconds", _PROGRESS_S)
+            if given_s <= needed_s:
+                yield f"{one.workload}: is given up after {given_s} s, and may take {needed_s} s to start"
+
+
+def _longest_start_s(one: Container) -> int:
+    probe = one.content.get("startupProbe", {})
+    return int(probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3))
 
 
 def settings_exist(objects: Objects) -> Iterator[str]:
@@ -200,6 +222,25 @@ def pods_have_no_rights(objects: Objects) -> Iterator[str]:
                 "limits", {}
             ):
                 yield f"{one}: lacks requests of CPU and memory, or a limit of memory"
+
+
+def gateways_refuse_before_memory_is_full(objects: Objects) -> Iterator[str]:
+    """A gateway's limit of memory has room for its caches and for the messages that may arrive at once, so that it
+    refuses what is too much before the kernel ends it. A volume in memory counts, too.
+    """
+    for one in objects.containers:
+        if one.target != "gateway":
+            continue
+        volumes = (volume.get("emptyDir", {}) for volume in one.workload.volumes.values())
+        in_memory = [volume["sizeLimit"] for volume in volumes if volume.get("medium") == "Memory"]
+        held = sum(int(one.setting(name)) for name in _GATEWAY_MEMORY)
+        needed = _PROCESS_BYTES + held + sum(map(_bytes, in_memory))
+        if (limit := _bytes(one.content["resources"]["limits"]["memory"])) < needed:
+            yield f"{one}: may take {needed} bytes of memory, and the limit is {limit}"
+
+
+def _bytes(quantity: str) -> int:
+    return int(quantity[:-2]) << {"Mi": 20, "Gi": 30}[quantity[-2:]]
 
 
 def volumes_are_there(objects: Objects) -> Iterator[str]:

@@ -125,19 +125,34 @@ def test_a_back_end_that_the_image_does_not_have_is_named(
     assert _problem(found).startswith("back end neuronx: no_such_package is not in this image")
 
 
-def test_a_memory_limit_below_the_weights_is_refused_with_both_numbers(repository: Path) -> None:
+@pytest.fixture
+def large_models(repository: Path) -> Path:
+    """The repository with two further models, of 200 and 300 MiB."""
     for name in ("large", "larger"):
         weights = write_bundle(repository, name) / "artifacts/openvino/model.bin"
         weights.unlink()  # it is shared by the bundles
         with weights.open("wb") as file:
             file.truncate((300 if name == "larger" else 200) * _MIB)
-    settings = NeuronExecutorSettings(repository=repository)
+    return repository
+
+
+def test_a_memory_limit_below_the_weights_is_refused_with_both_numbers(large_models: Path) -> None:
+    settings = NeuronExecutorSettings(repository=large_models)
     # 128 MiB for the process, 501 for 200, 300, and three models' small files.
     assert _problem(check_deployment(settings, limit_bytes=lambda: 628 * _MIB)) == (
         "memory: the container's limit is 628 MiB, and an executor of these models takes at least 629 MiB, 501 for "
         "weights (larger/1 has the most: 301); raise the limit, or serve fewer models"
     )
     assert check_deployment(settings, limit_bytes=lambda: 629 * _MIB).problems == []
+
+
+def test_of_models_that_make_room_for_each_other_the_largest_must_fit(large_models: Path) -> None:
+    settings = NeuronExecutorSettings(
+        repository=large_models, models_on_demand=True, max_model_memory_bytes=302 * _MIB
+    )
+    # 128 MiB for the process, 301 for the larger model.
+    assert check_deployment(settings, limit_bytes=lambda: 430 * _MIB).problems == []
+    assert "at least 429 MiB, 301 for weights" in _problem(check_deployment(settings, limit_bytes=lambda: 428 * _MIB))
 
 
 @pytest.mark.parametrize(

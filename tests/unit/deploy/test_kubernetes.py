@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from neuronpipe.core.errors import SetupError
 from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig
 from neuronpipe.deploy.kubernetes import KubernetesTarget, undeploying
 from neuronpipe.deploy.steps import take
@@ -15,6 +16,7 @@ from tests.deploy.schemas import faults_of_schema
 from tests.unit.bundles.written import write_bundle
 from tests.unit.deploy.programs import Programs
 
+_LOOK = "kubectl get namespace neuronpipe --ignore-not-found -o jsonpath={.metadata.annotations.neuronpipe/endpoint}"
 _SERVERLESS = ServerlessConfig(memory_mb=4096, max_concurrency=10)
 
 
@@ -115,7 +117,9 @@ def test_the_model_is_there_before_what_serves_it(programs: Programs, tmp_path: 
     _deployed(target)
     calls = [call for call in programs.calls if " create secret " not in call]
     assert calls == [
+        _LOOK,
         f"kubectl apply -f {out}/deploy/base/namespace.yaml",
+        "kubectl annotate namespace neuronpipe neuronpipe/endpoint=m --overwrite",
         "kubectl -n neuronpipe get secret neuronpipe-callers --ignore-not-found",
         "kubectl -n neuronpipe delete job compile --ignore-not-found",
         f"kubectl apply -k {out}/compile",
@@ -158,8 +162,19 @@ def test_a_dry_run_writes_and_calls_nothing(programs: Programs, tmp_path: Path) 
 
 
 def test_nothing_is_left(programs: Programs) -> None:
-    take(undeploying(), lambda line: None, is_dry=False)
+    take(undeploying("m"), lambda line: None, is_dry=False)
     assert programs.calls == [
+        _LOOK,
         "kubectl delete namespace neuronpipe --ignore-not-found",
         "kubectl delete priorityclass neuronpipe-serving --ignore-not-found",
     ]
+
+
+def test_another_endpoint_is_neither_replaced_nor_deleted(programs: Programs, tmp_path: Path) -> None:
+    programs.add("kubectl", **{"get namespace": "other"})
+    for steps in (_target(tmp_path / "out").deploying(), undeploying("m")):
+        with pytest.raises(SetupError, match="m: the namespace neuronpipe has the endpoint other, and room for one"):
+            take(steps, lambda line: None, is_dry=False)
+    assert programs.calls == [_LOOK] * 2
+    take(undeploying("other"), lambda line: None, is_dry=False)
+    assert len(programs.calls) == 5

@@ -1,6 +1,7 @@
 """An endpoint of SageMaker, against moto's simulation of AWS: real-time, serverless and asynchronous."""
 
 import io
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,13 +30,18 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _target(
-    folder: Path, *, asynchronous: str = "", instance_type: str = "ml.c5.xlarge", **changes: Any
+    folder: Path,
+    *,
+    asynchronous: str = "",
+    instance_type: str = "ml.c5.xlarge",
+    bucket: str = f"s3://{_BUCKET}/p",
+    **changes: Any,
 ) -> SageMakerTarget:
     source = folder / "models/classifier/1"
     if not source.exists():
         write_bundle(folder / "models", "classifier")
     role = "arn:aws:iam::123456789012:role/r"
-    place = SageMakerPlace("image:1", role, f"s3://{_BUCKET}/p", instance_type, asynchronous)
+    place = SageMakerPlace("image:1", role, bucket, instance_type, asynchronous)
     return SageMakerTarget(Endpoint(name="m", source=str(source), **changes), place)
 
 
@@ -85,9 +91,45 @@ def _scaled() -> list[dict[str, Any]]:
 @pytest.mark.usefixtures("aws")
 def test_an_asynchronous_endpoint_writes_to_s3_and_scales_to_none(tmp_path: Path) -> None:
     found = _deploy(_target(tmp_path, asynchronous="s3://models/out", min_executors=0, max_executors=3))
-    assert found["AsyncInferenceConfig"]["OutputConfig"]["S3OutputPath"] == "s3://models/out"
+    assert found["AsyncInferenceConfig"]["OutputConfig"] == {
+        "S3OutputPath": "s3://models/out",
+        "S3FailurePath": "s3://models/out/failures",
+    }
     [scaled] = _scaled()
     assert (scaled["MinCapacity"], scaled["MaxCapacity"]) == (0, 3)
+
+
+@pytest.mark.usefixtures("aws")
+def test_one_request_wakes_an_asynchronous_endpoint_that_has_no_instance(tmp_path: Path) -> None:
+    _deploy(_target(tmp_path, asynchronous="s3://models/out", min_executors=0, max_executors=3))
+    [alarm] = _alarms()
+    assert (alarm["Namespace"], alarm["MetricName"]) == ("AWS/SageMaker", "HasBacklogWithoutCapacity")
+    assert alarm["Dimensions"] == [{"Name": "EndpointName", "Value": "m"}]
+    assert (alarm["Threshold"], alarm["ComparisonOperator"]) == (1.0, "GreaterThanOrEqualToThreshold")
+    policies = boto3.client("application-autoscaling").describe_scaling_policies(ServiceNamespace="sagemaker")
+    [waking] = [one for one in policies["ScalingPolicies"] if one["PolicyType"] == "StepScaling"]
+    assert alarm["AlarmActions"] == [waking["PolicyARN"]]
+    [step] = waking["StepScalingPolicyConfiguration"]["StepAdjustments"]
+    assert (step["MetricIntervalLowerBound"], step["ScalingAdjustment"]) == (0.0, 1)
+
+
+@pytest.mark.usefixtures("aws")
+def test_an_endpoint_that_always_has_an_instance_needs_no_alarm(tmp_path: Path) -> None:
+    _deploy(_target(tmp_path, asynchronous="s3://models/out", max_executors=3))
+    assert _alarms() == []
+
+
+def _alarms() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
+    return found
+
+
+def test_the_call_has_its_body_in_a_file_which_every_version_of_the_aws_program_takes(tmp_path: Path) -> None:
+    assert _target(tmp_path).call().splitlines() == [
+        """echo '{"inputs": "TEXT"}' > request.json""",
+        "aws sagemaker-runtime invoke-endpoint --endpoint-name m --content-type application/json "
+        "--body fileb://request.json answer.json",
+    ]
 
 
 @pytest.mark.usefixtures("aws")
@@ -100,9 +142,9 @@ def test_the_bundle_is_packed_as_the_image_reads_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("aws")
-@pytest.mark.parametrize("asynchronous", ["", "s3://models/out"])
-def test_nothing_is_left(tmp_path: Path, asynchronous: str) -> None:
-    _deploy(_target(tmp_path, asynchronous=asynchronous, max_executors=2))
+@pytest.mark.parametrize(("asynchronous", "fewest"), [("", 1), ("s3://models/out", 1), ("s3://models/out", 0)])
+def test_nothing_is_left(tmp_path: Path, asynchronous: str, fewest: int) -> None:
+    _deploy(_target(tmp_path, asynchronous=asynchronous, min_executors=fewest, max_executors=2))
     take(undeploying("m"), lambda line: None, is_dry=False)
     client = boto3.client("sagemaker")
     assert client.list_endpoints()["Endpoints"] == []
@@ -110,6 +152,7 @@ def test_nothing_is_left(tmp_path: Path, asynchronous: str) -> None:
     assert client.list_models()["Models"] == []
     assert boto3.client("s3").list_objects_v2(Bucket=_BUCKET)["KeyCount"] == 0
     assert _scaled() == []
+    assert _alarms() == []
 
 
 @pytest.mark.usefixtures("aws")
@@ -121,6 +164,25 @@ def test_what_is_not_there_is_deleted_without_a_word(tmp_path: Path) -> None:
 def test_what_aws_refuses_is_said_in_its_words(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"sagemaker: ValidationException: Value 'ml\.none'"):
         _deploy(_target(tmp_path, instance_type="ml.none"))
+
+
+@pytest.mark.usefixtures("aws")
+def test_a_bucket_that_is_not_there_is_said_in_words_of_aws(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"s3: .*NoSuchBucket"):
+        _deploy(_target(tmp_path, bucket="s3://nobodys"))
+
+
+@pytest.mark.parametrize("steps", ["deploying", "undeploying"])
+def test_an_installation_without_boto3_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(SetupError, match=r"boto3, which is not installed: pip install 'neuronpipe\[deploy\]'"):
+        take(
+            _target(tmp_path).deploying() if steps == "deploying" else undeploying("m"),
+            lambda line: None,
+            is_dry=False,
+        )
 
 
 @pytest.mark.usefixtures("aws")

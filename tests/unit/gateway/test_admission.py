@@ -351,3 +351,15 @@ def test_after_a_late_request_those_with_too_little_time_left_for_an_answer_are_
     with pytest.raises(DeadlineExceeded, match="would pass before the result is ready"):
         gate.check_room(0.02)
     gate.check_room(0.1)
+
+
+def test_the_time_in_which_requests_were_held_is_not_expected_of_others(crowd_of: CrowdOf, clock: _Clock) -> None:
+    gate = Gate(100, 1000)
+    crowd = crowd_of(gate)
+    for _ in range(100):
+        admission = crowd.enter("a")
+        clock.now_s += 60
+        admission.held_s = 59.9
+        crowd.leave("a")
+    gate.shedding.note_late()
+    gate.check_room(0.1)

@@ -55,11 +55,17 @@ from neuronpipe.core.items import (
     Tokenize,
     TokenizeItem,
 )
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.core.status import from_status
 from neuronpipe.core.tracing import SpanContext
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.doors.native import NativeDoor
+from neuronpipe.gateway.holding import Holding
+from neuronpipe.gateway.load_shedding import LoadShedding
+from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
-from tests.door import Door, door_of
+from tests.door import Door, door_of, models_of
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.model_specs import image_spec, model_spec
 
@@ -729,3 +735,19 @@ async def test_past_the_deadline_a_streams_requests_are_told_so() -> None:
     pipeline = _pipeline(tokenize=gate.tokenize)
     (answer,) = await _all(pipeline.infer_stream(_stream("a"), Call(deadline_s=time.monotonic() + 0.02)))
     assert isinstance(from_status(answer.outcome.error), DeadlineExceeded)
+
+
+async def test_the_time_in_which_a_request_was_held_is_not_expected_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    holding, learned = Holding(1, 1), list[float]()
+    monkeypatch.setattr(LoadShedding, "note_answer", lambda self, seconds: learned.append(seconds))
+
+    async def execute(item: ExecuteItem) -> Prediction:
+        hold = holding.begin("neuron-executor", 0)
+        hold.began_ns -= 60 * 10**9  # of which the gate knows nothing: it takes them off
+        hold.end(is_sent=True)
+        return await _execute(item)
+
+    models, settings = models_of([model_spec()], Telemetry()), PipelineSettings()
+    pipeline = Pipeline(models, Stages(_tokenize, execute, _postprocess), settings, holding=holding)
+    await Door(NativeDoor(pipeline, Catalog(models), settings)).infer(_request(), Call())
+    assert learned == [pytest.approx(-60, abs=5)]
