@@ -170,11 +170,12 @@ class GrpcDoor:
                     await check_peer(context, allowed_peers)
                     if rpc.is_work:
                         self._in_flight.check_room(remaining_s)
-                    response = await answering(await self._request(rpc, context), context)
+                    peer = context.peer()
+                    response = await answering(await self._request(rpc, context, peer), context)
             except Exception as error:
                 await abort(context, error)
             # gRPC sends it from here on, and is done with the call when the caller has read it.
-            unread_yet = self._begin_send(context.peer())
+            unread_yet = self._begin_send(peer)
             context.add_done_callback(lambda _: self._sends.done(unread_yet))  # type: ignore[arg-type]
             return response
 
@@ -187,7 +188,7 @@ class GrpcDoor:
                     answering, peer = handler or self._handler(rpc), context.peer()
                     await check_peer(context, allowed_peers)
                     read = self._stream_read(rpc, context) if rpc.client_streaming else None
-                    request = self._requests(rpc, read) if read else await self._request(rpc, context)
+                    request = self._requests(rpc, read) if read else await self._request(rpc, context, peer)
                     async with contextlib.aclosing(answering(request, context)) as responses:
                         async for response in responses:
                             unread_yet = self._begin_send(peer)
@@ -210,7 +211,7 @@ class GrpcDoor:
             raise self._in_flight.starting()
         return self._handlers[rpc.path]
 
-    async def _request(self, rpc: Rpc, context: Context) -> Any:
+    async def _request(self, rpc: Rpc, context: Context, peer: str) -> Any:
         if rpc.client_streaming:
             return self._requests(rpc, self._stream_read(rpc, context))
         refusals: list[asyncio.Task[object]] = []
@@ -221,7 +222,7 @@ class GrpcDoor:
             )  # ends the read, too, which cannot be cancelled safely
 
         try:
-            data = await self._in_flight.receive(context.peer(), partial(read_message, context), refuse)
+            data = await self._in_flight.receive(peer, partial(read_message, context), refuse)
         finally:
             if refusals:
                 await refusals[0]  # raises AbortError
@@ -239,7 +240,7 @@ class GrpcDoor:
     def _begin_send(self, peer: str) -> int:
         """A response is sent from now on; returns the number for `_sends.done`.
 
-        `peer` is read before: gRPC's core crashes where it is asked for that of a call that is over.
+        `peer` is read before the handler runs: gRPC's core crashes where it is asked for that of a call that is over.
         """
         return self._sends.begin(lambda is_late: self._end_connection(peer))
 
