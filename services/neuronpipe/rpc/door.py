@@ -162,9 +162,7 @@ class GrpcDoor:
             try:
                 if remaining_s == 0.0:  # it waited inside gRPC for too long
                     raise DeadlineExceeded("the deadline passed before the call was accepted")
-                self._check_metadata(context)
-                if guard:
-                    enter_caller(guard.identify(credentials_of(context)))
+                self._identify(context, guard)
                 with counted:
                     answering = handler or self._handler(rpc)
                     await check_peer(context, allowed_peers)
@@ -181,9 +179,7 @@ class GrpcDoor:
 
         async def stream(unread: object, context: Context) -> AsyncIterator[Any]:
             try:
-                self._check_metadata(context)
-                if guard:
-                    enter_caller(guard.identify(credentials_of(context)))
+                self._identify(context, guard)
                 with counted:
                     answering, peer = handler or self._handler(rpc), context.peer()
                     await check_peer(context, allowed_peers)
@@ -230,12 +226,19 @@ class GrpcDoor:
             raise InvalidInput("request", "is missing")
         return _decoded(rpc, data)
 
-    def _check_metadata(self, context: Context) -> None:
-        """Raises InvalidInput. gRPC holds the limit only once a caller has acknowledged it (seen 2026-11-22)."""
-        size_bytes = sum([len(key) + len(value) for key, value in context.invocation_metadata() or ()])
+    def _identify(self, context: Context, guard: Guard | None) -> None:
+        """Checks a call's metadata, and enters its caller. Raises InvalidInput and Unauthenticated.
+
+        gRPC holds the limit only once a caller has acknowledged it (seen 2026-11-22). It converts the metadata of a
+        call each time that it is asked for them.
+        """
+        metadata = context.invocation_metadata() or ()
+        size_bytes = sum([len(key) + len(value) for key, value in metadata])
         if size_bytes > self._settings.max_header_bytes:
             limit = self._settings.max_header_bytes
             raise InvalidInput("metadata", f"{size_bytes} bytes, the limit is {limit} (max_header_bytes)")
+        if guard:
+            enter_caller(guard.identify(credentials_of(context, metadata)))
 
     def _begin_send(self, peer: str) -> int:
         """A response is sent from now on; returns the number for `_sends.done`.
