@@ -105,7 +105,7 @@ class Gate:
             if error is None or time.monotonic() >= made_s + _REFUSAL_LIFE_S:
                 error = self.overloaded((excess_requests, 0))
                 self._last_refusal = time.monotonic(), error
-            raise error
+            raise error.with_traceback(None)  # each raise would add its frames, with what the request has sent
 
     def admit(
         self, call: Call, input_bytes: int, known_tokens: int | None = None, *, shed: Callable[[], None]
