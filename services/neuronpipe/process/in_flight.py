@@ -107,9 +107,9 @@ class InFlight:
             self._idle.set()
             self._idle_since_s = time.monotonic()
 
-    def caller_waits(self, setting: str, limit_s: float, max_waits: int = _MAX_WAITS) -> CallerWaits:
+    def caller_waits(self, setting: str, limit_s: float) -> CallerWaits:
         """What waits for callers in one way, which the setting of this name limits."""
-        return CallerWaits(limit_s, max_waits, self.meters.counter(Metrics.CALLS_ENDED, setting))
+        return CallerWaits(limit_s, _MAX_WAITS, self.meters.counter(Metrics.CALLS_ENDED, setting))
 
     async def receive(
         self, connection: str, read: Callable[[], Awaitable[T]], refuse: Callable[[NeuronpipeError], None]
