@@ -118,11 +118,14 @@ class InFlight:
 
         If it takes long and the budget has no room for it, `refuse` is called, which must end the read.
         """
+
+        def end(is_late: bool) -> None:
+            refuse(self.waited(is_late, f"the message took longer than {self._max_receive_s:g} s, the limit"))
+
         await self._begin_read()
         reading = _Reading(connection, refuse, time.monotonic())
         self._look_at(reading, reading.began_s + _QUICK_S)
-        late = f"the message took longer than {self._max_receive_s:g} s, the limit"
-        arrival = self._arrivals.begin(lambda is_late: refuse(self.waited(is_late, late)))
+        arrival = self._arrivals.begin(end)
         try:
             return await read()
         finally:
