@@ -183,6 +183,8 @@ class GrpcDoor:
                 with counted:
                     answering, peer = handler or self._handler(rpc), context.peer()
                     await check_peer(context, allowed_peers)
+                    if rpc.is_work and not rpc.client_streaming:
+                        self._in_flight.check_room(context.time_remaining())
                     read = self._stream_read(rpc, context) if rpc.client_streaming else None
                     request = self._requests(rpc, read) if read else await self._request(rpc, context, peer)
                     async with contextlib.aclosing(answering(request, context)) as responses:

@@ -623,6 +623,21 @@ async def test_a_call_is_refused_before_its_message_is_read(caplog: pytest.LogCa
     assert (failure.code(), failure.details()) == (grpc.StatusCode.UNAVAILABLE, "the gateway service is stopping")
 
 
+@pytest.mark.parametrize("method", ["Infer", "Generate"])
+async def test_a_call_for_which_there_is_no_room_is_refused_before_its_message_is_read(
+    caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    def check_room(remaining_s: float | None) -> None:
+        assert remaining_s
+        raise Overloaded("no room", retry_after_s=1)
+
+    async with _serving(caplog, {"Infer": _empty, "Generate": _echo}) as system:
+        system.life.in_flight.check_room = check_room
+        silent = system.channel.stream_stream(f"/{_SERVICE.full_name}/{method}")(timeout=_LIMIT_S)
+        failure = await _failure(silent.read())
+    assert (failure.code(), failure.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
+
+
 async def test_a_call_without_a_message_is_the_callers_fault(caplog: pytest.LogCaptureFixture) -> None:
     async with _serving(caplog, {"Infer": _empty}) as system:
         call = system.channel.stream_stream(f"/{_SERVICE.full_name}/Infer")(iter([]), timeout=_LIMIT_S)
