@@ -109,6 +109,22 @@ class Matrix:
         """By its name."""
         return next(model for model in self.models if model.name == name)
 
+    def buckets(self, model: str, backend: str, dtype: str) -> tuple[str, ...]:
+        """What a bundle for neuronx is compiled for, as 8x128; empty for back ends that compute any shape.
+
+        Of all its cells, also of those that are measured already or with other cores: a cell without a bucket of its
+        own would be computed in a larger one.
+        """
+        cells = [one for one in self.cells if one.length and backend == "neuronx"]
+        wanted = (model, backend, dtype)
+        return tuple(
+            dict.fromkeys(
+                f"{one.batch}x{one.length}"
+                for one in cells
+                if (one.variant.model, one.variant.backend, one.variant.dtype) == wanted
+            )
+        )
+
 
 def make_matrix(request: MatrixRequest) -> Matrix:
     """Raises SetupError for more cells than anybody waits for."""

@@ -21,12 +21,14 @@ from neuronpipe.load.texts import builtin_texts
 _COMPILERS = ("torch", "transformers", "openvino", "torch-neuronx", "neuronx-cc")
 
 
-def find_bundle(model: BenchmarkModel, backend: str, dtype: str, cache: Path) -> Path | None:
-    """The folder of a bundle that is there already; None if there is none."""
+def find_bundle(
+    model: BenchmarkModel, backend: str, dtype: str, cache: Path, buckets: tuple[str, ...] = ()
+) -> Path | None:
+    """The folder of a bundle that is there already; None if there is none. `buckets`: for neuronx, as 8x128."""
     if model.bundle:
         return Path(model.bundle)
     try:
-        present = newest_bundle(_repository(model, backend, dtype, cache), _name(model), backend)
+        present = newest_bundle(_repository(model, backend, dtype, cache, buckets), _name(model), backend)
     except SetupError:
         return None
     return present.folder if present else None
@@ -40,23 +42,23 @@ def prepare_bundle(
     buckets: tuple[str, ...],
     report: Callable[[str], None],
 ) -> Path:
-    """The folder of the bundle, compiled if it is not there yet. `buckets`: for neuronx, as 8x128.
+    """The folder of the bundle, compiled if it is not there yet; see find_bundle.
 
     Raises CannotMeasure with the compiler's reason.
     """
-    if present := find_bundle(model, backend, dtype, cache):
+    if present := find_bundle(model, backend, dtype, cache, buckets):
         return present
     report(f"compile {model.name} for {backend}, {dtype}")
-    repository = _repository(model, backend, dtype, cache)
+    repository = _repository(model, backend, dtype, cache, buckets)
     try:
         with tempfile.TemporaryDirectory(prefix="neuronpipe-benchmark-") as scratch:
             reason = _run(_compile, model, backend, dtype, repository, buckets, scratch)
-        found = find_bundle(model, backend, dtype, cache)
+        found = find_bundle(model, backend, dtype, cache, buckets)
         if reason or not found:
             raise CannotMeasure(reason or f"{repository}: the bundle is not there after compiling")
         return found
     finally:
-        if not find_bundle(model, backend, dtype, cache):  # what an interrupted compilation leaves
+        if not find_bundle(model, backend, dtype, cache, buckets):  # what an interrupted compilation leaves
             shutil.rmtree(repository, ignore_errors=True)
 
 
@@ -87,7 +89,7 @@ def _compile(
 ) -> str:
     """The reason where it cannot be compiled; empty where it is."""
     from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-    from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest
+    from neuronpipe.bundles.compiler.buckets import BucketRequest
     from neuronpipe.bundles.compiler.random_models import save_random_model
 
     if model.is_random:
@@ -99,7 +101,7 @@ def _compile(
         name=_name(model),
         backend=backend,
         dtype=dtype,
-        buckets=BucketRequest(buckets) if backend == "neuronx" else NO_BUCKETS,
+        buckets=BucketRequest(buckets),
     )
     try:
         compile_bundle(request, lambda line: None)
@@ -112,8 +114,8 @@ def _name(model: BenchmarkModel) -> str:
     return model.name.rpartition("/")[2]
 
 
-def _repository(model: BenchmarkModel, backend: str, dtype: str, cache: Path) -> Path:
-    """One for each model as it is now, back end, dtype and version of what compiles."""
+def _repository(model: BenchmarkModel, backend: str, dtype: str, cache: Path, buckets: tuple[str, ...]) -> Path:
+    """One for each model as it is now, back end, dtype, buckets and version of what compiles."""
     folder = Path(model.source)
     files = (
         [
@@ -124,7 +126,8 @@ def _repository(model: BenchmarkModel, backend: str, dtype: str, cache: Path) ->
         if model.source
         else []
     )
-    facts = [__version__, model.name, model.task, backend, dtype, files, [_version(name) for name in _COMPILERS]]
+    compilers = [_version(name) for name in _COMPILERS]
+    facts = [__version__, model.name, model.task, backend, dtype, files, compilers, *buckets]
     return cache / sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

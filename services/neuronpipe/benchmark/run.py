@@ -129,7 +129,11 @@ class Run:
         """Models to compile, once for each back end and dtype."""
         pairs = dict.fromkeys((one.variant.model, one.variant.backend, one.variant.dtype) for one in cells)
         found = [(self._request.matrix.model(name), backend, dtype) for name, backend, dtype in pairs]
-        return [model for model, backend, dtype in found if not find_bundle(model, backend, dtype, self._request.cache)]
+        return [one[0] for one in found if not self._find_bundle(*one)]
+
+    def _find_bundle(self, model: BenchmarkModel, backend: str, dtype: str) -> Path | None:
+        buckets = self._request.matrix.buckets(model.name, backend, dtype)
+        return find_bundle(model, backend, dtype, self._request.cache, buckets)
 
     def _left_s(self, estimate: Estimate, cells: Sequence[Cell]) -> float:
         cold_s = _COLD_START_S * (self._request.cold_starts + 1) * len(self._cold_left)
@@ -158,11 +162,10 @@ class Run:
 
     def _run_variant(self, variant: Variant, cells: Sequence[Cell], estimate: Estimate) -> None:
         request = self._request
-        buckets = tuple(dict.fromkeys(f"{cell.batch}x{cell.length}" for cell in cells if cell.length))
+        model, backend, dtype = request.matrix.model(variant.model), variant.backend, variant.dtype
+        buckets = request.matrix.buckets(model.name, backend, dtype)
         try:
-            folder = prepare_bundle(
-                request.matrix.model(variant.model), variant.backend, variant.dtype, request.cache, buckets, self._tell
-            )
+            folder = prepare_bundle(model, backend, dtype, request.cache, buckets, self._tell)
             with VariantProcess.started(folder, variant, cells, request.effort) as process:
                 for cell in cells:
                     began_s, watch = time.monotonic(), CpuWatch()
@@ -202,7 +205,7 @@ class Run:
         request = self._request
         variant = next(cell.variant for cell in request.matrix.cells if cell.variant.model == model.name)
         self._tell(f"{model.name}: {request.cold_starts} cold starts")
-        folder = find_bundle(model, variant.backend, variant.dtype, request.cache)
+        folder = self._find_bundle(model, variant.backend, variant.dtype)
         if folder:
             found = asyncio.run(
                 measure_cold_starts(

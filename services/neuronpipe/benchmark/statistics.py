@@ -9,8 +9,11 @@ from numpy.typing import NDArray
 _RESAMPLES = 1000
 _CONFIDENCE = 0.95
 _SEED = 20261123
+# Samples that are drawn at once: all resamples of a million samples together would take gigabytes.
+_CHUNK = 1 << 20
 
 Samples = Sequence[float] | NDArray[np.float64]
+Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +30,20 @@ class Interval:
         return (self.high - self.low) / 2 / self.value if self.value else float("inf")
 
 
-def bootstrap(samples: Samples, statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Interval:
+def bootstrap(samples: Samples, statistic: Statistic) -> Interval:
     """A statistic of some samples. `statistic` reduces the last axis. Raises ValueError without samples."""
     exact = np.asarray(samples, np.float64)
     if not len(exact):
         raise ValueError("no samples")
-    found = statistic(_resampled(exact, _SEED))
-    return Interval(float(statistic(exact)), *_bounds(found))
+    return Interval(float(statistic(exact)), *_bounds(_resampled(exact, statistic, _SEED)))
 
 
-def ratio(after: Samples, before: Samples, statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Interval:
+def ratio(after: Samples, before: Samples, statistic: Statistic) -> Interval:
     """The ratio of a statistic of two independent sets of samples. Raises ValueError without samples."""
     new, old = np.asarray(after, np.float64), np.asarray(before, np.float64)
     if not len(new) or not len(old):
         raise ValueError("no samples")
-    found = statistic(_resampled(new, _SEED)) / statistic(_resampled(old, _SEED + 1))
+    found = _resampled(new, statistic, _SEED) / _resampled(old, statistic, _SEED + 1)
     return Interval(float(statistic(new) / statistic(old)), *_bounds(found))
 
 
@@ -63,9 +65,12 @@ def p95(samples: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
-def _resampled(samples: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    chosen = np.random.default_rng(seed).integers(0, len(samples), (_RESAMPLES, len(samples)))
-    return samples[chosen]
+def _resampled(samples: NDArray[np.float64], statistic: Statistic, seed: int) -> NDArray[np.float64]:
+    """The statistic of each resample."""
+    random, size = np.random.default_rng(seed), len(samples)
+    rows = max(1, _CHUNK // size)
+    counts = [min(rows, _RESAMPLES - first) for first in range(0, _RESAMPLES, rows)]
+    return np.concatenate([statistic(samples[random.integers(0, size, (count, size))]) for count in counts])
 
 
 def _bounds(found: NDArray[np.float64]) -> tuple[float, float]:

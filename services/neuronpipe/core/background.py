@@ -1,9 +1,11 @@
-"""Tasks that run beside a block of code and end with it."""
+"""Tasks that run beside a block of code and end with it, or side by side to their results."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+ResultT = TypeVar("ResultT")
 
 
 @asynccontextmanager
@@ -29,3 +31,13 @@ async def run_beside(
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise first from first.__cause__
+
+
+async def run_together(coroutines: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
+    """The results of all, in their order. The first error ends the others, and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -94,13 +94,15 @@ class Meters:
 
     def counter(self, instrument: Instrument, *labels: str) -> Counter:
         """The counter with these values of the instrument's labels."""
-        found = self._series(instrument, labels).setdefault(labels, Counter())
+        series = self._series(instrument, labels)
+        found = series.get(labels) or series.setdefault(labels, Counter())
         assert isinstance(found, Counter)  # noqa: S101
         return found
 
     def histogram(self, instrument: Instrument, *labels: str) -> Histogram:
         """The histogram with these values of the instrument's labels."""
-        found = self._series(instrument, labels).setdefault(labels, Histogram(instrument.bounds))
+        series = self._series(instrument, labels)
+        found = series.get(labels) or series.setdefault(labels, Histogram(instrument.bounds))
         assert isinstance(found, Histogram)  # noqa: S101
         return found
 
@@ -133,7 +135,8 @@ class Meters:
     def _series(self, instrument: Instrument, labels: Labels) -> dict[Labels, Counter | Histogram | Gauge]:
         if len(labels) != len(instrument.labels):
             raise ValueError(f"{instrument.name} has the labels {', '.join(instrument.labels)}; got {labels}")
-        return self._families.setdefault(instrument.name, Family(instrument, {})).series
+        name = instrument.name
+        return (self._families.get(name) or self._families.setdefault(name, Family(instrument, {}))).series
 
 
 class Traces(Protocol):

@@ -18,9 +18,6 @@ from neuronpipe.gateway.token_estimate import TokenEstimate
 # Bulk requests leave this share of the gate to interactive ones, so that it is seldom necessary to end one that is
 # under way.
 _INTERACTIVE_SHARE = 0.25
-# Bounds of the time that a refused caller is told to wait, in seconds. There is seldom room sooner; a later time cannot
-# be forecast.
-_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 10.0
 # For so long refusals before reading are the same one, as to refuse must cost little.
 _REFUSAL_LIFE_S = 0.02
 
@@ -108,7 +105,7 @@ class Gate:
             if error is None or time.monotonic() >= made_s + _REFUSAL_LIFE_S:
                 error = self.overloaded((excess_requests, 0))
                 self._last_refusal = time.monotonic(), error
-            raise error
+            raise error.with_traceback(None)  # each raise would add its frames, with what the request has sent
 
     def admit(
         self, call: Call, input_bytes: int, known_tokens: int | None = None, *, shed: Callable[[], None]
@@ -157,11 +154,10 @@ class Gate:
 
     def overloaded(self, excess: tuple[int, int] = (1, 1)) -> Overloaded:
         """The error of a request that is refused or shed, with the time that the excess takes to drain."""
-        wait_s = self._drained.seconds(*excess)
         return Overloaded(
             f"{self._requests} requests with about {self._tokens} tokens in flight, the limits are {self._limits[0]} "
             f"and {self._limits[1]}",
-            min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, wait_s)),
+            self._drained.retry_after_s(*excess),
         )
 
     def _make_room(self, admission: Admission, requests: int, tokens: int) -> None:

@@ -332,6 +332,7 @@ class _Endpoint:
             if (needed := self._coalescer.needed) is not None and needed != self._told:
                 self._told = needed
                 await self._stream.tell_needed(needed)
+                continue  # it may have been retired meanwhile
             taken = self._coalescer.take(self)
             abandoned, self._abandoned = self._abandoned[:_MAX_ABANDONED], self._abandoned[_MAX_ABANDONED:]
             if not taken and not abandoned:

@@ -7,8 +7,6 @@ from neuronpipe.core.errors import Overloaded
 from neuronpipe.gateway.load_shedding import DrainRate
 
 _MAX_LIMIT = 1_000_000
-# Bounds of the time that a refused caller is told to wait, in seconds.
-_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 10.0
 
 
 def parse_limits(written: str) -> dict[str, int]:
@@ -47,9 +45,8 @@ class _Places:
     @contextmanager
     def take(self) -> Iterator[None]:
         if self._taken >= self._limit:
-            wait_s = min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, self._drained.seconds(1, 0)))
             problem = f"model {self._model!r}: {self._taken} requests in flight, the limit is {self._limit}"
-            raise Overloaded(problem, wait_s)
+            raise Overloaded(problem, self._drained.retry_after_s(1, 0))
         self._taken += 1
         try:
             yield

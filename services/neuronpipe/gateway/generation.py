@@ -6,11 +6,10 @@ decoded by another process.
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskResult, TokenLogprob
+from neuronpipe.core.background import run_together
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.core.items import (
@@ -30,7 +29,6 @@ from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.generated_text import WINDOW_TOKENS
 from neuronpipe.tasks.text_generation import logprob_arrays, options_of_each, part_arrays, window_arrays
 
-T = TypeVar("T")
 _MORE, _STOP_STRING = FinishReason.FINISH_REASON_UNSPECIFIED, FinishReason.FINISH_REASON_STOP_STRING
 
 
@@ -70,7 +68,7 @@ class TextRuns:
         """
         if self._request.listener:
             self._request.listener(self._start)
-        predictions = await _together([one.predict(call) for one in self._runs])
+        predictions = await run_together(one.predict(call) for one in self._runs)
         longest = max(predictions, key=lambda one: one.queue_ns + one.compute_ns)
         # The prompt counts once, so what of it was cached does, too.
         figures = [one.generation for one in predictions if one.generation]
@@ -80,7 +78,7 @@ class TextRuns:
 
     async def postprocess(self, call: Call) -> Packed[TaskResult]:
         """The result, with the text of the last tokens."""
-        texts = await _together([one.postprocess(call) for one in self._runs])
+        texts = await run_together(one.postprocess(call) for one in self._runs)
         result = TaskResult()
         getattr(result, self._task).sequences.extend(texts)
         return pack_result(result)
@@ -207,16 +205,6 @@ class _TextRun:
         figures = self._figures
         compute_ns = figures.prefill_ns + figures.decode_ns
         return Prediction(NO_TENSORS, queue_ns=figures.queue_ns, compute_ns=compute_ns, generation=figures)
-
-
-async def _together(running: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all. The first error ends the others, and is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in running]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 def _is_complete(executing: "asyncio.Future[Prediction]") -> bool:

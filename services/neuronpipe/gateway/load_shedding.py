@@ -5,6 +5,9 @@ import time
 
 from neuronpipe.core.errors import DeadlineExceeded
 
+# Bounds of the time that a refused caller is told to wait, in seconds. There is seldom room sooner; a later time cannot
+# be forecast.
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 10.0
 # The time over which the drain rate is an average, in seconds.
 _RATE_WINDOW_S = 2.0
 # An overload ends when no request was late or refused for this time.
@@ -34,6 +37,10 @@ class DrainRate:
         """The time in which this many requests and tokens drain; infinite while nothing drains."""
         self._fade()
         return max(_seconds(requests, self._requests), _seconds(tokens, self._tokens))
+
+    def retry_after_s(self, requests: int, tokens: int) -> float:
+        """What a refused caller is told to wait, until this many requests and tokens have drained."""
+        return min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, self.seconds(requests, tokens)))
 
     def _fade(self) -> None:
         now_s = time.monotonic()

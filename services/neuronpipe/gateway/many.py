@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from neuronpipe.core.background import run_together
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.names import Name, Spans
@@ -32,12 +33,7 @@ async def infer_together(
     runs each of them, with the call that they share.
     """
     with pipeline.observe_together(call, span) as shared:
-        try:
-            async with asyncio.TaskGroup() as group:
-                running = [group.create_task(one(shared)) for one in infer]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-    return [task.result() for task in running]
+        return await run_together(one(shared) for one in infer)
 
 
 async def infer_stream(

@@ -43,22 +43,12 @@ _DELAYS_S = (1.0, 5.0, 30.0, 120.0, 600.0, 1800.0, 3600.0)
 class Notifier:
     """Takes jobs that have ended from the store, and tells their receivers."""
 
-    def __init__(
-        self,
-        store: JobStore,
-        secret: bytes,
-        networks: Sequence[Network],
-        meters: Meters,
-        delays_s: Sequence[float] = _DELAYS_S,
-        timeout_s: float = _TIMEOUT_S,
-    ) -> None:
+    def __init__(self, store: JobStore, secret: bytes, networks: Sequence[Network], meters: Meters) -> None:
         """`networks`: those that may be reached besides public addresses."""
         self._store = store
         self._secret = secret
         self._networks = networks
         self._meters = meters
-        self._delays_s = delays_s
-        self._timeout_s = timeout_s
 
     @classmethod
     def of(cls, settings: WorkerSettings, store: JobStore, meters: Meters) -> Self:
@@ -108,19 +98,19 @@ class Notifier:
         }
         to = Destination.of(job.notify)
         address = await resolve(to, self._networks)
-        limits = (self._timeout_s, _MAX_ANSWER_BYTES)
+        limits = (_TIMEOUT_S, _MAX_ANSWER_BYTES)
         answer = await post(to, address, headers, body, limits, self._threads)
         if not 200 <= answer.status < 300:  # redirects too: where they lead, nobody has allowed
             raise PostFailed(f"it answered {answer.status}")
 
     async def _postpone(self, job: Job, problem: str) -> None:
-        if job.notified > len(self._delays_s):
+        if job.notified > len(_DELAYS_S):
             self._count("given_up")
             log_warning("a receiver is not told of a job any more", job=job.id, attempts=job.notified, problem=problem)
             await self._store.end_notification(job.id)
             return
         self._count("refused")
-        delay_s = self._delays_s[job.notified - 1] * random.uniform(1.0, 1.25)  # noqa: S311
+        delay_s = _DELAYS_S[job.notified - 1] * random.uniform(1.0, 1.25)  # noqa: S311
         await self._store.postpone_notification(job.id, delay_s)
 
     def _count(self, outcome: str) -> None:

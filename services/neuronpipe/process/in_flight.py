@@ -107,9 +107,9 @@ class InFlight:
             self._idle.set()
             self._idle_since_s = time.monotonic()
 
-    def caller_waits(self, setting: str, limit_s: float, max_waits: int = _MAX_WAITS) -> CallerWaits:
+    def caller_waits(self, setting: str, limit_s: float) -> CallerWaits:
         """What waits for callers in one way, which the setting of this name limits."""
-        return CallerWaits(limit_s, max_waits, self.meters.counter(Metrics.CALLS_ENDED, setting))
+        return CallerWaits(limit_s, _MAX_WAITS, self.meters.counter(Metrics.CALLS_ENDED, setting))
 
     async def receive(
         self, connection: str, read: Callable[[], Awaitable[T]], refuse: Callable[[NeuronpipeError], None]
@@ -118,11 +118,14 @@ class InFlight:
 
         If it takes long and the budget has no room for it, `refuse` is called, which must end the read.
         """
+
+        def end(is_late: bool) -> None:
+            refuse(self.waited(is_late, f"the message took longer than {self._max_receive_s:g} s, the limit"))
+
         await self._begin_read()
         reading = _Reading(connection, refuse, time.monotonic())
         self._look_at(reading, reading.began_s + _QUICK_S)
-        late = f"the message took longer than {self._max_receive_s:g} s, the limit"
-        arrival = self._arrivals.begin(lambda is_late: refuse(self.waited(is_late, late)))
+        arrival = self._arrivals.begin(end)
         try:
             return await read()
         finally:

@@ -162,32 +162,31 @@ class GrpcDoor:
             try:
                 if remaining_s == 0.0:  # it waited inside gRPC for too long
                     raise DeadlineExceeded("the deadline passed before the call was accepted")
-                self._check_metadata(context)
-                if guard:
-                    enter_caller(guard.identify(credentials_of(context)))
+                self._identify(context, guard)
                 with counted:
                     answering = handler or self._handler(rpc)
                     await check_peer(context, allowed_peers)
                     if rpc.is_work:
                         self._in_flight.check_room(remaining_s)
-                    response = await answering(await self._request(rpc, context), context)
+                    peer = context.peer()
+                    response = await answering(await self._request(rpc, context, peer), context)
             except Exception as error:
                 await abort(context, error)
             # gRPC sends it from here on, and is done with the call when the caller has read it.
-            unread_yet = self._begin_send(context.peer())
+            unread_yet = self._begin_send(peer)
             context.add_done_callback(lambda _: self._sends.done(unread_yet))  # type: ignore[arg-type]
             return response
 
         async def stream(unread: object, context: Context) -> AsyncIterator[Any]:
             try:
-                self._check_metadata(context)
-                if guard:
-                    enter_caller(guard.identify(credentials_of(context)))
+                self._identify(context, guard)
                 with counted:
                     answering, peer = handler or self._handler(rpc), context.peer()
                     await check_peer(context, allowed_peers)
+                    if rpc.is_work and not rpc.client_streaming:
+                        self._in_flight.check_room(context.time_remaining())
                     read = self._stream_read(rpc, context) if rpc.client_streaming else None
-                    request = self._requests(rpc, read) if read else await self._request(rpc, context)
+                    request = self._requests(rpc, read) if read else await self._request(rpc, context, peer)
                     async with contextlib.aclosing(answering(request, context)) as responses:
                         async for response in responses:
                             unread_yet = self._begin_send(peer)
@@ -210,7 +209,7 @@ class GrpcDoor:
             raise self._in_flight.starting()
         return self._handlers[rpc.path]
 
-    async def _request(self, rpc: Rpc, context: Context) -> Any:
+    async def _request(self, rpc: Rpc, context: Context, peer: str) -> Any:
         if rpc.client_streaming:
             return self._requests(rpc, self._stream_read(rpc, context))
         refusals: list[asyncio.Task[object]] = []
@@ -221,7 +220,7 @@ class GrpcDoor:
             )  # ends the read, too, which cannot be cancelled safely
 
         try:
-            data = await self._in_flight.receive(context.peer(), partial(read_message, context), refuse)
+            data = await self._in_flight.receive(peer, partial(read_message, context), refuse)
         finally:
             if refusals:
                 await refusals[0]  # raises AbortError
@@ -229,17 +228,24 @@ class GrpcDoor:
             raise InvalidInput("request", "is missing")
         return _decoded(rpc, data)
 
-    def _check_metadata(self, context: Context) -> None:
-        """Raises InvalidInput. gRPC holds the limit only once a caller has acknowledged it (seen 2026-11-22)."""
-        size_bytes = sum([len(key) + len(value) for key, value in context.invocation_metadata() or ()])
+    def _identify(self, context: Context, guard: Guard | None) -> None:
+        """Checks a call's metadata, and enters its caller. Raises InvalidInput and Unauthenticated.
+
+        gRPC holds the limit only once a caller has acknowledged it (seen 2026-11-22). It converts the metadata of a
+        call each time that it is asked for them.
+        """
+        metadata = context.invocation_metadata() or ()
+        size_bytes = sum([len(key) + len(value) for key, value in metadata])
         if size_bytes > self._settings.max_header_bytes:
             limit = self._settings.max_header_bytes
             raise InvalidInput("metadata", f"{size_bytes} bytes, the limit is {limit} (max_header_bytes)")
+        if guard:
+            enter_caller(guard.identify(credentials_of(context, metadata)))
 
     def _begin_send(self, peer: str) -> int:
         """A response is sent from now on; returns the number for `_sends.done`.
 
-        `peer` is read before: gRPC's core crashes where it is asked for that of a call that is over.
+        `peer` is read before the handler runs: gRPC's core crashes where it is asked for that of a call that is over.
         """
         return self._sends.begin(lambda is_late: self._end_connection(peer))
 

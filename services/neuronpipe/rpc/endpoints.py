@@ -86,13 +86,12 @@ class StageStream:
             raise Unavailable("the stream has ended") from failure
         if not isinstance(response, self._rpc.response_class):  # gRPC's EOF, or None for a message that cannot be read
             raise Unavailable("the stream has ended")
-        return StageResponse(
-            [(outcome.item_id, self._outcome(outcome)) for outcome in response.outcomes],
-            response.draining.item_ids if response.HasField("draining") else None,
-            self._announced(response),
-            read_problems(response.announcement),
-            read_unloaded(response.announcement),
-        )
+        outcomes = [(outcome.item_id, self._outcome(outcome)) for outcome in response.outcomes]
+        kept_item_ids = response.draining.item_ids if response.HasField("draining") else None
+        if (models := self._announced(response)) is None:  # as in nearly all
+            return StageResponse(outcomes, kept_item_ids)
+        announcement = response.announcement
+        return StageResponse(outcomes, kept_item_ids, models, read_problems(announcement), read_unloaded(announcement))
 
     def _serialize(
         self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int]

@@ -1,6 +1,6 @@
 """Who is at the other end of a connection, by its certificate, and TLS as gRPC's servers want it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import grpc
 
@@ -20,10 +20,10 @@ def peer_names(context: Context) -> list[str]:
     return [name.decode(errors="replace") for name in names]
 
 
-def credentials_of(context: Context) -> Credentials:
+def credentials_of(context: Context, metadata: Iterable[tuple[str, str | bytes]]) -> Credentials:
     """What a caller shows: metadata, or else the names of the certificate of its connection."""
     authorization = on_behalf = ""
-    for key, value in context.invocation_metadata() or ():
+    for key, value in metadata:
         if key == "authorization":
             authorization = authorization or str(value)
         elif key == ON_BEHALF:

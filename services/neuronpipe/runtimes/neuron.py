@@ -126,6 +126,6 @@ def _cores_of(environment: Mapping[str, str]) -> tuple[str, int | tuple[int, ...
     return (_NUMBER, int(text)) if int(text) else None
 
 
-def allows_doubles(environment: Mapping[str, str] = os.environ) -> bool:
+def allows_doubles() -> bool:
     """Whether a contract double may replace the SDK, which only tests allow (tests/doubles/README.md)."""
-    return environment.get(DOUBLES_VARIABLE) == "1"
+    return os.environ.get(DOUBLES_VARIABLE) == "1"

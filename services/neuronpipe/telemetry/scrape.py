@@ -12,6 +12,7 @@ from neuronpipe.core.names import Instrument
 from neuronpipe.telemetry.prometheus import prometheus_name, series_names
 
 _MAX_BYTES = 64 << 20
+_TIMEOUT_S = 10.0
 
 
 def scrape(
@@ -19,7 +20,6 @@ def scrape(
     instruments: Collection[Instrument],
     headers: Sequence[tuple[str, str]] = (),
     tls: ssl.SSLContext | None = None,
-    timeout_s: float = 10.0,
 ) -> dict[tuple[str, ...], float]:
     """The numbers of some metrics, by the metric's name, the suffix of the series, the values of its labels, and for
     the suffix _bucket the upper bound. Raises SetupError for a page that cannot be read.
@@ -28,7 +28,7 @@ def scrape(
         raise SetupError(f"{url}: is not the address of a page of metrics, as in http://127.0.0.1:9464/metrics")
     request = urllib.request.Request(url, headers={"accept": "text/plain", **dict(headers)})  # noqa: S310 (see above)
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s, context=tls) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=tls) as response:  # noqa: S310
             return read_page(response.read(_MAX_BYTES).decode(), instruments)
     except (OSError, ValueError) as error:
         if isinstance(error, urllib.error.HTTPError):

@@ -1,6 +1,5 @@
 """The whole pipeline in this process, for one model."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bundles.registry_file import read_registry
 from neuronpipe.bundles.repository import Bundle, read_trusted_repository
 from neuronpipe.bundles.served import running_models
+from neuronpipe.core.background import run_together
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import (
     InternalError,
@@ -57,13 +57,9 @@ class NearEngine:
         """See Engine."""
         window = self._batches.open(len(inputs))
         try:
-            async with asyncio.TaskGroup() as group:
-                rows = [group.create_task(self._one(window, row, input)) for row, input in enumerate(inputs)]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            return await run_together(self._one(window, row, input) for row, input in enumerate(inputs))
         finally:
             await self._batches.close(window)
-        return [row.result() for row in rows]
 
     async def _one(self, window: int, row: int, input: TaskInput) -> Outcome:
         call = Call(request_id(window, row), priority=Priority.PRIORITY_BULK)

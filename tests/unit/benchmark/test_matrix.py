@@ -80,3 +80,13 @@ def test_models_are_those_that_are_published_most_or_those_that_are_named(tmp_pa
         find_models((_BERT.name, _BERT.name), "", None)
     with pytest.raises(SetupError, match=r"no config.json"):
         find_models((str(tmp_path),), "", None)
+
+
+def test_a_bundle_with_buckets_has_one_for_each_of_its_cells_whatever_their_cores() -> None:
+    request = MatrixRequest(
+        [_BERT], lengths=(8, 128), batches=(1,), throughput_batches=(4,), backends=("neuronx", "openvino"), cores=(1, 2)
+    )
+    matrix = make_matrix(request)
+    assert sorted(matrix.buckets(_BERT.name, "neuronx", "float32")) == ["1x128", "1x8", "4x128"]
+    assert matrix.buckets(_BERT.name, "neuronx", "bfloat16") == ()
+    assert matrix.buckets(_BERT.name, "openvino", "float32") == ()

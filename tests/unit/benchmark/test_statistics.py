@@ -1,5 +1,7 @@
 """statistics.py: intervals hold the true value as often as they say."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -33,3 +35,14 @@ def test_equal_samples_have_equal_intervals_and_none_are_an_error() -> None:
     assert bootstrap([1.0, 2.0, 3.0], median) == bootstrap([1.0, 2.0, 3.0], median)
     with pytest.raises(ValueError, match="no samples"):
         bootstrap([], median)
+
+
+def test_many_samples_take_no_more_memory_than_a_few_resamples_of_them() -> None:
+    samples = np.random.default_rng(6).normal(100, 10, 50_000)
+    tracemalloc.start()
+    try:
+        bootstrap(samples, mean)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 100 << 20  # all 1,000 resamples together, and their places, are 800 MB

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from neuronpipe.core.background import run_beside
+from neuronpipe.core.background import run_beside, run_together
 
 
 async def test_coroutines_end_with_the_block() -> None:
@@ -53,3 +53,33 @@ async def test_error_of_a_task_that_a_coroutine_started_comes_out_as_it_is() -> 
     with pytest.raises(ValueError, match="of the task"):
         async with run_beside(start()):
             await asyncio.Event().wait()
+
+
+async def test_results_come_in_the_order_of_their_coroutines() -> None:
+    async def slow(first: asyncio.Event) -> int:
+        await first.wait()
+        return 1
+
+    async def quick(first: asyncio.Event) -> int:
+        first.set()
+        return 2
+
+    first = asyncio.Event()
+    assert await run_together([slow(first), quick(first)]) == [1, 2]
+
+
+async def test_the_first_error_ends_the_others_and_comes_out_as_it_is() -> None:
+    has_ended = asyncio.Event()
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            has_ended.set()
+
+    async def crash() -> None:
+        raise ValueError("of the coroutine")
+
+    with pytest.raises(ValueError, match="of the coroutine"):
+        await run_together([endless(), crash()])
+    assert has_ended.is_set()

@@ -48,6 +48,9 @@ class Wire:
         self.messages: list[Message] = []
         self.send_fault: Exception | None = None
         self.is_jammed = False
+        # What tells it of needed models waits for this.
+        self.takes_needed = asyncio.Event()
+        self.takes_needed.set()
         # Items that cannot be sent, by their names.
         self.refuses: dict[str, NeuronpipeError] = {}
         self._said: asyncio.Queue[StageResponse | Exception] = asyncio.Queue()
@@ -70,6 +73,7 @@ class Wire:
         ]
 
     async def tell_needed(self, models: frozenset[ModelKey]) -> None:
+        await self.takes_needed.wait()
         self.needed.append(models)
 
     async def receive(self) -> StageResponse:

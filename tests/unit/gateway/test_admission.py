@@ -337,6 +337,17 @@ def test_a_full_gate_refuses_before_a_request_is_read_but_where_bulk_work_can_ma
     gate.check_room(None)
 
 
+def test_a_refusal_that_many_callers_get_keeps_none_of_those_before(clock: _Clock, crowd_of: CrowdOf) -> None:
+    gate = Gate(1, 100)
+    crowd_of(gate).enter("a")
+    depths = []
+    for _ in range(3):
+        with pytest.raises(Overloaded) as refused:
+            gate.check_room(None)
+        depths.append(len(refused.traceback))
+    assert depths == depths[:1] * 3
+
+
 def test_after_a_late_request_those_with_too_little_time_left_for_an_answer_are_refused(
     crowd_of: CrowdOf, clock: _Clock
 ) -> None:

@@ -29,6 +29,22 @@ async def held(system: System, holding: Holding) -> System:
     return system
 
 
+async def test_an_endpoint_that_drains_while_it_is_told_what_is_needed_gets_nothing_that_is_held(held: System) -> None:
+    draining = await held.connect(MODEL)
+    draining.takes_needed.clear()
+    held.coalescer.need(frozenset({MODEL}))
+    await settled()
+    await draining.drain()
+    (task,) = await held.ask("a")
+    draining.takes_needed.set()
+    await settled()
+    wire = await held.connect(MODEL)
+    await wire.answer("a")
+    assert await values([task]) == [value("a")]
+    assert draining.names == []
+    await draining.die()
+
+
 async def test_an_item_is_held_until_an_endpoint_comes_that_has_its_model(held: System) -> None:
     (task,) = await held.ask("a")
     other = await held.connect(_OTHER)

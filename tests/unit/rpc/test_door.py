@@ -573,6 +573,41 @@ async def test_a_connection_without_an_age_stays(caplog: pytest.LogCaptureFixtur
             await asyncio.wait_for(system.channel.wait_for_state_change(grpc.ChannelConnectivity.READY), 1)
 
 
+class _LeavingCaller:
+    """A call without a message, which is over when its handler has run."""
+
+    is_over = False
+
+    def time_remaining(self) -> None: ...
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def peer(self) -> str:
+        assert not self.is_over
+        return "ipv4:127.0.0.1:1"
+
+    async def read(self) -> bytes:
+        return b""
+
+    def add_done_callback(self, done: Callable[[object], None]) -> None:
+        done(self)
+
+
+async def test_a_call_that_may_be_over_is_not_asked_for_its_peer(caplog: pytest.LogCaptureFixture) -> None:
+    call: Any = _LeavingCaller()
+
+    async def infer(request: InferRequest, context: Context) -> InferResponse:
+        call.is_over = True
+        return InferResponse()
+
+    async with _serving(caplog, {"Infer": infer}) as system:
+        door: Any = system.life._doors[0]
+        (rpc,) = (rpc for rpc in rpcs_of(_SERVICE) if rpc.path.endswith("/Infer"))
+        method = door._method(rpc, system.life.in_flight, None)
+        assert await method.stream_unary(None, call) == InferResponse()
+
+
 async def test_a_call_is_refused_before_its_message_is_read(caplog: pytest.LogCaptureFixture) -> None:
     began, released = asyncio.Event(), asyncio.Event()
     async with _serving(caplog, {"Infer": _holding(began, released)}) as system:
@@ -586,6 +621,21 @@ async def test_a_call_is_refused_before_its_message_is_read(caplog: pytest.LogCa
         released.set()
         await asyncio.gather(draining, first)
     assert (failure.code(), failure.details()) == (grpc.StatusCode.UNAVAILABLE, "the gateway service is stopping")
+
+
+@pytest.mark.parametrize("method", ["Infer", "Generate"])
+async def test_a_call_for_which_there_is_no_room_is_refused_before_its_message_is_read(
+    caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    def check_room(remaining_s: float | None) -> None:
+        assert remaining_s
+        raise Overloaded("no room", retry_after_s=1)
+
+    async with _serving(caplog, {"Infer": _empty, "Generate": _echo}) as system:
+        system.life.in_flight.check_room = check_room
+        silent = system.channel.stream_stream(f"/{_SERVICE.full_name}/{method}")(timeout=_LIMIT_S)
+        failure = await _failure(silent.read())
+    assert (failure.code(), failure.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
 
 
 async def test_a_call_without_a_message_is_the_callers_fault(caplog: pytest.LogCaptureFixture) -> None:

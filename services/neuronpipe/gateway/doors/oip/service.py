@@ -189,8 +189,7 @@ class TensorService:
 
     async def infer(self, request: TensorRequest, call: Call, spans: RowSpans) -> TensorResponse:
         """Runs all rows of a request; the first that fails ends the others."""
-        key = call.route_key or request.request_id or call.request_id or new_request_id()
-        model = self._models.find(request.model, request.version, key)
+        model = self._find(request, call)
         wanted = model.wanted(request.outputs)
         options = read_options(request.parameters, model.model.parameters)
         tensors, rows = model.read(request.inputs, self._settings.max_batch_items)
@@ -212,7 +211,7 @@ class TensorService:
 
     async def stream(self, request: TensorRequest, call: Call, spans: RowSpans) -> AsyncGenerator[TensorResponse, None]:
         """What `infer` returns; with the parameter `stream`, the parts of a text as they come, and then its end."""
-        model = self._models.find(request.model, request.version)
+        model = self._find(request, call)
         if STREAM not in model.model.parameters or request.parameters.get(STREAM) is not True:
             yield await self.infer(request, call, spans)
             return
@@ -236,6 +235,11 @@ class TensorService:
                     [_part(event, own, model)], wanted, tensors, self._settings.max_batch_response_bytes
                 )
                 yield TensorResponse(model.name, model.version, request.request_id, outputs, is_last)
+
+    def _find(self, request: TensorRequest, call: Call) -> NamedModel:
+        """The model of a request; of several versions the one that its key chooses."""
+        key = call.route_key or request.request_id or call.request_id or new_request_id()
+        return self._models.find(request.model, request.version, key)
 
     async def _infer_row(
         self,
