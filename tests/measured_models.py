@@ -186,10 +186,12 @@ _TAIL = """
 - **MobileBERT** sees of each token its neighbours too. Padding is made to look like the zeros behind a text's last
   token, so that a text has the same outputs in every batch.
 - **Decoders** (Llama, Mistral, Qwen2, Qwen3, Gemma) see what their configuration says: the tokens before each one, in
-  some layers through a window, or with `is_causal: false` and `use_bidirectional_attention` all of them. Padding is at
-  the right and changes nothing, whatever side the tokenizer names. Rerankers that answer yes or no
-  (`Qwen3ForCausalLM`) have two rows of the head and the template of their tokenizer, or that of Qwen3-Reranker's card.
-  Decoders of other kinds are refused by name. Samples have up to 4,096 tokens, where a model takes more.
+  some layers through a window, or with `is_causal: false` and `use_bidirectional_attention` all of them. gte-Qwen2
+  and stella_en_1.5B_v5 see all of them, as by their own code (`modeling_qwen.Qwen2Model`), which is not run. An
+  embedder with other code of its own is refused unless its `config.json` has `is_causal`. Padding is at the right
+  and changes nothing, whatever side the tokenizer names. Rerankers that answer yes or no (`Qwen3ForCausalLM`) have two
+  rows of the head and the template of their tokenizer, or that of Qwen3-Reranker's card. Decoders of other kinds are
+  refused by name. Samples have up to 4,096 tokens, where a model takes more.
 - **Longformer** has full attention with a mask that leaves out what is beyond a token's window: the same numbers as
   transformers' windows, with memory for the square of a text's tokens.
 - **Nomic BERT, GTE** are read as transformers has them and as they are published, with code of their own, which is not

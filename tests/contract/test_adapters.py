@@ -159,7 +159,8 @@ def _with_settings(adapter: Path, tmp_path: Path, **settings: Any) -> Path:
         (
             {"task_type": "CAUSAL_LM"},
             {},
-            "the adapter is for CAUSAL_LM, a model that writes text; models of an encoder only are served",
+            "the adapter is for CAUSAL_LM, a model that writes text, with which adapters are not merged here; merge "
+            r"it with peft \(merge_and_unload\)",
         ),
         ({"base_model_name_or_path": None}, {}, "adapter_config.json names no base model; name it with --base-model"),
         ({"target_modules": ["none_such"]}, {}, "does not fit its base model"),

@@ -497,8 +497,8 @@ _DENSE = {"in_features": 384, "out_features": 8, "activation_function": "torch.n
         ),
         (
             ["Transformer", "Pooling", "Dense"],
-            _POOLING | {"2_Dense/config.json": {**_DENSE, "activation_function": "torch.nn.modules.activation.GELU"}},
-            "activation torch.nn.modules.activation.GELU",
+            _POOLING | {"2_Dense/config.json": {**_DENSE, "activation_function": "torch.nn.modules.activation.PReLU"}},
+            "activation torch.nn.modules.activation.PReLU",
         ),
         (
             ["Transformer", "Pooling", "Dense"],

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file
@@ -260,6 +261,81 @@ async def test_a_reranker_of_gte_is_read_by_its_heads_name(tmp_path: Path) -> No
     with torch.inference_mode():
         expected = model(torch.tensor([text])).logits[0].numpy()
     np.testing.assert_allclose((await _run(bundle, "torch", [text]))[0], expected, rtol=0, atol=2e-5)
+
+
+def _embedder_of_qwen(folder: Path, code: str) -> Path:
+    """As gte-Qwen2 and stella_en_1.5B_v5 are published, but for their pooling: with the mean of the tokens' vectors."""
+    source = make_source(folder, "Qwen2", "sentence_embedding")
+    _change(source, architectures=["Qwen2ForCausalLM"], auto_map={"AutoModel": code})
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    listed = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in modules]
+    (source / "modules.json").write_text(json.dumps(listed))
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    return source
+
+
+@pytest.mark.parametrize(
+    ("values", "sees_all"), [({}, True), ({"is_causal": False}, True), ({"is_causal": True}, False)], ids=str
+)
+async def test_an_embedder_of_qwen_sees_the_tokens_that_its_own_code_sees(
+    values: dict[str, bool], sees_all: bool, tmp_path: Path
+) -> None:
+    source = _embedder_of_qwen(tmp_path / "source", "modeling_qwen.Qwen2Model")
+    _change(source, **values)
+    model = transformers.Qwen2Model.from_pretrained(source).eval()
+    texts = _tokens(transformers.AutoTokenizer.from_pretrained(source))
+
+    def vector(text: Sequence[int]) -> Array:
+        hidden = torch.zeros(len(text), len(text)) if sees_all else torch.full((len(text),) * 2, -1e9).triu(1)
+        with torch.inference_mode():
+            states = model(torch.tensor([text]), attention_mask=hidden[None, None]).last_hidden_state
+        mean: Array = states[0].mean(0).numpy()
+        return mean
+
+    found = await _run(_compile(source, tmp_path), "torch", texts)
+    np.testing.assert_allclose(found, np.stack([vector(text) for text in texts]), rtol=0, atol=_TOLERANCE)
+
+
+def test_an_embedder_whose_own_code_may_see_other_tokens_is_refused(tmp_path: Path) -> None:
+    source = _embedder_of_qwen(tmp_path / "source", "owner/name--modeling.Qwen2Model")
+    with pytest.raises(SetupError, match="does not say whether a token sees those behind it; write is_causal there"):
+        _compile(source, tmp_path, "fake")
+    _change(source, is_causal=True)
+    assert _compile(source, tmp_path, "fake").spec.task == "sentence_embedding"
+
+
+def test_the_last_token_that_a_tokenizers_own_code_adds_is_added(tmp_path: Path) -> None:
+    source = _embedder_of_qwen(tmp_path / "source", "modeling_qwen.Qwen2Model")
+    content = json.loads((source / "tokenizer.json").read_text())
+    (source / "tokenizer.json").write_text(json.dumps(content | {"post_processor": None}))
+    path = source / "tokenizer_config.json"
+    names = ["tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast"]
+    own = {"add_eos_token": True, "tokenizer_class": "Qwen2Tokenizer", "auto_map": {"AutoTokenizer": names}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    served = tokenizers.Tokenizer.from_file(str(_compile(source, tmp_path, "fake").folder / "tokenizer.json"))
+    eos = json.loads(path.read_text())["eos_token"]
+    assert served.encode("the quick fox").tokens[-1] == eos
+
+
+def test_a_tokenizer_that_is_code_of_its_own_is_refused_and_nobody_is_asked_to_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_source(tmp_path / "source", "Jina v2", "sentence_embedding")
+    path = source / "tokenizer_config.json"
+    own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["tokenization.OwnTokenizer", None]}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    asked: list[str] = []
+
+    def ask(question: str) -> str:
+        asked.append(question)
+        return "n"
+
+    monkeypatch.setattr("builtins.input", ask)
+    with pytest.raises(SetupError, match=r"it has code of its own \(auto_map in tokenizer_config.json\)") as refused:
+        _compile(source, tmp_path, "fake")
+    assert "\n" not in str(refused.value)
+    assert asked == []
 
 
 def test_gte_with_what_only_its_own_code_computes_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Dropout, Pooling
 
 from neuronpipe.api.v1.tasks_pb2 import (
     ScoreFunction,
@@ -161,6 +161,19 @@ async def test_dense_layers_equal_those_of_sentence_transformers(tmp_path: Path)
     wide = Dense(12, 32, bias=False, activation_function=torch.nn.Identity(), init_weight=weights.T.contiguous())
     await _assert_same_as_sentence_transformers(
         tmp_path, lambda model: SentenceTransformer(modules=[model, Pooling(32), narrow, wide])
+    )
+
+
+@pytest.mark.parametrize(
+    "activation", [torch.nn.GELU, torch.nn.ReLU, torch.nn.SiLU, torch.nn.Sigmoid], ids=lambda kind: kind.__name__
+)
+async def test_activations_of_dense_layers_equal_those_of_sentence_transformers(
+    activation: type[torch.nn.Module], tmp_path: Path
+) -> None:
+    weights = torch.from_numpy(np.random.default_rng(12).standard_normal((16, 32)).astype(np.float32))
+    dense = Dense(32, 16, activation_function=activation(), init_weight=weights)
+    await _assert_same_as_sentence_transformers(
+        tmp_path, lambda model: SentenceTransformer(modules=[model, Pooling(32), Dropout(0.5), dense])
     )
 
 

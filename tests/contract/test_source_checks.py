@@ -75,6 +75,17 @@ def _only_adapter(folder: Path) -> None:
     _ADAPTER(folder)
 
 
+def _only_onnx(folder: Path) -> None:
+    (folder / "onnx").mkdir()
+    (folder / "model.safetensors").rename(folder / "onnx" / "model.onnx")
+
+
+def _static_vectors(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    module = {"path": "0_StaticEmbedding", "type": "sentence_transformers.models.StaticEmbedding"}
+    (folder / "modules.json").write_text(json.dumps([module]))
+
+
 def _with_token_beyond(folder: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["<brand>"])
@@ -155,6 +166,20 @@ _MERGE = "made for owner/base; --merge-adapter compiles the two as one (pip inst
             "",
             "its weights are quantized by gptq;",
             id="GPTQ",
+        ),
+        pytest.param(
+            _only_onnx,
+            "",
+            "cannot load it: it has no weights of PyTorch (model.safetensors or pytorch_model.bin), only model.onnx; "
+            "get these, too",
+            id="ONNX only",
+        ),
+        pytest.param(
+            _static_vectors,
+            "",
+            "source: no model: it has no config.json; modules.json begins with StaticEmbedding, and supported are "
+            "models that begin with a Transformer",
+            id="static vectors",
         ),
         pytest.param(
             _configured(auto_map={"AutoModel": "owner/name--modeling.JinaBertModel"}),

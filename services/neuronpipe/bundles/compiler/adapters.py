@@ -82,7 +82,7 @@ def _write_merged(peft: Any, adapter: Path, settings: Mapping[str, Any], base: P
         trained = peft.utils.load_peft_weights(str(adapter), device="cpu")
     except Exception as error:  # missing and broken files raise different exceptions
         raise SetupError(f"{adapter}: the adapter's weights cannot be read; get the files again") from error
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config.num_labels = _count_labels(auto_class, config, trained)
     try:
         model, info = auto_class.from_pretrained(
@@ -93,7 +93,7 @@ def _write_merged(peft: Any, adapter: Path, settings: Mapping[str, Any], base: P
             ignore_mismatched_sizes=True,
             trust_remote_code=False,
         )
-        tokens = len(transformers.AutoTokenizer.from_pretrained(folder))
+        tokens = len(transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
         if tokens > model.get_input_embeddings().weight.shape[0]:  # as peft's own AutoPeftModel does
             model.resize_token_embeddings(tokens)
         adapted = peft.PeftModel.from_pretrained(model, str(adapter))
@@ -125,7 +125,8 @@ def _class_of(adapter: Path, settings: Mapping[str, Any], config: Mapping[str, A
     name = _HEADS.get(str(kind)) if kind else str(mapped or (config.get("architectures") or ["AutoModel"])[0])
     if name is None:
         raise SetupError(
-            f"{adapter}: the adapter is for {kind}, a model that writes text; models of an encoder only are served"
+            f"{adapter}: the adapter is for {kind}, a model that writes text, with which adapters are not merged "
+            "here; merge it with peft (merge_and_unload), save the model and its tokenizer, and compile that folder"
         )
     if not hasattr(transformers, name):
         raise SetupError(

@@ -69,7 +69,7 @@ def load_image_processor(folder: Path) -> SourceImageProcessor:
     is_4 = transformers.__version__.startswith("4.")
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(
-            folder, **({"use_fast": False} if is_4 else {"backend": "pil"})
+            folder, trust_remote_code=False, **({"use_fast": False} if is_4 else {"backend": "pil"})
         )
     except Exception as error:  # a file of unknown origin may raise anything
         raise SetupError(

@@ -15,7 +15,9 @@ from typing import Any
 
 import safetensors
 import torch
+import transformers
 
+from neuronpipe.bundles.compiler.decoder_masks import MASKED_DECODERS
 from neuronpipe.bundles.compiler.jina_bert import FEED_FORWARD_TYPES, register_jina_bert
 from neuronpipe.bundles.compiler.sentence_transformers import read_json, transformer_folder
 from neuronpipe.bundles.compiler.source import ModelSource
@@ -53,6 +55,10 @@ _GTE_VALUES: Mapping[str, Any] = {
     "position_embedding_type": "rope",
 }
 _OWN_CODE = "auto_map"
+# Says of a decoder which tokens see which.
+_DIRECTIONS = ("is_causal", "use_bidirectional_attention")
+# Of gte-Qwen2 and stella_en_1.5B_v5, whose forward has is_causal=False.
+_SEES_ALL_TOKENS = "modeling_qwen.Qwen2Model"
 
 KNOWN_FORM = "known_form"
 
@@ -83,6 +89,7 @@ def _written_anew(folder: Path, own: Path, content: Mapping[str, Any]) -> Mappin
         ("new", "New"): _of_gte,
         ("gte", "Gte"): _of_gte,
         ("bert", "JinaBert"): _of_jina,
+        **{(kind, ""): _of_decoder for kind in MASKED_DECODERS},
     }
     named = [
         str(name).rpartition(".")[2]
@@ -139,6 +146,20 @@ def _of_jina(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str
     # Of two published kinds of code; the configuration does not say which it is.
     has_norms = any("layer_norm_q" in name for name in _weight_names(own))
     return {**content, "model_type": "jina_bert", "has_query_norms": has_norms}
+
+
+def _of_decoder(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Of decoders that make vectors, whose code has the names of transformers' classes and may see other tokens."""
+    code = str((content.get(_OWN_CODE) or {}).get("AutoModel") or "")
+    is_embedder = (folder / "modules.json").is_file() and hasattr(transformers, code.rpartition(".")[2])
+    if not is_embedder or any(name in content for name in _DIRECTIONS):
+        return None
+    if not code.endswith(_SEES_ALL_TOKENS):
+        raise SetupError(
+            f"{folder}: config.json names code of its own (auto_map: {code}), which is not run, and does not say "
+            "whether a token sees those behind it; write is_causal there: false if it does, or else true"
+        )
+    return {**content, "is_causal": False}
 
 
 def _require(folder: Path, content: Mapping[str, Any], values: Mapping[str, Any], within: str = "") -> None:

@@ -27,6 +27,10 @@ _POOLING_FLAGS = {
 }
 _ACTIVATIONS = {
     "torch.nn.modules.activation.Tanh": torch.nn.Tanh,
+    "torch.nn.modules.activation.GELU": torch.nn.GELU,
+    "torch.nn.modules.activation.ReLU": torch.nn.ReLU,
+    "torch.nn.modules.activation.SiLU": torch.nn.SiLU,
+    "torch.nn.modules.activation.Sigmoid": torch.nn.Sigmoid,
     "torch.nn.modules.linear.Identity": torch.nn.Identity,
 }
 
@@ -116,6 +120,8 @@ def read_sentence_transformer(folder: Path) -> SentenceTransformer:
             pooling = Pooling(_pooling_modes(read_json(path / "config.json"), folder))
         elif kind == "Dense" and not is_normalized:
             layers.append(read_dense(path))
+        elif kind == "Dropout":  # of training only
+            continue
         elif kind == "Normalize":  # done in post-processing, unless the caller says otherwise
             is_normalized = True
         elif kind == "Dense":

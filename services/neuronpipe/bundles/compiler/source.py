@@ -12,7 +12,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from neuronpipe.bundles.compiler.sentence_transformers import transformer_folder
+from neuronpipe.bundles.compiler.sentence_transformers import read_json, transformer_folder
 from neuronpipe.bundles.compiler.source_checks import ADAPTER_CONFIG, check_files, refuse_adapter
 from neuronpipe.bundles.manifest import Source, file_sha256
 from neuronpipe.core.errors import SetupError
@@ -75,11 +75,20 @@ def find_source(source: str, revision: str | None, *, is_adapter: bool = False) 
     return ModelSource(source, Path(snapshot), Path(snapshot).name)
 
 
+def _first_module(folder: Path) -> str:
+    """What a model of sentence-transformers without a transformer begins with, for the error message."""
+    modules = read_json(folder / "modules.json") if (folder / "modules.json").is_file() else []
+    kind = str(modules[0]["type"]).rpartition(".")[2] if modules else "Transformer"
+    if kind == "Transformer":
+        return ""
+    return f"; modules.json begins with {kind}, and supported are models that begin with a Transformer"
+
+
 def _check(folder: Path, is_adapter: bool) -> None:
     check_files(folder)
     if not is_adapter:
         refuse_adapter(folder)
     if not is_adapter and not (transformer_folder(folder) / "config.json").is_file():
-        raise SetupError(f"{folder}: no model: it has no config.json")
+        raise SetupError(f"{folder}: no model: it has no config.json{_first_module(folder)}")
     if is_adapter and not (folder / ADAPTER_CONFIG).is_file():
         raise SetupError(f"{folder}: no adapter: it has no {ADAPTER_CONFIG}; leave out --merge-adapter")

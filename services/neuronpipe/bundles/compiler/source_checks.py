@@ -22,6 +22,9 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 _LFS = b"version https://git-lfs"
 _SHOWN = 4
+_WEIGHTS = ("*.safetensors", "*.bin")
+# Of ONNX, OpenVINO, TensorFlow, Flax and llama.cpp.
+_OTHER_WEIGHTS = ("*.onnx", "onnx/*.onnx", "openvino/*.xml", "*.h5", "*.msgpack", "*.gguf")
 
 
 def check_files(folder: Path) -> None:
@@ -207,4 +210,8 @@ def why_not_loaded(folder: Path, error: Exception) -> str:
                     "as safetensors"
                 )
             return f"{path.name} is damaged or cut off; get the file again"
+    if not any(path for kind in _WEIGHTS for path in folder.glob(kind)):
+        others = sorted(path.name for kind in _OTHER_WEIGHTS for path in folder.glob(kind))
+        only = f", only {', '.join(others[:_SHOWN])}" if others else ""
+        return f"it has no weights of PyTorch (model.safetensors or pytorch_model.bin){only}; get these, too"
     return str(error)

@@ -8,7 +8,7 @@ from typing import Any
 
 import transformers
 
-from neuronpipe.bundles.compiler.sentence_transformers import transformer_folder
+from neuronpipe.bundles.compiler.sentence_transformers import read_json, transformer_folder
 from neuronpipe.core.errors import SetupError
 
 # transformers writes 1e30 if a tokenizer has no limit.
@@ -35,10 +35,11 @@ def load_tokenizer(folder: Path) -> SourceTokenizer:
     """Reads the tokenizer and converts it if necessary. Raises SetupError if it cannot become a tokenizer.json."""
     folder = transformer_folder(folder)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, use_fast=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
     except Exception as error:  # converters of other formats may raise anything
         raise SetupError(
-            f"{folder}: transformers {transformers.__version__} cannot load its tokenizer: {error}"
+            f"{folder}: transformers {transformers.__version__} cannot load its tokenizer: "
+            f"{_why_not_loaded(folder, error)}"
         ) from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -63,6 +64,16 @@ def load_tokenizer(folder: Path) -> SourceTokenizer:
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
         cls_token_id=tokenizer.cls_token_id,
     )
+
+
+def _why_not_loaded(folder: Path, error: Exception) -> str:
+    path = folder / "tokenizer_config.json"
+    if path.is_file() and "AutoTokenizer" in (read_json(path).get("auto_map") or {}):
+        return (
+            "it has code of its own (auto_map in tokenizer_config.json), which is not run; get a model whose tokenizer "
+            "transformers has"
+        )
+    return str(error)
 
 
 def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:

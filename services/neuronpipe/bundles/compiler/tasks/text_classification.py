@@ -34,7 +34,7 @@ _FACTS: Mapping[str, Callable[[Path, Any], TaskFacts]] = {
 
 def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_classification") -> SourceModule:
     """A classifier for one of the tasks of its graph. The module also names the others. Raises SetupError."""
-    config = transformers.AutoConfig.from_pretrained(folder)  # before the weights are read
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)  # before the weights are read
     check_labels(folder, config)
     _FACTS[task](folder, config)
     model = load_weights(transformers.AutoModelForSequenceClassification, folder)
