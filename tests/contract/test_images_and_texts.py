@@ -107,7 +107,7 @@ def test_what_computes_fixed_shapes_or_no_model_is_refused(tmp_path: Path) -> No
     source = make_image_text_source(tmp_path / "source", "CLIP")
     cases: Sequence[tuple[dict[str, Any], str]] = (
         ({"backend": "fake"}, "openvino and torch take both together"),
-        ({"dtype": "int8"}, "--dtype int8, which is calibrated on texts, is for models of texts"),
+        ({"dtype": "int8"}, "--dtype int8 is for models of texts or of images; both together take any other --dtype"),
         ({"task": "sentence_embedding"}, "takes images and texts, so it cannot have the task sentence_embedding"),
     )
     for changes, message in cases:

@@ -112,9 +112,10 @@ async def _measure(backend: Backend, spec: ModelSpec, request: MeasureRequest, f
         return
     with found.step("provoke errors"):
         found.values["refusals"] = {}
-        longer = Bucket(batch=1, tokens=backend.buckets.largest.tokens + 1)
+        largest = backend.buckets.largest
+        larger = Bucket(batch=largest.batch + 1, tokens=largest.tokens + (0 if spec.image else 1))
         found.values["refusals"]["a shape that was not compiled, of us"] = await _error(
-            backend, _full_batch(longer, spec)
+            backend, _full_batch(larger, spec)
         )
         texts: Callable[[], dict[str, str]] | None = getattr(backend, "error_texts", None)
         if texts:
@@ -123,7 +124,8 @@ async def _measure(backend: Backend, spec: ModelSpec, request: MeasureRequest, f
 
 async def _compute(backend: Backend, core: int, batch: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
     """The outputs of a batch of any shape up to the model's limit, in as many calls as its rows need."""
-    rows, tokens = batch["input_ids"].shape
+    leading = batch[spec.inputs[0]]
+    rows, tokens = len(leading), leading.shape[1] if leading.ndim == 2 else spec.image_tokens
     room = backend.round_tokens(tokens)
     size = backend.buckets.batches(room)[-1] if backend.buckets else rows
     parts = []
@@ -131,7 +133,7 @@ async def _compute(backend: Backend, core: int, batch: Mapping[str, Any], spec: 
         inputs = {
             name: np.pad(
                 batch[name][first : first + size],
-                ((0, 0), (0, room - tokens)),
+                ((0, 0), (0, room - tokens), *((0, 0),) * (leading.ndim - 2)),
                 constant_values=spec.pad_token_id if name == "input_ids" else 0,
             )
             for name in spec.inputs
@@ -145,7 +147,9 @@ async def _compute(backend: Backend, core: int, batch: Mapping[str, Any], spec: 
 
 
 def _full_batch(shape: Bucket, spec: ModelSpec) -> dict[str, Any]:
-    """A batch without padding."""
+    """A batch without padding; of images, which are black."""
+    if spec.image and "input_ids" not in spec.inputs:
+        return {name: np.zeros((shape.batch, 3, *spec.image.size), np.uint8) for name in spec.inputs}
     rows = {
         "input_ids": np.arange(shape.tokens, dtype=np.int64) % spec.vocabulary_size,
         "attention_mask": np.ones(shape.tokens, np.int64),
@@ -181,7 +185,7 @@ async def _throughput(backend: Backend, batch: Mapping[str, Any], in_flight: int
     await asyncio.gather(*(call(core, began_s + seconds) for core in range(backend.cores) for _ in range(in_flight)))
     took_s = time.monotonic() - began_s
     p50, p95, p99 = (round(1000 * float(value), 3) for value in np.percentile(latencies, (50, 95, 99)))
-    rate = len(batch["input_ids"]) * len(latencies) / took_s
+    rate = len(next(iter(batch.values()))) * len(latencies) / took_s
     return {"throughput_per_s": round(rate, 1), "p50_ms": p50, "p95_ms": p95, "p99_ms": p99}
 
 

@@ -182,7 +182,7 @@ def _parity(made: Compiled, outputs: Sequence[Sequence[Mapping[str, Any]]]) -> d
     per_token = {output.name for output in made.bundle.spec.outputs if "tokens" in output.axes}
     agreements = [agreement(task, of_core, reference, batches) for of_core in outputs]
     return {
-        "texts": sum(len(batch["input_ids"]) for batch in batches),
+        "texts": sum(len(next(iter(batch.values()))) for batch in batches),
         "cores": len(outputs),
         "largest_output": max(float(np.abs(array).max()) for one in reference for array in one.values()),
         "largest_difference": max(largest_difference(per_token, of_core, reference, batches) for of_core in outputs),

@@ -1,13 +1,14 @@
 """Buckets: the batch x token shapes for which a model is compiled, for back ends that compute no other shapes."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.model import ImageSpec
 from neuronpipe.core.tensors import Array, Arrays
 
 _BUCKET = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})")
@@ -72,20 +73,31 @@ class BucketPlan:
         return min(fitting, key=lambda bucket: (bucket.padded_tokens, bucket.tokens), default=None)
 
 
+def bucket_inputs(names: Sequence[str], bucket: Bucket, image: ImageSpec | None) -> dict[str, tuple[list[int], str]]:
+    """The shape and the dtype of each input of a bucket's trace, which accepts no other.
+
+    optimum-neuron's are int64, too. Pixels are levels from 0 to 255 in float32. `image` is for a model of images.
+    """
+    if image is not None:
+        return {name: ([bucket.batch, 3, *image.size], "float32") for name in names}
+    return {name: ([bucket.batch, bucket.tokens], "int64") for name in names}
+
+
 def fill_bucket(inputs: Arrays, bucket: Bucket, pad_token_id: int) -> dict[str, Array]:
     """Pads a batch to its bucket.
 
     Rows are padded on the right with the tokenizer's padding id. Unused rows are copies of the first sequence: no row's
     mask is all zero, because a softmax over masked tokens only is NaN on some devices. The padding id matters, because
-    RoBERTa's positions depend on it.
+    RoBERTa's positions depend on it. Pixels, uint8 [batch, 3, height, width], become float32.
     """
     filled = {}
     for name, array in inputs.items():
-        rows, tokens = array.shape
+        rows, width = array.shape[:2]
+        shape, dtype = ((bucket.tokens,), array.dtype) if array.ndim == 2 else (array.shape[1:], np.dtype(np.float32))
         whole: np.ndarray[Any, Any] = np.full(
-            (bucket.batch, bucket.tokens), pad_token_id if name == "input_ids" else 0, array.dtype
+            (bucket.batch, *shape), pad_token_id if name == "input_ids" else 0, dtype
         )
-        whole[:rows, :tokens] = array
+        whole[:rows, :width] = array
         whole[rows:] = whole[0]
         filled[name] = whole
     return filled

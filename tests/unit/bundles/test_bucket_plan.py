@@ -5,8 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from neuronpipe.bundles.buckets import Bucket, BucketPlan, cut_bucket, fill_bucket, parse_bucket
+from neuronpipe.bundles.buckets import Bucket, BucketPlan, bucket_inputs, cut_bucket, fill_bucket, parse_bucket
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.model import ImageSpec
 
 
 def _plan(*buckets: str) -> BucketPlan:
@@ -71,6 +72,15 @@ def test_a_bucket_is_filled_with_the_padding_id_and_with_rows_whose_mask_is_not_
     filled = fill_bucket(inputs, Bucket(batch=4, tokens=3), pad_token_id=1)
     assert filled["input_ids"].tolist() == [[5, 6, 1], [7, 1, 1], [5, 6, 1], [5, 6, 1]]
     assert filled["attention_mask"].tolist() == [[1, 1, 0], [1, 0, 0], [1, 1, 0], [1, 1, 0]]
+
+
+def test_images_fill_a_bucket_as_float32_levels_with_copies_of_the_first() -> None:
+    pixels = np.arange(2 * 3 * 2 * 4, dtype=np.uint8).reshape(2, 3, 2, 4)
+    (filled,) = fill_bucket({"pixels": pixels}, Bucket(batch=3, tokens=5), pad_token_id=1).values()
+    assert filled.dtype == np.float32
+    assert filled.tolist() == [pixels[0].tolist(), pixels[1].tolist(), pixels[0].tolist()]
+    shape, dtype = bucket_inputs(["pixels"], Bucket(batch=3, tokens=5), ImageSpec(resize=(2, 4)))["pixels"]
+    assert (list(filled.shape), str(filled.dtype)) == (shape, dtype)
 
 
 def test_rows_that_filled_a_bucket_are_cut_off_its_outputs() -> None:

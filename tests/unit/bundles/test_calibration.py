@@ -6,8 +6,15 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.bundles.compiler import calibration
-from neuronpipe.bundles.compiler.calibration import MAX_COMPARED, MAX_TEXTS, MIN_TEXTS, read_calibration
+from neuronpipe.bundles.compiler.calibration import (
+    MAX_COMPARED,
+    MAX_TEXTS,
+    MIN_TEXTS,
+    built_in_calibration,
+    read_calibration,
+)
 from neuronpipe.bundles.compiler.languages import SENTENCES
+from neuronpipe.bundles.manifest import Calibration
 from neuronpipe.core.errors import SetupError
 
 _ENOUGH = [f"text {number}" for number in range(MIN_TEXTS)]
@@ -53,7 +60,7 @@ def test_of_many_texts_some_are_taken_from_the_whole_file(tmp_path: Path) -> Non
 
 
 def test_without_a_file_there_are_different_texts_of_our_own_half_of_them_in_other_languages() -> None:
-    read = read_calibration(None)
+    read = built_in_calibration(of_images=False)
     assert MIN_TEXTS < len(set(read.texts)) == len(read.texts) == read.description.texts
     others = [text for text in read.texts if any(text.startswith(sentences[::2]) for sentences in SENTENCES.values())]
     assert 2 * len(others) >= len(read.texts)
@@ -90,11 +97,27 @@ def test_file_that_cannot_calibrate_is_refused_by_its_line_or_limit(
         read_calibration(_file(tmp_path, content))
 
 
-@pytest.mark.parametrize(("name", "message"), [("none", "No such file or directory"), ("", "Is a directory")])
-def test_what_is_no_file_is_refused_by_its_path(tmp_path: Path, name: str, message: str) -> None:
-    path = tmp_path / name
-    with pytest.raises(SetupError, match=f"^--calibration {path}: {message}$"):
+def test_what_is_not_there_is_refused_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "none"
+    with pytest.raises(SetupError, match=f"^--calibration {path}: No such file or directory$"):
         read_calibration(path)
+
+
+def test_every_second_image_of_a_folder_is_compared_on_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "further").mkdir()
+    names = [*(f"{number:02}.png" for number in range(MIN_TEXTS - 2)), "90.JPG", "further/91.webp"]
+    for name in (*names, "notes.txt"):
+        (tmp_path / name).write_bytes(b"not read yet")
+    read = read_calibration(tmp_path)
+    ordered = sorted(tmp_path / name for name in names)
+    assert (read.texts, read.compared) == (ordered[::2], ordered[1::2])
+    assert read.description == Calibration(texts=MIN_TEXTS // 2, source=str(tmp_path))
+
+
+def test_a_folder_of_too_few_images_is_refused_with_what_counts_as_one(tmp_path: Path) -> None:
+    (tmp_path / "one.png").touch()
+    with pytest.raises(SetupError, match=r"1 images \(\.jpeg, \.jpg, \.png, \.webp\); calibration takes at least 64"):
+        read_calibration(tmp_path)
 
 
 def test_file_without_an_end_is_refused_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:

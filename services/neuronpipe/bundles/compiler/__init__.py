@@ -15,7 +15,7 @@ from neuronpipe.bundles.compiler import torch as torch_
 from neuronpipe.bundles.compiler.accuracy import ArtifactCompiler
 from neuronpipe.bundles.compiler.adapters import merge_adapter
 from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
-from neuronpipe.bundles.compiler.calibration import read_calibration
+from neuronpipe.bundles.compiler.calibration import built_in_calibration, read_calibration
 from neuronpipe.bundles.compiler.detection import Found, describe, read_configuration
 from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES
 from neuronpipe.bundles.compiler.embedding_ranges import EMBEDDING_TASKS, with_ranges
@@ -59,8 +59,8 @@ class CompileRequest:
 
     `max_divergence` is the largest absolute difference of an output to PyTorch float32, and `min_agreement` (0 to 1)
     the smallest agreement (see Accuracy), or None for no limit; int8 keeps as many layers in float32 as the latter
-    needs. `calibration` is a file of texts for int8, or None for sample text. `device_times` names a table of
-    device_times.py, for the fake back end to simulate. An empty `task` or `dtype` is found from the model's
+    needs. `calibration` is a file of texts or a folder of images for int8, or None for samples. `device_times` names a
+    table of device_times.py, for the fake back end to simulate. An empty `task` or `dtype` is found from the model's
     configuration. With `merge_adapter`, the source is an adapter (LoRA), which is merged into `base_model`, or into the
     model that it names. With a `signing_key`, the bundle is signed.
     """
@@ -114,7 +114,7 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
 def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled:
     _check(request)
     _check_calibration(request)
-    calibration = read_calibration(request.calibration) if request.calibration or request.dtype == "int8" else None
+    calibration = read_calibration(request.calibration) if request.calibration else None
     step = _numbered_steps(report, 7 if request.dtype.startswith("int8") else 6)
     version = choose_version(request.repository, request.name, request.version)
 
@@ -151,9 +151,11 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
         module = module.within(BucketPlan(buckets))
     if TASKS[request.task].generates:
         return Compiled(_compile_decoder(request, source, module, buckets, version, step, report), (), ())
+    if request.dtype == "int8" and calibration is None:
+        calibration = built_in_calibration(of_images=module.takes_images)
     compared = calibration.compared if calibration else ()
-    built_in = BUILT_IN_IMAGES if module.takes_images else BUILT_IN
-    sample_texts = f"{len(compared)} other texts of {request.calibration}" if compared else built_in
+    built_in, kind = (BUILT_IN_IMAGES, "images") if module.takes_images else (BUILT_IN, "texts")
+    sample_texts = f"{len(compared)} other {kind} of {request.calibration}" if compared else built_in
     batches = comparison_batches(module, compared)
     reference = accuracy.reference_outputs(module, batches)
     module = with_ranges(module, reference)
@@ -174,7 +176,7 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
         quantizer = None
         if calibration is not None and request.dtype == "int8":
             described, texts = calibration.description, calibration_batches(module, calibration.texts)
-            step(f"quantize to int8, calibrated on {described.texts} texts ({described.source})")
+            step(f"quantize to int8, calibrated on {described.texts} {kind} ({described.source})")
             quantizer = quantization.Quantizer(artifact, folder, texts, described)
             artifact = quantizer.quantize()
         elif dtype == "int8-weights":
@@ -304,13 +306,13 @@ def _check(request: CompileRequest) -> None:
 
 def _check_images(request: CompileRequest) -> None:
     reads = TASKS[request.task].reads
-    if reads != "texts" and (request.backend == "neuronx" or request.dtype == "int8"):
-        refused = "--backend neuronx" if request.backend == "neuronx" else "--dtype int8, which is calibrated on texts,"
-        raise SetupError(
-            f"{refused} is for models of texts; openvino, torch and fake take images, in any other --dtype"
-        )
-    if reads == "both" and request.backend == "fake":
-        raise SetupError("--backend fake takes texts or images; openvino and torch take both together")
+    if reads == "both" and request.backend in ("fake", "neuronx"):
+        raise SetupError(f"--backend {request.backend} takes texts or images; openvino and torch take both together")
+    if reads == "both" and request.dtype == "int8":
+        raise SetupError("--dtype int8 is for models of texts or of images; both together take any other --dtype")
+    if request.calibration and request.calibration.is_dir() != (reads == "images"):
+        wanted = "images is calibrated on a folder of images" if reads == "images" else "texts on a file of texts"
+        raise SetupError(f"--calibration {request.calibration}: a model of {wanted}")
 
 
 def _check_buckets(request: CompileRequest) -> None:

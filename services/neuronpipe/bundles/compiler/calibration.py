@@ -1,10 +1,10 @@
-"""Reads the texts with which int8 is calibrated and compared: those of a file, or sample text."""
+"""Finds what int8 is calibrated and compared with: the texts of a file, the images of a folder, or samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuronpipe.bundles.compiler.samples import BUILT_IN, calibration_texts
+from neuronpipe.bundles.compiler.samples import BUILT_IN, BUILT_IN_IMAGES, Sample, calibration_texts
 from neuronpipe.bundles.manifest import Calibration, file_sha256
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.lines import read_lines
@@ -17,40 +17,49 @@ MIN_TEXTS = 64
 # file.
 MAX_TEXTS, MAX_COMPARED = 300, 128
 _MAX_BYTES = 64 * 1024 * 1024
+_IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationTexts:
-    """The texts and, for the manifest, their source.
+    """The texts, or the files of the images, and for the manifest their source.
 
-    `compared` are other texts of the file; with sample text there are none.
+    `compared` are others of the same source; of built-in samples there are none.
     """
 
-    texts: Sequence[str]
+    texts: Sequence[Sample]
     description: Calibration
-    compared: Sequence[str] = ()
+    compared: Sequence[Sample] = ()
 
 
-def read_calibration(path: Path | None) -> CalibrationTexts:
-    """The texts of a file, UTF-8 with one text on each line, or sample text if there is none.
+def read_calibration(path: Path) -> CalibrationTexts:
+    """The texts of a file, UTF-8 with one text on each line, or the images of a folder and of those in it.
 
     Empty lines and repeated texts do not count. Every second text is kept for the comparison. Of more than MAX_TEXTS
-    and MAX_COMPARED texts, that many are taken at even distances, so that all parts of a sorted file are used. Raises
-    SetupError, which names the line or the limit.
+    and MAX_COMPARED texts, that many are taken at even distances, so that all parts of a sorted file are used. Images
+    are taken likewise, by their names. Raises SetupError, which names the line or the limit.
     """
-    if path is None:
-        texts = calibration_texts()
-        return CalibrationTexts(texts, Calibration(texts=len(texts), source=BUILT_IN))
-    lines = list(dict.fromkeys(line.strip() for _, line in read_lines(path, "--calibration", max_bytes=_MAX_BYTES)))
-    if len(lines) < MIN_TEXTS:
-        raise SetupError(
-            f"--calibration {path}: {len(lines)} different texts, one a line; calibration takes at least {MIN_TEXTS}"
-        )
-    texts, compared = _spread(lines[::2], MAX_TEXTS), _spread(lines[1::2], MAX_COMPARED)
+    found: list[Sample]
+    if path.is_dir():
+        found = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in _IMAGE_SUFFIXES]
+        what, digest = f"images ({', '.join(_IMAGE_SUFFIXES)})", None
+    else:
+        lines = read_lines(path, "--calibration", max_bytes=_MAX_BYTES)
+        found = list(dict.fromkeys(line.strip() for _, line in lines))
+        what, digest = "different texts, one a line", file_sha256(path)
+    if len(found) < MIN_TEXTS:
+        raise SetupError(f"--calibration {path}: {len(found)} {what}; calibration takes at least {MIN_TEXTS}")
+    texts, compared = _spread(found[::2], MAX_TEXTS), _spread(found[1::2], MAX_COMPARED)
     return CalibrationTexts(
-        texts, Calibration(texts=len(texts), source=str(path), source_sha256=file_sha256(path)), compared
+        texts, Calibration(texts=len(texts), source=str(path), source_sha256=digest), compared
     )
 
 
-def _spread(texts: Sequence[str], most: int) -> Sequence[str]:
-    return texts if len(texts) <= most else [texts[number * len(texts) // most] for number in range(most)]
+def built_in_calibration(*, of_images: bool) -> CalibrationTexts:
+    """Sample text, from which images are made for a model of images."""
+    texts = calibration_texts()
+    return CalibrationTexts(texts, Calibration(texts=len(texts), source=BUILT_IN_IMAGES if of_images else BUILT_IN))
+
+
+def _spread(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
+    return samples if len(samples) <= most else [samples[number * len(samples) // most] for number in range(most)]

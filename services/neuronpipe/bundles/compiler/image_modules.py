@@ -1,5 +1,6 @@
 """Models of images as modules: normalization of the levels, then the model."""
 
+import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -7,14 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from neuronpipe.bundles.compiler.fixed_positions import fixing_positions
 from neuronpipe.bundles.compiler.image_processors import Normalize, SourceImageProcessor, sample_pixels
 from neuronpipe.bundles.compiler.modules import PIXELS, SourceModule
 from neuronpipe.bundles.compiler.tasks.base import Batch
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
-from neuronpipe.core.errors import SetupError
-from neuronpipe.core.model import TaskFacts
+from neuronpipe.core.errors import InvalidInput, SetupError
+from neuronpipe.core.model import ImageSpec, TaskFacts
+from neuronpipe.inputs.images import read_pixels
 
 
 class ImageModule(torch.nn.Module):
@@ -81,3 +84,18 @@ def encode_images(module: SourceModule, texts: Sequence[str]) -> Batch:
     """An image for each text, made from its words."""
     assert module.image is not None  # noqa: S101 (it is a module of images)
     return {PIXELS: np.stack([sample_pixels(module.image, zlib.crc32(text.encode())) for text in texts])}
+
+
+def encode_image_files(module: SourceModule, files: Sequence[Path]) -> Batch:
+    """The images of files. Raises SetupError for one that cannot be read, or is no image."""
+    assert module.image is not None  # noqa: S101 (it is a module of images)
+    return {PIXELS: np.stack([_pixels(file, module.image) for file in files])}
+
+
+def _pixels(file: Path, spec: ImageSpec) -> NDArray[np.uint8]:
+    try:
+        return read_pixels(file.read_bytes(), spec)
+    except OSError as error:
+        raise SetupError(f"{file}: cannot be read: {os.strerror(error.errno or 0)}") from error
+    except InvalidInput as error:
+        raise SetupError(f"{file}: {error}") from error

@@ -16,13 +16,13 @@ import torch
 import transformers
 
 from neuronpipe import __version__
-from neuronpipe.bundles.buckets import Bucket, BucketPlan, fill_bucket
+from neuronpipe.bundles.buckets import Bucket, BucketPlan, bucket_inputs, fill_bucket
 from neuronpipe.bundles.compiler import neuronx_processes
 from neuronpipe.bundles.compiler.accuracy import Conversion, Ran
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx_cache import ArtifactCache
 from neuronpipe.bundles.compiler.neuronx_processes import FilledBucket, TraceJob
-from neuronpipe.bundles.compiler.positional import INPUT_DTYPE, Positional
+from neuronpipe.bundles.compiler.positional import Positional
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.core.errors import SetupError
@@ -164,15 +164,14 @@ def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) ->
 
 def _fill(batch: Batch, plan: BucketPlan, module: SourceModule) -> Iterator[FilledBucket]:
     """A batch in as many buckets as its rows need."""
-    rows, tokens = batch["input_ids"].shape
+    rows, tokens = module.shape_of(batch)
     size = plan.batches(plan.round_tokens(tokens))[-1]
     for first in range(0, rows, size):
         inputs = {name: batch[name][first : first + size] for name in module.inputs}
-        bucket = plan.find(len(inputs["input_ids"]), tokens)
+        taken = min(size, rows - first)
+        bucket = plan.find(taken, tokens)
         assert bucket is not None  # noqa: S101 (texts are cut to the longest bucket)
-        yield FilledBucket(
-            bucket, fill_bucket(inputs, bucket, module.tokenizer.pad_token_id), len(inputs["input_ids"]), tokens
-        )
+        yield FilledBucket(bucket, fill_bucket(inputs, bucket, module.tokenizer.pad_token_id), taken, tokens)
 
 
 def _emulate(conversion: Conversion, parts: Sequence[FilledBucket]) -> list[Outputs]:
@@ -206,14 +205,15 @@ def _versions() -> dict[str, str]:
 
 def _stamp(conversion: Conversion, bucket: Bucket, flags: Sequence[str], versions: Mapping[str, str]) -> dict[str, Any]:
     """Everything on which an artefact depends. The digest is the key in the cache."""
-    shape = [bucket.batch, bucket.tokens]
+    module = conversion.module
+    inputs = bucket_inputs(module.inputs, bucket, module.image)
     return {
         "bucket": str(bucket),
-        "inputs": [{"name": name, "shape": shape, "dtype": INPUT_DTYPE} for name in conversion.module.inputs],
-        "outputs": list(conversion.module.outputs),
-        "chunk_tokens": CHUNK_TOKENS if TASKS[conversion.module.task].generates else 0,
-        "task": conversion.module.task,
-        "architecture": conversion.module.architecture,
+        "inputs": [{"name": name, "shape": shape, "dtype": dtype} for name, (shape, dtype) in inputs.items()],
+        "outputs": list(module.outputs),
+        "chunk_tokens": CHUNK_TOKENS if TASKS[module.task].generates else 0,
+        "task": module.task,
+        "architecture": module.architecture,
         "attention": conversion.neuronx.attention,
         "flags": list(flags),
         "versions": {**versions, "neuronpipe": __version__},

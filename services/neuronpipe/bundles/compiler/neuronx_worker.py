@@ -15,14 +15,13 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from neuronpipe.bundles.buckets import Bucket, parse_bucket
+from neuronpipe.bundles.buckets import Bucket, bucket_inputs, parse_bucket
 from neuronpipe.bundles.compiler.jina_bert import register_jina_bert
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx_processes import DONE, TraceJob
 from neuronpipe.bundles.compiler.positional import Positional
 from neuronpipe.bundles.compiler.slots import slot_step
-from neuronpipe.bundles.compiler.tasks import load_module
-from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
+from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.tasks import TASKS
 
 
@@ -31,7 +30,7 @@ def _trace(job: TraceJob, done: TextIO) -> None:
 
     register_jina_bert()
     folder = Path(job.source_folder)
-    source = load_module(folder, job.task, load_tokenizer(folder), attention=job.attention)
+    source = load_module(folder, job.task, SOURCE_TASKS[job.task].load_tokenizer(folder), attention=job.attention)
     for name, path in job.outputs.items():
         bucket = parse_bucket(name)
         module, example, aliases = _traceable(source, bucket)
@@ -54,8 +53,10 @@ def _traceable(
         return step, step.example(), step.aliases()
     # By name, in the module's order; a row of padding alone would be masked completely.
     values = {"input_ids": source.tokenizer.pad_token_id, "attention_mask": 1}
-    shape = (bucket.batch, bucket.tokens)
-    example = tuple(torch.full(shape, values.get(input, 0), dtype=torch.int64) for input in source.inputs)
+    inputs = bucket_inputs(source.inputs, bucket, source.image)
+    example = tuple(
+        torch.full(shape, values.get(name, 0), dtype=getattr(torch, dtype)) for name, (shape, dtype) in inputs.items()
+    )
     return Positional(source.module, source.inputs, source.outputs).eval(), example, {}
 
 

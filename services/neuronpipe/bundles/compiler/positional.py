@@ -4,10 +4,6 @@ from collections.abc import Sequence
 
 import torch
 
-# The dtype of a trace's inputs, and of what the executor sends; a trace accepts no other. optimum-neuron uses the same.
-INPUT_DTYPE = "int64"
-
-
 class Positional(torch.nn.Module):
     """A module that takes its inputs in a fixed order, passes them on by name, and returns a tuple of outputs.
 

@@ -8,11 +8,16 @@ import dataclasses
 import itertools
 import pydoc_data.topics
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeAlias
 
+from neuronpipe.bundles.compiler.image_modules import encode_image_files
 from neuronpipe.bundles.compiler.languages import SENTENCES
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS
 from neuronpipe.bundles.compiler.tasks.base import Batch
+
+Sample: TypeAlias = str | Path  # a text, or the file of an image
 
 BUILT_IN = f"built-in sample text in {len(SENTENCES) + 1} languages"
 BUILT_IN_IMAGES = "built-in sample images"
@@ -34,14 +39,14 @@ _IMAGE_BATCHES = ((4,) * 5, (4,), *((4,) * 8,) * 3, (4, 4))
 _CALIBRATION = (8, 20, 4, 12, 30, 6, 16, 50, 2, 25, 10, 40, 14, 5, 120) * 4
 
 
-def comparison_batches(module: SourceModule, texts: Sequence[str] = ()) -> Sequence[Batch]:
-    """Batches of one to sixteen texts: `texts`, or else sample text, or images made from it.
+def comparison_batches(module: SourceModule, samples: Sequence[Sample] = ()) -> Sequence[Batch]:
+    """Batches of one to sixteen texts or images: `samples`, or else sample text, or images made from it.
 
     The last sample text is as long as the model allows, or has 4,096 tokens where that is less.
     """
+    if samples:
+        return [_encode(module, samples[row : row + _ROWS]) for row in range(0, len(samples), _ROWS)]
     encode = SOURCE_TASKS[module.task].encode
-    if texts:
-        return [encode(module, texts[row : row + _ROWS]) for row in range(0, len(texts), _ROWS)]
     words = iter(_manual()[0])
     batches = _IMAGE_BATCHES if module.takes_images else _BATCHES
     # Not more words than the model has token positions, because each word is at least one token.
@@ -65,13 +70,18 @@ def sample_prompts(module: SourceModule, lengths: Sequence[int]) -> list[list[in
     return [[int(token_id) for token_id in ids] for ids in found if ids]
 
 
-def calibration_batches(module: SourceModule, texts: Iterable[str]) -> Sequence[Batch]:
-    """Each text as an input of the model's task, in a batch of its own.
+def calibration_batches(module: SourceModule, samples: Iterable[Sample]) -> Sequence[Batch]:
+    """Each text or image as an input of the model's task, in a batch of its own.
 
     In a shared batch, padding would count among the values of its layers.
     """
-    encode = SOURCE_TASKS[module.task].encode
-    return [encode(module, [text]) for text in texts]
+    return [_encode(module, [sample]) for sample in samples]
+
+
+def _encode(module: SourceModule, samples: Sequence[Sample]) -> Batch:
+    if files := [sample for sample in samples if isinstance(sample, Path)]:
+        return encode_image_files(module, files)
+    return SOURCE_TASKS[module.task].encode(module, [str(sample) for sample in samples])
 
 
 def calibration_texts() -> Sequence[str]:

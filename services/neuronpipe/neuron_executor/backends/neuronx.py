@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
-from neuronpipe.bundles.buckets import Bucket, BucketPlan, cut_bucket, fill_bucket
+from neuronpipe.bundles.buckets import Bucket, BucketPlan, bucket_inputs, cut_bucket, fill_bucket
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.neuron_executor.backends.base import BackendError, BackendRequest, Finish, Prepare, ResultT
@@ -24,7 +25,7 @@ class NeuronxBackend:
 
     def __init__(self, request: BackendRequest) -> None:
         self._name = request.spec.name
-        self._inputs = request.spec.inputs
+        self._inputs, self._image = request.spec.inputs, request.spec.image
         self._outputs = [output.name for output in request.spec.outputs]
         self._per_token = {output.name for output in request.spec.outputs if output.axes[:1] == ("tokens",)}
         self._pad_token_id = request.spec.pad_token_id
@@ -54,7 +55,8 @@ class NeuronxBackend:
             raise SetupError(
                 f"model {self._name!r}: its neuronx artefact lacks the bucket {bucket}; compile it again"
             ) from error
-        if f"{bucket}.pt" not in files or described != [(name, [bucket.batch, bucket.tokens]) for name in self._inputs]:
+        expected = bucket_inputs(self._inputs, bucket, self._image)
+        if f"{bucket}.pt" not in files or described != [(name, shape) for name, (shape, _) in expected.items()]:
             raise SetupError(
                 f"model {self._name!r}: the bucket {bucket} was compiled for other inputs than the model's; "
                 "compile it again"
@@ -69,9 +71,10 @@ class NeuronxBackend:
         )
 
     def _compute(self, core: int, inputs: Arrays) -> dict[str, Array]:
-        rows, tokens = inputs["input_ids"].shape
-        if any(array.shape != (rows, tokens) for array in inputs.values()):
-            raise BackendError(f"inputs of different shapes: {[array.shape for array in inputs.values()]}")
+        shapes = [array.shape for array in inputs.values()]
+        if len(set(shapes)) > 1:
+            raise BackendError(f"inputs of different shapes: {shapes}")
+        rows, tokens = shapes[0][0], self._image.tokens if self._image else shapes[0][1]
         bucket = self.buckets.find(rows, tokens)
         if bucket is None:
             raise BackendError(
@@ -105,14 +108,18 @@ class NeuronxBackend:
         """
         bucket = self.buckets.buckets[0]
         values = {"input_ids": self._pad_token_id, "attention_mask": 1}
-        probe = tuple(
-            torch.full((bucket.batch, bucket.tokens), values.get(name, 0), dtype=torch.int64) for name in self._inputs
-        )
         try:
-            self._replicas[core][bucket](*probe)
+            self._replicas[core][bucket](*self._example(bucket, values))
         except (RuntimeError, ValueError):
             return False
         return True
+
+    def _example(self, bucket: Bucket, values: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
+        """Inputs that hold one value each, by name, or else 0."""
+        inputs = bucket_inputs(self._inputs, bucket, self._image).items()
+        return tuple(
+            torch.full(shape, values.get(name, 0), dtype=getattr(torch, dtype)) for name, (shape, dtype) in inputs
+        )
 
     def error_texts(self) -> dict[str, str]:
         """The SDK's error texts for inputs that break its contract, for the acceptance report.
@@ -120,13 +127,15 @@ class NeuronxBackend:
         The SDK's documents do not have all of these texts.
         """
         bucket = self.buckets.buckets[0]
-        good = tuple(torch.ones((bucket.batch, bucket.tokens), dtype=torch.int64) for _ in self._inputs)
+        good = self._example(bucket, dict.fromkeys(self._inputs, 1))
         tried = {
             "another shape": tuple(tensor[:, 1:] for tensor in good),
             "another dtype": tuple(tensor.int() for tensor in good),
             "an input too few": good[1:],
-            "a token id beyond the vocabulary": (torch.full_like(good[0], self._vocabulary_size), *good[1:]),
         }
+        if self._image is None:
+            beyond = torch.full_like(good[0], self._vocabulary_size)
+            tried["a token id beyond the vocabulary"] = (beyond, *good[1:])
         texts = {}
         for name, tensors in tried.items():
             try:
