@@ -94,9 +94,7 @@ def fill_bucket(inputs: Arrays, bucket: Bucket, pad_token_id: int) -> dict[str, 
     for name, array in inputs.items():
         rows, width = array.shape[:2]
         shape, dtype = ((bucket.tokens,), array.dtype) if array.ndim == 2 else (array.shape[1:], np.dtype(np.float32))
-        whole: np.ndarray[Any, Any] = np.full(
-            (bucket.batch, *shape), pad_token_id if name == "input_ids" else 0, dtype
-        )
+        whole: np.ndarray[Any, Any] = np.full((bucket.batch, *shape), pad_token_id if name == "input_ids" else 0, dtype)
         whole[:rows, :width] = array
         whole[rows:] = whole[0]
         filled[name] = whole

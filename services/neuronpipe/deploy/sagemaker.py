@@ -93,7 +93,7 @@ class SageMakerTarget:
             return f"aws sagemaker-runtime invoke-endpoint-async --input-location S3-URI {common}"
         # From a file: on its command line, version 2 of the program takes base64.
         asking = f"aws sagemaker-runtime invoke-endpoint {common} --body fileb://request.json answer.json"
-        return f"echo '{{\"inputs\": \"TEXT\"}}' > request.json\n{asking}"
+        return f'echo \'{{"inputs": "TEXT"}}\' > request.json\n{asking}'
 
     @property
     def model(self) -> Mapping[str, Any]:

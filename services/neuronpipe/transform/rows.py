@@ -11,8 +11,9 @@ from google.protobuf.message import Message
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.client.features import to_array
-from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from neuronpipe.gateway.doors.vectors import vector
+from neuronpipe.tasks import ANSWERED_TASKS
 from neuronpipe.transform.formats.base import Column, Kind, Record, Row
 from neuronpipe.transform.request import Answer, Outcome
 
@@ -148,7 +149,11 @@ def _checked(value: Any, field: FieldDescriptor, column: str) -> Any:
 
 
 def _result_columns(task: str, part: Any) -> tuple[Callable[[TaskResult], Mapping[str, Any]], dict[str, Kind]]:
-    """What reads the columns out of a result, and their kinds."""
+    """What reads the columns out of a result, and their kinds. Raises SetupError for a task without columns."""
+    if ANSWERED_TASKS[task].generates:
+        raise SetupError(f"--task {task.replace('_', '-')}: generated texts are not transformed; submit them as a job")
+    if task == "multi_vector_embedding":
+        return lambda result: {"vectors": list(to_array(result.multi_vector_embedding))}, {"vectors": [["float32"]]}
     if task in ("sentence_embedding", "image_embedding"):
         return lambda result: {"embedding": vector(getattr(result, task))}, {"embedding": ["float32"]}
     if task == "feature_extraction":

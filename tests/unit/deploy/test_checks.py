@@ -147,9 +147,7 @@ def test_a_memory_limit_below_the_weights_is_refused_with_both_numbers(large_mod
 
 
 def test_of_models_that_make_room_for_each_other_the_largest_must_fit(large_models: Path) -> None:
-    settings = NeuronExecutorSettings(
-        repository=large_models, models_on_demand=True, max_model_memory_bytes=302 * _MIB
-    )
+    settings = NeuronExecutorSettings(repository=large_models, models_on_demand=True, max_model_memory_bytes=302 * _MIB)
     # 128 MiB for the process, 301 for the larger model.
     assert check_deployment(settings, limit_bytes=lambda: 430 * _MIB).problems == []
     assert "at least 429 MiB, 301 for weights" in _problem(check_deployment(settings, limit_bytes=lambda: 428 * _MIB))

@@ -11,7 +11,10 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Answer as FoundAnswer,
 )
 from neuronpipe.api.v1.tasks_pb2 import (
+    FeatureType,
     LabelScore,
+    MultiVectorEmbeddingInput,
+    MultiVectorEmbeddingResult,
     QuestionAnsweringInput,
     QuestionAnsweringResult,
     SentenceEmbeddingInput,
@@ -23,7 +26,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
     ZeroShotClassificationInput,
 )
-from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.errors import InvalidInput, SetupError
+from neuronpipe.tasks import ANSWERED_TASKS
 from neuronpipe.transform.formats.base import Column
 from neuronpipe.transform.openai_batch import OpenAiRows
 from neuronpipe.transform.request import Answer
@@ -55,6 +59,28 @@ def test_an_input_has_what_rows_share_and_what_columns_hold() -> None:
     (input,) = rows.inputs({"body": "A text.", "topics": ["a", "b"], "other": 1})
     expected = ZeroShotClassificationInput(text="A text.", candidate_labels=["a", "b"], multi_label=True)
     assert input == TaskInput(zero_shot_classification=expected)
+
+
+@pytest.mark.parametrize("task", ["text_generation", "summarization", "translation"])
+def test_a_task_that_generates_is_refused_by_its_name(task: str) -> None:
+    input: dict[str, Any] = {task: {}}
+    with pytest.raises(SetupError, match=f"--task {task.replace('_', '-')}: generated texts are not transformed"):
+        _rows({}, **input)
+
+
+def test_each_task_has_columns_or_a_reason_why_not() -> None:
+    for name in sorted(field.name for field in TaskInput.DESCRIPTOR.fields):
+        input: dict[str, Any] = {name: {}}
+        if not ANSWERED_TASKS[name].generates:
+            assert _rows({}, **input).columns[-1].name == "error_reason"
+
+
+def test_vectors_of_tokens_are_lists_of_numbers() -> None:
+    rows = _rows({"text": "body"}, multi_vector_embedding=MultiVectorEmbeddingInput())
+    data = np.array([[1, 2], [3, 4], [5, 6]], "<f4").tobytes()
+    result = MultiVectorEmbeddingResult(data=data, shape=[3, 2], type=FeatureType.FEATURE_TYPE_FLOAT32)
+    found = rows.record({"id": 1}, [Answer(TaskResult(multi_vector_embedding=result), 3, 0, 4)])
+    assert [vector.tolist() for vector in found["vectors"]] == [[1, 2], [3, 4], [5, 6]]
 
 
 def test_cells_of_csv_hold_lists_as_json() -> None:

@@ -50,9 +50,7 @@ def read_calibration(path: Path) -> CalibrationTexts:
     if len(found) < MIN_TEXTS:
         raise SetupError(f"--calibration {path}: {len(found)} {what}; calibration takes at least {MIN_TEXTS}")
     texts, compared = _spread(found[::2], MAX_TEXTS), _spread(found[1::2], MAX_COMPARED)
-    return CalibrationTexts(
-        texts, Calibration(texts=len(texts), source=str(path), source_sha256=digest), compared
-    )
+    return CalibrationTexts(texts, Calibration(texts=len(texts), source=str(path), source_sha256=digest), compared)
 
 
 def built_in_calibration(*, of_images: bool) -> CalibrationTexts:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+
 class Positional(torch.nn.Module):
     """A module that takes its inputs in a fixed order, passes them on by name, and returns a tuple of outputs.
 
