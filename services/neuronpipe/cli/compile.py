@@ -72,8 +72,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="for int8: a file of texts like those that the model will get, UTF-8, one a line, or for a model of "
         "images a folder of them; 64 or more, of which every second one is compared on, and the others calibrate "
-        "(default: sample text in many languages, or sample images); for sentence-embedding in any dtype: those compared on give "
-        "the ranges of int8 vectors",
+        "(default: sample text in many languages, or sample images); for sentence-embedding in any dtype: those "
+        "compared on give the ranges of int8 vectors",
     )
     parser.add_argument(
         "--max-divergence",
