@@ -96,7 +96,10 @@ def test_int8_is_calibrated_on_sample_images(compiled: Callable[..., Bundle]) ->
     assert artifact.calibration.source == "built-in sample images"
     assert artifact.accuracy is not None
     assert (artifact.accuracy.computed_dtype, artifact.accuracy.sample_texts) == ("int8", "built-in sample images")
-    assert 1e-4 < artifact.accuracy.largest_difference < 0.1 * artifact.accuracy.largest_output
+    # The weights are random; the labels of some samples lie close together.
+    assert artifact.accuracy.agreement is not None
+    assert artifact.accuracy.agreement > 0.8
+    assert 1e-4 < artifact.accuracy.largest_difference < 0.25 * artifact.accuracy.largest_output
 
 
 def test_int8_is_calibrated_on_one_half_of_a_folder_of_images_and_compared_on_the_other(
@@ -133,8 +136,9 @@ def test_texts_do_not_calibrate_a_model_of_images_nor_images_one_of_texts(
 
 @pytest.mark.long
 async def test_a_model_of_images_is_traced_for_neuron_and_answers_as_with_openvino(
-    neuron_double: object, compiled: Callable[..., Bundle], tmp_path: Path
+    neuron_double: object, compiled: Callable[..., Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("NEURON_RT_NUM_CORES", "1")
     traced = compiled(
         backend="neuronx",
         name="traced",

@@ -311,8 +311,8 @@ def _check_images(request: CompileRequest) -> None:
     if reads == "both" and request.dtype == "int8":
         raise SetupError("--dtype int8 is for models of texts or of images; both together take any other --dtype")
     if request.calibration and request.calibration.is_dir() != (reads == "images"):
-        wanted = "images is calibrated on a folder of images" if reads == "images" else "texts on a file of texts"
-        raise SetupError(f"--calibration {request.calibration}: a model of {wanted}")
+        wanted = "a folder of images" if reads == "images" else "a file of texts"
+        raise SetupError(f"--calibration {request.calibration}: a model of {reads} is calibrated on {wanted}")
 
 
 def _check_buckets(request: CompileRequest) -> None:

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from tokenizers import processors
 
 from neuronpipe.bundles.compiler.sentence_transformers import read_json, transformer_folder
 from neuronpipe.core.errors import SetupError
 
 # transformers writes 1e30 if a tokenizer has no limit.
 _NO_LIMIT = 1_000_000
+# Of gte-Qwen2 and stella_en_1.5B_v5, whose code ends texts as add_eos_token says; their tokenizer.json does not.
+_ENDS_TEXTS = "tokenization_qwen.Qwen2Tokenizer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ def load_tokenizer(folder: Path) -> SourceTokenizer:
     learned = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     if not any(character.isalnum() for token in learned for character in token):
         raise SetupError(f"{folder}: its tokenizer has no vocabulary: the files of the tokenizer are missing")
+    _end_texts(folder, tokenizer)
     content: dict[str, Any] = json.loads(backend.to_str())
     # The file may contain a maximum length. Only the tokenizer stage sets limits.
     content["truncation"] = content["padding"] = None
@@ -66,9 +70,26 @@ def load_tokenizer(folder: Path) -> SourceTokenizer:
     )
 
 
-def _why_not_loaded(folder: Path, error: Exception) -> str:
+def _end_texts(folder: Path, tokenizer: Any) -> None:
+    settings, end = _settings(folder), tokenizer.eos_token
+    if _ENDS_TEXTS in _own_code(settings) and settings.get("add_eos_token"):
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"$A:0 {end}:0", pair=f"$A:0 {end}:0 $B:1 {end}:1", special_tokens=[(end, tokenizer.eos_token_id)]
+        )
+
+
+def _settings(folder: Path) -> Mapping[str, Any]:
     path = folder / "tokenizer_config.json"
-    if path.is_file() and "AutoTokenizer" in (read_json(path).get("auto_map") or {}):
+    return read_json(path) if path.is_file() else {}
+
+
+def _own_code(settings: Mapping[str, Any]) -> Sequence[str | None]:
+    named = settings.get("auto_map") or {}
+    return (named.get("AutoTokenizer") or []) if isinstance(named, dict) else named
+
+
+def _why_not_loaded(folder: Path, error: Exception) -> str:
+    if _own_code(_settings(folder)):
         return (
             "it has code of its own (auto_map in tokenizer_config.json), which is not run; get a model whose tokenizer "
             "transformers has"
