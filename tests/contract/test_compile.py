@@ -521,6 +521,7 @@ _DENSE = {"in_features": 384, "out_features": 8, "activation_function": "torch.n
             "default_prompt_name is 'query', which is none of its prompts",
         ),
         (["Transformer", "Pooling"], {}, "cannot be read as JSON"),
+        (["Transformer", "custom_st.Pooling"], {}, "has a module custom_st.Pooling, code of its own, which is not run"),
     ],
     ids=str,
 )
@@ -534,7 +535,7 @@ def test_embedding_model_that_would_be_computed_wrong_is_refused(
         shutil.copy(find_minilm() / name, source)
     paths = ["" if kind == "Transformer" else f"{index}_{kind}" for index, kind in enumerate(modules)]
     listed = [
-        {"type": f"sentence_transformers.models.{kind}", "path": path}
+        {"type": kind if "." in kind else f"sentence_transformers.models.{kind}", "path": path}
         for kind, path in zip(modules, paths, strict=True)
     ]
     for name, content in {**files, "modules.json": listed}.items():

@@ -202,6 +202,13 @@ def test_text_generation_is_for_decoders_only_and_the_reverse(
         ),
         (
             {
+                "architectures": ["BertModel"],
+                "files": {"modules.json": _modules("Transformer", "Pooling"), "config_setfit.json": {}},
+            },
+            r"is a SetFit model, whose classifier \(model_head.pkl\) is a pickle and not read; --task",
+        ),
+        (
+            {
                 "files": {
                     "modules.json": _modules("Transformer", "Pooling", "Dense"),
                     "config_sentence_transformers.json": {"model_type": "CrossEncoder"},

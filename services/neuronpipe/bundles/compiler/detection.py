@@ -159,6 +159,11 @@ class Configuration:
         return {*self.modules, str(self.settings.get("model_type")), self.architecture, *_words(self.card.get("tags"))}
 
     def _refuse_other_kinds(self) -> None:
+        if (self.folder / "config_setfit.json").is_file():
+            raise SetupError(
+                f"{self.folder}: is a SetFit model, whose classifier (model_head.pkl) is a pickle and not read; "
+                "--task sentence-embedding compiles what makes its vectors"
+            )
         if self.settings.get("model_type") == "CrossEncoder" and (
             others := ", ".join(sorted(set(self.modules) - {"Transformer", "LogitScore"}))
         ):

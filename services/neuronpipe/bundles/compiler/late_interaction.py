@@ -13,7 +13,13 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from neuronpipe.bundles.compiler.sentence_transformers import read_dense, read_json, read_limits, read_settings
+from neuronpipe.bundles.compiler.sentence_transformers import (
+    module_kind,
+    read_dense,
+    read_json,
+    read_limits,
+    read_settings,
+)
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.multi_vector_embedding import TextKind
@@ -76,7 +82,7 @@ def _read_modules(folder: Path) -> LateInteraction:
     layers: list[torch.nn.Module] = []
     settings: dict[str, Any] = {}
     for module in read_json(folder / "modules.json"):
-        kind, path = module["type"].rpartition(".")[2], folder / module["path"]
+        kind, path = module_kind(module, folder), folder / module["path"]
         own = read_json(path / "config.json") if kind != "Transformer" and (path / "config.json").is_file() else {}
         if kind == "Transformer":
             model_folder = path

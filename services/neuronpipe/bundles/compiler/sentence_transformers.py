@@ -15,6 +15,7 @@ import torch
 from neuronpipe.core.errors import SetupError
 
 _SETTINGS = "config_sentence_transformers.json"
+_PACKAGES = ("sentence_transformers", "pylate")
 _POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 # Before version 6 each pooling mode had a flag, and the vectors were concatenated in this order.
 _POOLING_FLAGS = {
@@ -113,7 +114,7 @@ def read_sentence_transformer(folder: Path) -> SentenceTransformer:
         return SentenceTransformer(folder, Head(Pooling(["mean"]), []))
     model_folder, limits, pooling, layers, is_normalized = folder, {}, None, [], False
     for module in read_json(folder / "modules.json"):
-        kind, path = module["type"].rpartition(".")[2], folder / module["path"]
+        kind, path = module_kind(module, folder), folder / module["path"]
         if kind == "Transformer":
             model_folder, limits = path, read_limits(path)
         elif kind == "Pooling":
@@ -142,6 +143,14 @@ def read_sentence_transformer(folder: Path) -> SentenceTransformer:
     return SentenceTransformer(
         model_folder, Head(pooling, layers), limits.get("max_seq_length"), default_prompt(folder), read_prompts(folder)
     )
+
+
+def module_kind(module: Mapping[str, str], folder: Path) -> str:
+    """The name of a module's class. Raises SetupError for one of the model's own, which may compute anything."""
+    package, _, kind = module["type"].rpartition(".")
+    if package.partition(".")[0] not in _PACKAGES:
+        raise SetupError(f"{folder}: modules.json has a module {module['type']}, code of its own, which is not run")
+    return kind
 
 
 def transformer_folder(folder: Path) -> Path:
