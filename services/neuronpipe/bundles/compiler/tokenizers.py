@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from tokenizers import processors
 
 from neuronpipe.bundles.compiler.sentence_transformers import read_json, transformer_folder
 from neuronpipe.core.errors import SetupError
@@ -54,7 +53,7 @@ def load_tokenizer(folder: Path) -> SourceTokenizer:
     if not any(character.isalnum() for token in learned for character in token):
         raise SetupError(f"{folder}: its tokenizer has no vocabulary: the files of the tokenizer are missing")
     _end_texts(folder, tokenizer)
-    content: dict[str, Any] = json.loads(backend.to_str())
+    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
     # The file may contain a maximum length. Only the tokenizer stage sets limits.
     content["truncation"] = content["padding"] = None
     limit = tokenizer.model_max_length
@@ -71,11 +70,23 @@ def load_tokenizer(folder: Path) -> SourceTokenizer:
 
 
 def _end_texts(folder: Path, tokenizer: Any) -> None:
-    settings, end = _settings(folder), tokenizer.eos_token
-    if _ENDS_TEXTS in _own_code(settings) and settings.get("add_eos_token"):
-        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"$A:0 {end}:0", pair=f"$A:0 {end}:0 $B:1 {end}:1", special_tokens=[(end, tokenizer.eos_token_id)]
-        )
+    settings, backend = _settings(folder), tokenizer.backend_tokenizer
+    if _ENDS_TEXTS not in _own_code(settings) or not settings.get("add_eos_token"):
+        return
+    name, end = tokenizer.eos_token, tokenizer.eos_token_id
+    first, second = (
+        [{"Sequence": {"id": letter, "type_id": kind}}, {"SpecialToken": {"id": name, "type_id": kind}}]
+        for kind, letter in enumerate("AB")
+    )
+    content = json.loads(backend.to_str()) | {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": first,
+            "pair": [*first, *second],
+            "special_tokens": {name: {"id": name, "ids": [end], "tokens": [name]}},
+        }
+    }
+    tokenizer._tokenizer = type(backend).from_str(json.dumps(content))
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
