@@ -93,7 +93,6 @@ def test_a_decoder_is_compiled_for_the_slots_of_neuron_with_every_token_compared
     [
         ("llama", ("4x96", "1x96"), "--bucket: what generates has one, SLOTSxTOKENS.*here are 2"),
         ("llama", (), "neuronx computes the shapes only that it was compiled for"),
-        ("bart", ("4x64",), "BartForConditionalGeneration has an encoder; for neuronx only decoders"),
     ],
 )
 def test_what_neuron_does_not_generate_is_refused(

@@ -38,8 +38,9 @@ class Model:
         self.stamp = stamp
         self.cores: list[_runtime.Core] = []
         self.is_moved = False
-        # On the core, by the names of the program's parameters; none before the model is moved there.
-        self._states: dict[str, torch.Tensor] = {}
+        # The program's parameters that are states are on the core once the model is moved there.
+        self._has_states = False
+        self._compiled: dict[str, torch.Tensor] | None = None
         self._turn = itertools.count()
         self._lock = threading.Lock()
         self._loading: threading.Thread | None = None
@@ -66,14 +67,18 @@ class Model:
         """Takes the weights off again."""
         for core in self.cores:
             core.loaded_bytes -= self.stamp["weight_bytes"]
-        self.cores, self._states = [], {}
+        self.cores, self._has_states = [], False
 
     def move(self, core: int) -> None:
         """Puts the model on one core, with its states as they were compiled."""
         self.unload()
         self.load(core, 1)
-        self._states = {name: tensor.clone() for name, tensor in self._parameters().items()}
-        self.is_moved = True
+        states = self._parameters()
+        if self._compiled is None:
+            self._compiled = {name: state.clone() for name, state in states.items()}
+        for name, state in states.items():
+            state.copy_(self._compiled[name])
+        self._has_states = self.is_moved = True
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         """Those of the program that are states."""
@@ -105,7 +110,7 @@ class Model:
                 start, count, is_multicore = self._pending
                 self.load(start, count, is_multicore=is_multicore)
         _runtime.runtime()
-        if self.stamp["aliases"] and not self._states:
+        if self.stamp["aliases"] and not self._has_states:
             raise RuntimeError("(made up) the states are not on the core; call move_trace_to_device")
         if not self.stamp["inline"] and not self.is_moved:
             time.sleep(_COPY_S)
@@ -118,15 +123,10 @@ class Model:
         core, aliases = self.cores[next(self._turn) % len(self.cores)], self.stamp["aliases"]
         if not aliases:
             return core.execute(self.module.neuron_program, inputs)
-        outputs = core.execute(self._stateful, inputs)
-        self._states = {name: outputs[index] for name, index in aliases.items()}
+        outputs = core.execute(self.module.neuron_program, inputs)
+        for name, state in self._parameters().items():  # only where the program ends well
+            state.copy_(outputs[aliases[name]])
         return [output for index, output in enumerate(outputs) if index not in aliases.values()]
-
-    def _stateful(self, *inputs: torch.Tensor) -> Any:
-        """The program, on the states as they are. They change only where it ends well."""
-        for name, parameter in self._parameters().items():
-            parameter.copy_(self._states[name])
-        return self.module.neuron_program(*inputs)
 
     def _check(self, inputs: list[torch.Tensor]) -> None:
         expected = self.stamp["inputs"]

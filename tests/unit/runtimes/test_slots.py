@@ -1,4 +1,4 @@
-"""Steps over slots: each text in its own, prompts in parts, and copies before anything else."""
+"""Steps over slots: each text in its own, prompts in parts, copies before anything else, and sources."""
 
 from typing import Any
 
@@ -11,21 +11,30 @@ _SLOTS, _TOKENS, _CHUNK = 4, 32, 3
 
 
 class _Graph:
-    """The score after a token is the sum of all tokens in its slot."""
+    """The score after a token is the sum of all tokens in its slot, and of its source."""
 
     def __init__(self) -> None:
         self.held: list[list[int]] = [[] for _ in range(_SLOTS)]
+        self.sources = [[0] * _TOKENS for _ in range(_SLOTS)]
         self.executions = 0
 
-    def execute(self, token_ids: Any, past: Any, chunk: Any, sources: Any) -> Scores:
+    def read(self, token_ids: Any, count: int, slot: int) -> None:
+        assert token_ids.shape == (1, _TOKENS)
+        assert not token_ids[0, count:].any()
+        self.sources[slot] = token_ids[0].tolist()
+
+    def execute(self, *inputs: Any) -> Scores:
+        token_ids, past, chunk, copied, *read = inputs
         self.executions += 1
-        self.held = [[*self.held[source]] for source in sources]
+        self.held = [[*self.held[source]] for source in copied]
         for slot in np.flatnonzero(past >= 0):
             self.held[slot][past[slot] :] = [int(token_ids[0, slot])]
         slot, before, count = chunk
         if count:
             self.held[slot][before:] = token_ids[0, _SLOTS : _SLOTS + count].tolist()
         sums = np.array([*map(sum, self.held), sum(self.held[slot])], np.float32)[:, None]
+        for of_row, (source, count) in enumerate(read[0] if read else ()):
+            sums[of_row] += sum(self.sources[source][:count])
         return Scores(np.repeat(sums, 5, axis=1), np.zeros((_SLOTS + 1, 1), np.int32), sums)
 
 
@@ -62,3 +71,16 @@ def test_copies_are_made_in_order_before_the_step_and_once() -> None:
     assert graph.held == [[1, 2, 10], [5], [5], [1, 2, 20]]
     _sums(model, Run([30], 3, [3], True))
     assert graph.held[2] == [5]
+
+
+def test_rows_see_the_sources_that_were_read_for_them() -> None:
+    model, graph = _model()
+    model.read([100, 200], [3])
+    model.read([1000], [1])
+    of_first: dict[str, Any] = {"source_tokens": 2, "source_blocks": [3]}
+    of_second: dict[str, Any] = {"source_tokens": 1, "source_blocks": [1]}
+    assert _sums(model, Run([1], 0, [0], True, **of_first), Run([2], 0, [2], True, **of_second)) == [301, 1002]
+    # Beams share a source; a prompt has one, too; what was read is not copied with a slot.
+    model.copy([(0, 1)])
+    assert _sums(model, Run([4], 1, [0], True, **of_first), Run([5, 6, 7, 8], 0, [1], True, **of_first)) == [305, 326]
+    assert graph.sources[1][0] == 1000

@@ -145,12 +145,22 @@ def _compile_slots(
 ) -> tuple[Artifact, Accuracy]:
     """For Neuron. It is compared before it is traced, since that takes long, and by PyTorch, which needs no device."""
     module, (bucket, *others) = conversion.module, conversion.buckets
-    if module.config.is_encoder_decoder:
-        raise SetupError(f"{module.architecture} has an encoder; for neuronx only decoders are compiled to generate")
     if others:
         raise SetupError(
             f"--bucket: what generates has one, SLOTSxTOKENS, since its traces would not share their cache; "
             f"here are {len(conversion.buckets)}"
+        )
+    if module.config.model_type in WITH_SHARED_BIASES:
+        raise SetupError(
+            f"{module.architecture}: its attention adds biases by distance, which neuronx does not compute; openvino "
+            "and torch do"
+        )
+    beams = module.fact("num_beams") or 1
+    needed = beams + 1 if module.config.is_encoder_decoder else 1
+    if bucket.batch < needed:
+        raise SetupError(
+            f"--bucket {bucket}: a text of {module.architecture} takes {needed} slots, {beams} for its beams and one "
+            f"for its source: write {needed}x{bucket.tokens} or more"
         )
     step("compare with generate on samples")
     described = Artifact(backend="neuronx", dtype=conversion.dtype, files=())

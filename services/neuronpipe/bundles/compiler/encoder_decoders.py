@@ -47,16 +47,22 @@ def encoder_graph(model: Any) -> Any:
     return graph
 
 
-def read(model: Any, input_ids: torch.Tensor) -> tuple[Any, EncoderDecoderCache]:
-    """What a model computes of a source, and the caches after one token."""
+def read(
+    model: Any, input_ids: torch.Tensor, source_mask: torch.Tensor | None = None
+) -> tuple[Any, EncoderDecoderCache]:
+    """What a model computes of a source, and the caches after one token.
+
+    `source_mask`: [1, 1, 1, tokens], 0 for what is part of the source; None if all is.
+    """
     seen = torch.zeros(1, 1, 1, 1, dtype=model.dtype)
+    source_mask = seen if source_mask is None else source_mask
     encoder, handles = model.get_encoder(), []
     if hasattr(encoder, "embed_positions"):
         place = placing(torch.arange(input_ids.shape[1])[None])
         handles.append(encoder.embed_positions.register_forward_hook(place))
     try:
         # T5's of transformers 4 takes no mask of four dimensions.
-        mask = None if is_t5(model) else seen
+        mask = None if is_t5(model) else source_mask
         hidden = encoder(input_ids=input_ids, attention_mask=mask, return_dict=True)["last_hidden_state"]
     finally:
         for handle in handles:
@@ -65,7 +71,7 @@ def read(model: Any, input_ids: torch.Tensor) -> tuple[Any, EncoderDecoderCache]
     with masks_as_given(model):
         result = model(
             encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
-            attention_mask=seen,
+            attention_mask=source_mask,
             decoder_input_ids=input_ids[:, :1],
             decoder_attention_mask=seen,
             past_key_values=cache,

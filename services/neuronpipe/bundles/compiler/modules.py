@@ -63,8 +63,12 @@ class SourceModule:
         return rows, self.max_tokens if self.takes_images else batch["input_ids"].shape[1]
 
     def within(self, plan: BucketPlan) -> "SourceModule":
-        """The module for sequences that fit into one of the buckets."""
-        return dataclasses.replace(self, max_tokens=plan.largest.tokens, largest_bucket=str(plan.largest))
+        """The module for sequences that fit into one of the buckets, and so do the texts that it writes of sources."""
+        most, facts = plan.largest.tokens, dict(self.facts)
+        if start := self.fact("decoder_start_token_ids"):
+            text_tokens = min(self.fact("max_text_tokens"), most - len(start))
+            facts[self.task] = facts[self.task].model_copy(update={"max_text_tokens": text_tokens})
+        return dataclasses.replace(self, max_tokens=most, largest_bucket=str(plan.largest), facts=facts)
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.neuron import device_count, sdk_release
-from neuronpipe.runtimes.slots import CHUNK_PROPERTY, CHUNK_TOKENS
+from neuronpipe.runtimes.slots import CHUNK_PROPERTY, CHUNK_TOKENS, encoder_file
 from neuronpipe.tasks import TASKS
 
 # dtype → (the operations that are cast, the type); AWS's published figures for encoders are all in bfloat16.
@@ -87,9 +87,13 @@ def convert(conversion: Conversion) -> Artifact:
         raise SetupError(f"--compile-workers {options.workers}: must be 1 or more")
     flags = options.flags(conversion.dtype)
     versions = _versions()
-    stamps = {bucket: _stamp(conversion, bucket, flags, versions) for bucket in BucketPlan(conversion.buckets).buckets}
+    buckets = BucketPlan(conversion.buckets).buckets
+    # By the names of the traces.
+    stamps = {str(bucket): _stamp(conversion, bucket, flags, versions) for bucket in buckets}
+    if conversion.module.config.is_encoder_decoder:
+        stamps |= {encoder_file(bucket): stamps[str(bucket)] | {"part": "encoder"} for bucket in buckets}
     cache = ArtifactCache(options.cache.expanduser())
-    missing = [bucket for bucket, stamp in stamps.items() if cache.find(stamp) is None]
+    missing = [name for name, stamp in stamps.items() if cache.find(stamp) is None]
     if missing:
         with tempfile.TemporaryDirectory(prefix="neuronx-") as folder:
             job = TraceJob(
@@ -99,22 +103,19 @@ def convert(conversion: Conversion) -> Artifact:
                 flags=list(flags),
                 outputs={},
             )
-            outputs = {bucket: Path(folder) / f"{bucket}.pt" for bucket in missing}
+            outputs = {name: Path(folder) / f"{name}.pt" for name in missing}
             neuronx_processes.trace_all(
-                job,
-                {str(bucket): path for bucket, path in outputs.items()},
-                options.workers,
-                lambda name: _keep(cache, stamps, outputs, name),
+                job, outputs, options.workers, lambda name: cache.add(stamps[name], outputs[name])
             )
     (conversion.folder / _FOLDER).mkdir(parents=True)
     files = []
-    for bucket, stamp in stamps.items():
+    for name, stamp in stamps.items():
         path = cache.find(stamp)
         if path is None:
             raise SetupError(
-                f"{options.cache}: lost the artefact of the bucket {bucket} again; is the folder being cleaned?"
+                f"{options.cache}: lost the artefact of the bucket {name} again; is the folder being cleaned?"
             )
-        files += [f"{_FOLDER}/{bucket}.pt", f"{_FOLDER}/{bucket}.json"]
+        files += [f"{_FOLDER}/{name}.pt", f"{_FOLDER}/{name}.json"]
         shutil.copyfile(path, conversion.folder / files[-2])
         (conversion.folder / files[-1]).write_text(json.dumps(stamp, indent=2) + "\n")
     return Artifact(
@@ -124,15 +125,8 @@ def convert(conversion: Conversion) -> Artifact:
         properties={"compiler_args": " ".join(flags)}
         | ({CHUNK_PROPERTY: str(CHUNK_TOKENS)} if TASKS[conversion.module.task].generates else {}),
         versions=versions,
-        buckets=tuple(stamps),
+        buckets=tuple(buckets),
     )
-
-
-def _keep(
-    cache: ArtifactCache, stamps: Mapping[Bucket, Mapping[str, Any]], outputs: Mapping[Bucket, Path], name: str
-) -> None:
-    bucket = next(bucket for bucket in outputs if str(bucket) == name)
-    cache.add(stamps[bucket], outputs[bucket])
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:

@@ -20,8 +20,9 @@ from neuronpipe.bundles.compiler.jina_bert import register_jina_bert
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx_processes import DONE, TraceJob
 from neuronpipe.bundles.compiler.positional import Positional
-from neuronpipe.bundles.compiler.slots import slot_step
+from neuronpipe.bundles.compiler.slots import slot_step, source_encoder
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
+from neuronpipe.runtimes.slots import split_name
 from neuronpipe.tasks import TASKS
 
 
@@ -32,8 +33,9 @@ def _trace(job: TraceJob, done: TextIO) -> None:
     folder = Path(job.source_folder)
     source = load_module(folder, job.task, SOURCE_TASKS[job.task].load_tokenizer(folder), attention=job.attention)
     for name, path in job.outputs.items():
-        bucket = parse_bucket(name)
-        module, example, aliases = _traceable(source, bucket)
+        bucket_name, is_encoder = split_name(name)
+        bucket = parse_bucket(bucket_name)
+        module, example, aliases = _encoder(source, bucket, job) if is_encoder else _traceable(source, bucket)
         # Without a device even if there is one: the target is among the flags, and the cores may be in use by
         # another process.
         traced = torch_neuronx.trace(
@@ -58,6 +60,14 @@ def _traceable(
         torch.full(shape, values.get(name, 0), dtype=getattr(torch, dtype)) for name, (shape, dtype) in inputs.items()
     )
     return Positional(source.module, source.inputs, source.outputs).eval(), example, {}
+
+
+def _encoder(
+    source: SourceModule, bucket: Bucket, job: TraceJob
+) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[torch.Tensor, int]]:
+    """As `_traceable`."""
+    token_ids = torch.zeros(1, bucket.tokens, dtype=torch.int64)
+    return source_encoder(source, job.attention), (token_ids, torch.ones(1, dtype=torch.int64)), {}
 
 
 def _run(job: Mapping[str, Any]) -> None:

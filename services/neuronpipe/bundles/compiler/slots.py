@@ -1,23 +1,28 @@
 """The step of a decoder as one graph of fixed shapes that keeps its cache in slots (runtimes/slots.py).
 
 All new tokens, one of each slot and a part of one prompt, go through the layers as one row, so that the weights are
-read once. Attention is where they part: each token of a slot sees that slot, those of the prompt see theirs.
+read once. Attention is where they part: each token of a slot sees that slot, those of the prompt see theirs. With an
+encoder, they also see what a source was read to, which a graph of its own computes.
 """
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AttentionInterface
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.modeling_outputs import BaseModelOutput
 
 from neuronpipe.bundles.buckets import Bucket
+from neuronpipe.bundles.compiler.encoder_decoders import read
 from neuronpipe.bundles.compiler.modules import SourceModule, pretrained_model
-from neuronpipe.bundles.compiler.stateful import shapes_of
+from neuronpipe.bundles.compiler.stateful import arrays_of, shapes_of
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.decoder import TOP_TOKENS, Scores
 from neuronpipe.runtimes.slots import CHUNK_TOKENS, SlotModel
@@ -28,8 +33,9 @@ _ATTENTION = "neuronpipe-slots"
 class SlotStep(torch.nn.Module):
     """A decoder as a function of new tokens, and of what is in its slots, `states`: keys and values in turns.
 
-    Inputs: see SlotGraph. Outputs: logits, [slots + 1, vocabulary], the best tokens and their logits, [slots + 1,
-    tops], and what is in the slots from then on, as `states`.
+    With an encoder, those of the source in each slot are behind those of texts. Inputs: see SlotGraph. Outputs: logits,
+    [slots + 1, vocabulary], the best tokens and their logits, [slots + 1, tops], and what is in the slots from then on,
+    as `states`.
     """
 
     def __init__(self, model: Any, slots: int, slot_tokens: int, chunk_tokens: int) -> None:
@@ -37,33 +43,63 @@ class SlotStep(torch.nn.Module):
         super().__init__()
         self.model = model
         self.slots, self.slot_tokens, self.chunk_tokens = slots, slot_tokens, chunk_tokens
-        cache = DynamicCache()
+        self.has_encoder = bool(model.config.is_encoder_decoder)
+        token_ids, of_sources = torch.tensor([[0, 0]]), None
         with torch.inference_mode():
-            model(input_ids=torch.tensor([[0, 0]]), past_key_values=cache, use_cache=True)
-        sizes = [(heads, width) for heads, *widths in shapes_of(cache) for width in widths]
+            if self.has_encoder:
+                both = read(model, token_ids)[1]
+                of_texts, of_sources = both.self_attention_cache, both.cross_attention_cache
+            else:
+                of_texts = DynamicCache()
+                model(input_ids=token_ids, past_key_values=of_texts, use_cache=True)
+        # Those of sources are a state for each slot, so that reading one writes no others.
+        shapes = [(slots, *shape) for shape in self._shapes(of_texts)]
+        self._text_states = len(shapes)
+        if of_sources:
+            shapes += slots * [(1, *shape) for shape in self._shapes(of_sources)]
         self.states = torch.nn.ParameterList(
-            torch.nn.Parameter(torch.zeros(slots, heads, slot_tokens, width), requires_grad=False)
-            for heads, width in sizes
+            torch.nn.Parameter(torch.zeros(shape), requires_grad=False) for shape in shapes
         )
         model.set_attn_implementation(_ATTENTION)
 
+    def _shapes(self, cache: Cache) -> list[tuple[int, ...]]:
+        """Of the keys and values of a slot, in turns."""
+        return [(heads, self.slot_tokens, width) for heads, *widths in shapes_of(cache) for width in widths]
+
     def example(self) -> tuple[torch.Tensor, ...]:
         """Inputs to trace it with."""
-        return (
+        inputs = (
             torch.zeros(1, self.slots + self.chunk_tokens, dtype=torch.int64),
             torch.zeros(self.slots, dtype=torch.int64),
             torch.tensor([0, 0, 1]),
             torch.arange(self.slots),
         )
+        return (*inputs, torch.tensor([[0, 1]] * (self.slots + 1))) if self.has_encoder else inputs
 
     def aliases(self) -> dict[torch.Tensor, int]:
         """Which output each state becomes."""
         return {state: 3 + number for number, state in enumerate(self.states)}
 
+    @property
+    def texts(self) -> Sequence[torch.Tensor]:
+        """The states of texts, [slots, heads, tokens, width]."""
+        return list(self.states)[: self._text_states]
+
+    def sources(self) -> list[list[torch.Tensor]]:
+        """The states of the source in each slot, [1, heads, tokens, width]; no list without an encoder."""
+        states = list(self.states)[self._text_states :]
+        count = len(states) // self.slots
+        return [states[first : first + count] for first in range(0, len(states), count or 1)]
+
     def forward(
-        self, token_ids: torch.Tensor, past: torch.Tensor, chunk: torch.Tensor, sources: torch.Tensor
+        self,
+        token_ids: torch.Tensor,
+        past: torch.Tensor,
+        chunk: torch.Tensor,
+        copied: torch.Tensor,
+        read: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        step = _Step(self, past, chunk, sources)
+        step = _Step(self, past, chunk, copied, read)
 
         def choose(module: torch.nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
             return (args[0].index_select(1, step.scored),)
@@ -71,18 +107,69 @@ class SlotStep(torch.nn.Module):
         handle = self.model.get_output_embeddings().register_forward_pre_hook(choose)
         running = _running.set(step)
         try:
-            result = self.model(input_ids=token_ids, position_ids=step.positions, use_cache=False, return_dict=True)
+            result = self._computed(token_ids, step.positions)
         finally:
             _running.reset(running)
             handle.remove()
-        if len(step.added) != len(self.states):
+        seen = len(step.added) + self.slots * step.seen_sources
+        if seen != len(self.states):
             raise SetupError(
                 f"{type(self.model).__name__} has attention of its own, and cannot be compiled for slots of fixed "
                 "shapes"
             )
         logits = result["logits"][0].float()
         top_logits, top_ids = logits.topk(min(TOP_TOKENS, logits.shape[1]))
-        return logits, top_ids.int(), top_logits, *step.added
+        return logits, top_ids.int(), top_logits, *step.added, *(state for one in self.sources() for state in one)
+
+    def _computed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> Any:
+        if not self.has_encoder:
+            return self.model(input_ids=token_ids, position_ids=positions, use_cache=False, return_dict=True)
+        placed = getattr(self.model.get_decoder(), "embed_positions", None)
+        if placed is not None:  # it has no positions of its own choice, nor as many as there are rows
+
+            def place(*args: Any, **further: Any) -> torch.Tensor:
+                return torch.nn.functional.embedding(positions + getattr(placed, "offset", 0), placed.weight)
+
+            placed.forward = place
+        try:
+            # A source of one token, which nothing looks at.
+            nothing = torch.zeros(1, 1, self.model.config.hidden_size, dtype=self.model.dtype)
+            return self.model(
+                encoder_outputs=BaseModelOutput(last_hidden_state=nothing),
+                decoder_input_ids=token_ids,
+                use_cache=False,
+                return_dict=True,
+            )
+        finally:
+            if placed is not None:
+                del placed.forward
+
+
+class SourceEncoder(torch.nn.Module):
+    """The first `count`, [1], of a source's tokens, [1, tokens], to cross keys and values in turns.
+
+    [2 * layers, heads, tokens, width], zero behind the source.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, token_ids: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        is_source = torch.arange(token_ids.shape[1]) < count
+        mask = torch.where(is_source, 0.0, torch.finfo(torch.float32).min)[None, None, None].to(self.model.dtype)
+        _, cache = read(self.model, token_ids, mask)
+        arrays = torch.cat(list(arrays_of(cache.cross_attention_cache)))
+        return torch.where(is_source[None, None, :, None], arrays, 0.0)
+
+
+def source_encoder(module: SourceModule, attention: str) -> SourceEncoder:
+    """The graph that reads sources, with one of transformers' own attentions."""
+    model = pretrained_model(module.module)
+    model.set_attn_implementation(attention)
+    encoder = SourceEncoder(model)
+    encoder.eval()
+    return encoder
 
 
 def slot_step(module: SourceModule, bucket: Bucket) -> SlotStep:
@@ -95,39 +182,51 @@ def slot_step(module: SourceModule, bucket: Bucket) -> SlotStep:
 def emulated(module: SourceModule, bucket: Bucket, dtype: str) -> SlotModel:
     """The model as it will run, computed by PyTorch."""
     copied = dataclasses.replace(module, module=copy.deepcopy(module.module))  # it gets another attention
-    return SlotModel(_PyTorchGraph(slot_step(copied, bucket), dtype), bucket.batch, bucket.tokens, CHUNK_TOKENS)
+    step = slot_step(copied, bucket)
+    encoder = source_encoder(module, "eager") if step.has_encoder else None
+    return SlotModel(_PyTorchGraph(step, encoder, dtype), bucket.batch, bucket.tokens, CHUNK_TOKENS)
 
 
 class _PyTorchGraph:
     """See SlotGraph."""
 
-    def __init__(self, step: SlotStep, dtype: str) -> None:
-        self._step = step
+    def __init__(self, step: SlotStep, encoder: SourceEncoder | None, dtype: str) -> None:
+        self._step, self._encoder = step, encoder
         self._cast = dtype == "bfloat16"
 
-    def execute(
-        self,
-        token_ids: NDArray[np.int64],
-        past: NDArray[np.int64],
-        chunk: NDArray[np.int64],
-        sources: NDArray[np.int64],
-    ) -> Scores:
+    def execute(self, *inputs: NDArray[np.int64]) -> Scores:
         """See SlotGraph."""
-        given = (torch.from_numpy(array) for array in (token_ids, past, chunk, sources))
-        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._cast):
-            logits, top_ids, top_logits, *states = self._step(*given)
-            for state, new in zip(self._step.states, states, strict=True):
-                state.copy_(new)
+        logits, top_ids, top_logits, *states = self._run(self._step, *map(torch.from_numpy, inputs))
+        for state, new in zip(self._step.states, states, strict=True):
+            state.copy_(new)
         return Scores(logits.numpy(), top_ids.numpy(), top_logits.numpy())
+
+    def read(self, token_ids: NDArray[np.int64], count: int, slot: int) -> None:
+        """See SlotGraph."""
+        computed = self._run(self._encoder, torch.from_numpy(token_ids), torch.tensor([count]))
+        for state, new in zip(self._step.sources()[slot], computed, strict=True):
+            state[0] = new
+
+    def _run(self, module: Any, *inputs: torch.Tensor) -> Any:
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._cast):
+            return module(*inputs)
 
 
 class _Step:
-    """Where the tokens of one step are, and what is in the slots after it: `added`."""
+    """Where the tokens of one step are, and what is in the slots after it: `added`. See SlotGraph for the others."""
 
-    def __init__(self, of: SlotStep, past: torch.Tensor, chunk: torch.Tensor, sources: torch.Tensor) -> None:
+    def __init__(
+        self, of: SlotStep, past: torch.Tensor, chunk: torch.Tensor, copied: torch.Tensor, read: torch.Tensor | None
+    ) -> None:
         slot, before, count = (chunk[index : index + 1] for index in range(3))
         places = torch.arange(of.slot_tokens)
-        self.slots, self._states, self._slot, self._sources = of.slots, of.states, slot, sources
+        self.slots, self._texts, self._sources, self._slot, self._copied = (
+            of.slots,
+            of.texts,
+            of.sources(),
+            slot,
+            copied,
+        )
         in_chunk = before + torch.arange(of.chunk_tokens)
         # Unused tokens have positions, too, which have to be some that the model knows.
         self.positions = torch.cat([past, in_chunk])[None].clamp(0, of.slot_tokens - 1)
@@ -141,10 +240,14 @@ class _Step:
         self._seen = (places[None] <= past.clamp(min=0)[:, None])[:, None, None]  # [slots, 1, 1, tokens]
         self._seen_by_chunk = places[None] <= in_chunk[:, None]  # [chunk, tokens]
         self.added: list[torch.Tensor] = []
+        self.seen_sources = 0
+        if read is not None:
+            self._read_slots = read[:, 0]
+            self._seen_of_source = (places[None] < read[:, 1:])[:, None, None]  # [slots + 1, 1, 1, tokens]
 
     def write(self, new: torch.Tensor) -> torch.Tensor:
         """The next state with the keys or values of the new tokens, [1, heads, slots + chunk, width]."""
-        old = self._states[len(self.added)].index_select(0, self._sources)
+        old = self._texts[len(self.added)].index_select(0, self._copied)
         singles = new[0, :, : self.slots].transpose(0, 1)[:, :, None]
         chunk = new[:, :, self.slots :].index_select(2, self._of_chunk)
         added = torch.where(self._gets_chunk[:, None, None, None], chunk, singles)
@@ -156,25 +259,50 @@ class _Step:
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float, softcap: float | None
     ) -> torch.Tensor:
-        """What each new token sees: [1, slots + chunk, heads, width]. `query`: [1, heads, slots + chunk, width].
+        """What each new token sees of the texts: [1, slots + chunk, heads, width].
 
-        Heads of queries share those of keys.
+        `query`: [1, heads, slots + chunk, width]. Heads of queries share those of keys.
         """
+        own_keys, own_values = (one.index_select(0, self._slot) for one in (keys, values))
+        of_slots = _Seen(keys, values, self._seen)
+        return self._attended(query, of_slots, _Seen(own_keys, own_values, self._seen_by_chunk), scaling, softcap)
 
-        def weigh(of: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-            scores = (of @ keys.transpose(-1, -2)).float() * scaling
+    def attend_to_source(self, query: torch.Tensor, scaling: float) -> torch.Tensor:
+        """What each new token sees of its source, as `attend`."""
+        keys, values = (
+            torch.cat([of_slot[index] for of_slot in self._sources]).index_select(0, self._read_slots)
+            for index in (self.seen_sources, self.seen_sources + 1)
+        )
+        self.seen_sources += 2
+        of_slots = _Seen(keys[:-1], values[:-1], self._seen_of_source[:-1])
+        of_chunk = _Seen(keys[-1:], values[-1:], self._seen_of_source[-1])
+        return self._attended(query, of_slots, of_chunk, scaling, None)
+
+    def _attended(
+        self, query: torch.Tensor, of_slots: "_Seen", of_chunk: "_Seen", scaling: float, softcap: float | None
+    ) -> torch.Tensor:
+        def weigh(of: torch.Tensor, seen: _Seen) -> torch.Tensor:
+            scores = (of @ seen.keys.transpose(-1, -2)).float() * scaling
             if softcap is not None:
                 scores = torch.tanh(scores / softcap) * softcap
-            weights = torch.where(seen, scores, torch.finfo(scores.dtype).min).softmax(-1)
-            return weights.to(values.dtype) @ values
+            weights = torch.where(seen.mask, scores, torch.finfo(scores.dtype).min).softmax(-1)
+            return weights.to(seen.values.dtype) @ seen.values
 
-        groups = keys.shape[1]
-        grouped = query[0].unflatten(0, (groups, -1))  # [groups, heads of a group, new, width]
+        grouped = query[0].unflatten(0, (of_slots.keys.shape[1], -1))  # [groups, heads of a group, new, width]
         singles = grouped[:, :, : self.slots].permute(2, 0, 1, 3)
-        of_slots = weigh(singles, keys, values, self._seen).flatten(1, 2)
-        own_keys, own_values = (one.index_select(0, self._slot)[0][:, None] for one in (keys, values))
-        of_chunk = weigh(grouped[:, :, self.slots :], own_keys, own_values, self._seen_by_chunk).flatten(0, 1)
-        return torch.cat([of_slots, of_chunk.transpose(0, 1)])[None]
+        single = weigh(singles, of_slots).flatten(1, 2)
+        own = _Seen(of_chunk.keys[0][:, None], of_chunk.values[0][:, None], of_chunk.mask)
+        chunk = weigh(grouped[:, :, self.slots :], own).flatten(0, 1)
+        return torch.cat([single, chunk.transpose(0, 1)])[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Keys and values, [rows, groups, tokens, width], and which of them are seen."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    mask: torch.Tensor
 
 
 _running: ContextVar[_Step] = ContextVar("running")
@@ -193,6 +321,8 @@ def _attention(
     """See transformers.AttentionInterface."""
     step = _running.get()
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if key.shape[2] != query.shape[2]:  # of a source
+        return step.attend_to_source(query, scaling), None
     return step.attend(query, step.write(key), step.write(value), scaling, softcap), None
 
 
