@@ -106,9 +106,9 @@ def test_labels_of_the_adapters_own_configuration_are_kept(
 async def test_merged_embedding_model_keeps_the_pooling_of_its_base(tmp_path: Path) -> None:
     model = transformers.BertModel(bert_config())
     base = save(model, tmp_path / "base")
-    (base / "modules.json").write_text(
-        json.dumps([{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "1_Pooling"}])
-    )
+    kinds = {"Transformer": "", "Pooling": "1_Pooling"}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+    (base / "modules.json").write_text(json.dumps(modules))
     (base / "1_Pooling").mkdir()
     (base / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode": "cls"}))
     adapted = _adapter(
