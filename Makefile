@@ -58,7 +58,8 @@ PYTEST := -m pytest --numprocesses $(WORKERS)
 # Tests that also run with the transformers version of the Neuron SDK. Those that compile for Neuron take long.
 # With the newer transformers, they run only in `make oracle`.
 NEURON_COMPILER := tests/contract/test_compile_neuronx.py
-WITH_TRANSFORMERS4 := tests/contract/test_compile.py tests/contract/test_golden_question_answering.py $(NEURON_COMPILER)
+WITH_TRANSFORMERS4 := tests/contract/test_compile.py tests/contract/test_compile_encoder_decoders.py \
+  tests/contract/test_golden_question_answering.py $(NEURON_COMPILER)
 
 .PHONY: help
 help:

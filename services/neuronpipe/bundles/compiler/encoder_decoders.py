@@ -25,6 +25,9 @@ from neuronpipe.bundles.compiler.stateful import (
 from neuronpipe.runtimes.decoder import ENCODER, MODEL
 from neuronpipe.runtimes.openvino import openvino
 
+# The methods of transformers 4 that make masks, and which of their arguments is the mask.
+_MAKING_MASKS = {"invert_attention_mask": 0, "_update_full_mask": 0, "_update_cross_attn_mask": 1}
+
 
 def graphs(model: Any) -> dict[str, Any]:
     """The graphs by the names of their files. Raises what transformers and OpenVINO raise for a model that has none."""
@@ -63,7 +66,8 @@ def read(
     try:
         # T5's of transformers 4 takes no mask of four dimensions.
         mask = None if is_t5(model) else source_mask
-        hidden = encoder(input_ids=input_ids, attention_mask=mask, return_dict=True)["last_hidden_state"]
+        with masks_as_given(model):
+            hidden = encoder(input_ids=input_ids, attention_mask=mask, return_dict=True)["last_hidden_state"]
     finally:
         for handle in handles:
             handle.remove()
@@ -88,15 +92,19 @@ def is_t5(model: Any) -> bool:
 
 @contextmanager
 def masks_as_given(model: Any) -> Iterator[None]:
-    """T5's decoder of transformers 4 would invert the mask of the source, as if it were of ones and zeros."""
-    if not (is_t5(model) and hasattr(model.get_decoder(), "invert_attention_mask")):
-        yield
-        return
-    model.get_decoder().invert_attention_mask = lambda mask: mask
+    """Masks in four dimensions are taken as they are.
+
+    Models of transformers 4 would make them of others, of ones and zeros in two dimensions.
+    """
+    parts = (model.get_encoder(), model.get_decoder()) if model.config.is_encoder_decoder else ()
+    replaced = [(part, name, index) for part in parts for name, index in _MAKING_MASKS.items() if hasattr(part, name)]
+    for part, name, index in replaced:
+        setattr(part, name, lambda *given, index=index: given[index])
     try:
         yield
     finally:
-        del model.get_decoder().invert_attention_mask
+        for part, name, _ in replaced:
+            delattr(part, name)
 
 
 class _Kept(DynamicLayer):
@@ -158,15 +166,16 @@ class _Step(torch.nn.Module):
             decoder.register_forward_hook(choose),
         ]
         try:
-            result = self.model(
-                encoder_outputs=BaseModelOutput(last_hidden_state=torch.zeros(1, 1, 1)),
-                attention_mask=torch.zeros(1, 1, 1, 1),
-                decoder_input_ids=input_ids,
-                decoder_attention_mask=causal_mask(attention_mask, input_ids.shape[1]),
-                past_key_values=cache,
-                use_cache=True,
-                return_dict=True,
-            )
+            with masks_as_given(self.model):
+                result = self.model(
+                    encoder_outputs=BaseModelOutput(last_hidden_state=torch.zeros(1, 1, 1)),
+                    attention_mask=torch.zeros(1, 1, 1, 1),
+                    decoder_input_ids=input_ids,
+                    decoder_attention_mask=causal_mask(attention_mask, input_ids.shape[1]),
+                    past_key_values=cache,
+                    use_cache=True,
+                    return_dict=True,
+                )
         finally:
             for handle in handles:
                 handle.remove()
