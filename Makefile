@@ -45,7 +45,7 @@ PROTO_PACKAGES := $(patsubst protos/neuronpipe/%,%,$(sort $(dir $(PROTOS))))
 # How many processes share the tests: one more than there are cores, as some tests mostly wait.
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
 # Of the oracle suites' cases, and of other large matrices; see pytest --help.
-SHARE ?= 0.2
+SHARE ?= 0.1
 FUZZ_SEQUENCES ?= 20000
 FUZZ_MESSAGES ?= 1000000
 FUZZ_S ?= inf

@@ -13,7 +13,7 @@ import pytest
 
 _Case = TypeVar("_Case")
 
-DEFAULT_SHARE = 0.2
+DEFAULT_SHARE = 0.1
 DEFAULT_SEED = 1
 
 
