@@ -22,6 +22,7 @@ from neuronpipe.client import (
     Client,
     DeadlineExceeded,
     InvalidInput,
+    Overloaded,
     Unavailable,
     WrongTask,
 )
@@ -314,7 +315,8 @@ async def test_many_mixed_requests_leave_no_block_in_use(processes: dict[str, di
                         if not reads:
                             await events.aclose()
                             return "left"
-        except DeadlineExceeded:
+        except (DeadlineExceeded, Overloaded):  # refused where it would be late
+            assert number % 10 == 0
             return "late"
         return "whole"
 
