@@ -151,6 +151,11 @@ def make_repository(
     return folder
 
 
+def for_neuron(folder: Path, *buckets: str) -> dict[str, Any]:
+    """Options of a compilation for neuronx, whose compiler caches in `folder`."""
+    return {"backend": "neuronx", "buckets": BucketRequest(buckets), "neuronx": NeuronxOptions(cache=folder / "cache")}
+
+
 def link_models(folder: Path, repository: Path, *names: str) -> Path:
     """A repository in `folder` of some of another's models, which are linked."""
     folder.mkdir()

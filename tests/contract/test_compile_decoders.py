@@ -7,13 +7,12 @@ import pytest
 import transformers
 
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle, gathered, slots
-from neuronpipe.bundles.compiler.buckets import BucketRequest
-from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.bundles.compiler.tasks import text_generation
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.text_generation import GenerationFacts
 from tests.decoders import save_decoder
 from tests.encoder_decoders import save_encoder_decoder
+from tests.models import for_neuron
 from tests.sampling import sample_of
 
 # What of these is whole: `make oracle` compiles all of them.
@@ -67,11 +66,6 @@ def test_a_decoder_is_compiled_for_pytorch_with_every_token_compared(
     assert artifact.accuracy.largest_difference <= 1e-4 * artifact.accuracy.largest_output
 
 
-def _for_neuron(folder: Path, *buckets: str) -> dict[str, Any]:
-    options = NeuronxOptions(cache=folder / "cache")
-    return {"backend": "neuronx", "buckets": BucketRequest(buckets), "neuronx": options}
-
-
 @pytest.mark.parametrize("family", [*_EXACT, *_GATHERED])
 def test_a_decoder_is_compiled_for_the_slots_of_neuron_with_every_token_compared(
     family: str, tmp_path: Path, pytestconfig: pytest.Config, neuron_double: object
@@ -79,7 +73,7 @@ def test_a_decoder_is_compiled_for_the_slots_of_neuron_with_every_token_compared
     if family not in sample_of(pytestconfig).some([*_EXACT, *_GATHERED]):
         pytest.skip("not in the sample of this run")
     source = save_decoder(family, tmp_path / "source")
-    bundle = _compile(source, tmp_path / "repository", **_for_neuron(tmp_path, "4x96"))
+    bundle = _compile(source, tmp_path / "repository", **for_neuron(tmp_path, "4x96"))
     (artifact,) = bundle.manifest.artifacts
     assert artifact.accuracy.agreement == 1
     assert artifact.accuracy.largest_difference <= 1e-4 * artifact.accuracy.largest_output
@@ -100,7 +94,7 @@ def test_what_neuron_does_not_generate_is_refused(
 ) -> None:
     save = save_decoder if kind == "llama" else save_encoder_decoder
     with pytest.raises(SetupError, match=message):
-        _compile(save(kind, tmp_path / "source"), tmp_path / "repository", **_for_neuron(tmp_path, *buckets))
+        _compile(save(kind, tmp_path / "source"), tmp_path / "repository", **for_neuron(tmp_path, *buckets))
     assert not (tmp_path / "repository" / "m").exists()
 
 
@@ -109,7 +103,7 @@ def test_a_decoder_whose_tokens_in_slots_differ_is_refused(
 ) -> None:
     monkeypatch.setattr(slots._Step, "attend", lambda step, query, *others: query.transpose(1, 2))
     with pytest.raises(SetupError, match=r"LlamaForCausalLM cannot be compiled .* tokens differ from transformers'"):
-        _compile(save_decoder("llama", tmp_path / "source"), tmp_path / "repository", **_for_neuron(tmp_path, "2x96"))
+        _compile(save_decoder("llama", tmp_path / "source"), tmp_path / "repository", **for_neuron(tmp_path, "2x96"))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +115,7 @@ def test_other_data_types_say_how_far_they_agree_and_are_refused_below_a_limit(
 ) -> None:
     source, chosen = save_decoder("llama", tmp_path / "source"), {"backend": backend, "dtype": dtype}
     if backend == "neuronx":
-        chosen |= _for_neuron(tmp_path, "4x96")
+        chosen |= for_neuron(tmp_path, "4x96")
     (artifact,) = _compile(source, tmp_path / "repository", **chosen, min_agreement=0.5).manifest.artifacts
     agreement = artifact.accuracy.emulated_agreement or artifact.accuracy.agreement
     assert artifact.dtype == dtype

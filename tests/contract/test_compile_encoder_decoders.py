@@ -7,12 +7,11 @@ import pytest
 import transformers
 
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.buckets import BucketRequest
-from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.text_generation import GenerationFacts
 from neuronpipe.tasks.text_to_text import TranslationFacts
 from tests.encoder_decoders import MODELS, TOKENS, save_encoder_decoder
+from tests.models import for_neuron
 from tests.sampling import sample_of
 
 # T5 has attention of its own.
@@ -41,11 +40,6 @@ def test_every_token_is_compared(family: str, tmp_path: Path, pytestconfig: pyte
     assert (facts.max_new_tokens, facts.min_new_tokens, facts.forced_eos_token_id) == (39, 4, 2)
 
 
-def _for_neuron(folder: Path, bucket: str) -> dict[str, Any]:
-    options = NeuronxOptions(cache=folder / "cache")
-    return {"backend": "neuronx", "buckets": BucketRequest((bucket,)), "neuronx": options}
-
-
 @pytest.mark.parametrize("family", _WITH_SLOTS)
 def test_every_token_in_the_slots_of_neuron_is_compared(
     family: str, tmp_path: Path, pytestconfig: pytest.Config, neuron_double: object
@@ -53,7 +47,7 @@ def test_every_token_in_the_slots_of_neuron_is_compared(
     if family not in sample_of(pytestconfig).some(_WITH_SLOTS):
         pytest.skip("not in the sample of this run")
     source = save_encoder_decoder(family, tmp_path / "source")
-    bundle = _compile(source, tmp_path / "repository", **_for_neuron(tmp_path, "6x48"))
+    bundle = _compile(source, tmp_path / "repository", **for_neuron(tmp_path, "6x48"))
     (artifact,) = bundle.manifest.artifacts
     assert artifact.accuracy.agreement == 1
     assert artifact.accuracy.largest_difference <= 1e-4 * artifact.accuracy.largest_output
@@ -79,7 +73,7 @@ def test_what_slots_cannot_hold_is_refused(
 ) -> None:
     source = save_encoder_decoder(family, tmp_path / "source")
     with pytest.raises(SetupError, match=message):
-        _compile(source, tmp_path / "repository", task="summarization", **_for_neuron(tmp_path, bucket))
+        _compile(source, tmp_path / "repository", task="summarization", **for_neuron(tmp_path, bucket))
 
 
 def test_a_model_with_other_position_biases_is_refused_by_name(tmp_path: Path) -> None:

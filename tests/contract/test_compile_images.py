@@ -14,11 +14,11 @@ from PIL import Image
 from neuronpipe.api.v1.tasks_pb2 import ImageClassificationInput, TaskInput
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.compiler.buckets import BucketRequest
-from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
 from tests.contract.inference import infer_all
 from tests.images import image_files, make_image_source
+from tests.models import for_neuron
 
 _LABELS = {"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}}
 
@@ -140,10 +140,8 @@ async def test_a_model_of_images_is_traced_for_neuron_and_answers_as_with_openvi
 ) -> None:
     monkeypatch.setenv("NEURON_RT_NUM_CORES", "1")
     traced = compiled(
-        backend="neuronx",
         name="traced",
-        buckets=BucketRequest(("1x4", "4x4")),
-        neuronx=NeuronxOptions(cache=tmp_path / "cache"),
+        **for_neuron(tmp_path, "1x4", "4x4"),
     )
     stamp = json.loads((traced.folder / "artifacts/neuronx/4x4.json").read_text())
     assert stamp["inputs"] == [{"name": "pixels", "shape": [4, 3, 32, 32], "dtype": "float32"}]

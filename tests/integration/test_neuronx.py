@@ -13,8 +13,6 @@ import pytest
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.buckets import BucketRequest
-from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import InvalidInput, Unavailable
@@ -22,7 +20,7 @@ from neuronpipe.runtimes.neuron import DOUBLES_VARIABLE
 from tests.decoders import save_decoder
 from tests.integration.requests import answer, classify, embed
 from tests.integration.systems import local_system
-from tests.models import NEURONX_MODELS, link_models, make_repository
+from tests.models import NEURONX_MODELS, for_neuron, link_models, make_repository
 from tests.unit.neuron_executor.fake_monitor import write_monitor
 
 pytestmark = [pytest.mark.local_only, pytest.mark.long]
@@ -300,10 +298,8 @@ def writer(neuron_double: Mapping[str, str], tmp_path: Path) -> Path:
         task="",
         repository=tmp_path / "written",
         name="writer",
-        backend="neuronx",
         dtype="",
-        buckets=BucketRequest(("3x96",)),
-        neuronx=NeuronxOptions(cache=tmp_path / "cache"),
+        **for_neuron(tmp_path, "3x96"),
     )
     compile_bundle(request, lambda line: None)
     return tmp_path / "written"

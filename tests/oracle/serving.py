@@ -1,7 +1,7 @@
 """Four processes that serve the models of a suite, asked over gRPC."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +12,7 @@ from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.client import AsyncClient
+from tests.models import for_neuron
 
 _BATCH_ITEMS = 128
 _TIMEOUT_S = 240.0
@@ -30,6 +31,23 @@ class Served:
         for first in range(0, len(requests), _BATCH_ITEMS):
             outcomes += await self.client.infer_batch(requests[first : first + _BATCH_ITEMS], timeout_s=_TIMEOUT_S)
         return outcomes
+
+
+def serving_slots(
+    folder: Path,
+    sources: Mapping[str, tuple[str, Path]],
+    bucket: str,
+    neuron_double: Mapping[str, str],
+    stage_options: Mapping[str, Sequence[str]],
+) -> AbstractAsyncContextManager[Served]:
+    """Serves generating models as `serving` does, on the contract double of Neuron, with one core and one bucket."""
+    return serving(
+        folder / "repository",
+        sources,
+        stage_options={"neuron-executor": (*stage_options["neuron-executor"], "--cores", "1")},
+        environment={**neuron_double, "NEURON_DOUBLE_FOLDER": str(folder / "neuron")},
+        **for_neuron(folder, bucket),
+    )
 
 
 @asynccontextmanager

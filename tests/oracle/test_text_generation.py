@@ -15,12 +15,10 @@ import transformers
 
 from neuronpipe.api.v1.inference_pb2 import GenerateResponse
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, Truncation
-from neuronpipe.bundles.compiler.buckets import BucketRequest
-from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
 from neuronpipe.client import AsyncClient
 from tests.decoders import save_decoder
 from tests.oracle.comparison import Comparison
-from tests.oracle.serving import Served, serving
+from tests.oracle.serving import Served, serving, serving_slots
 from tests.oracle.texts import PICKED, generated
 from tests.sampling import Sample
 
@@ -108,14 +106,7 @@ async def test_texts_of_neuron_slots_equal_those_of_generate(
     compared = comparison(f"text_generation-{family}-neuronx", f"generate, transformers {transformers.__version__}")
     cases, source = sample.draw(_cases(), _options, at_least=40), save_decoder(family, tmp_path / "source")
     named = {family: ("text_generation", source)}
-    chosen: dict[str, Any] = {
-        "backend": "neuronx",
-        "environment": {**neuron_double, "NEURON_DOUBLE_FOLDER": str(tmp_path / "neuron")},
-        "buckets": BucketRequest((f"6x{_MAX_TOKENS}",)),
-        "neuronx": NeuronxOptions(cache=tmp_path / "cache"),
-    }
-    executor = {"neuron-executor": (*_STAGE_OPTIONS["neuron-executor"], "--cores", "1")}
-    async with serving(tmp_path / "repository", named, stage_options=executor, **chosen) as served:
+    async with serving_slots(tmp_path, named, f"6x{_MAX_TOKENS}", neuron_double, _STAGE_OPTIONS) as served:
         await _compare(family, served.client, _Reference(source), cases, compared)
     compared.check(at_least=100 if sample.is_whole else len(cases))
 

@@ -5,7 +5,7 @@ import heapq
 import itertools
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.process.caller_waits import CallerWaits
+from neuronpipe.process.receiving_budget import Claim, ReceivingBudget
 
 # Last resort behind the gateway's admission control and the executor's queues: calls in one process, of all services.
 MAX_CALLS = 4096
@@ -20,7 +21,7 @@ MAX_CALLS = 4096
 # each could deliver a message of any size before the event loop checks again.
 _MAX_NEW_READS = 8
 # A message that has not arrived after the first time is large, or its sender is slow. From then on it claims a part of
-# the budget. The claim grows with time, up to the largest message after the second time. So a small message that
+# the budget. The claim doubles with the time, up to the largest message after the second time. So a small message that
 # arrives slowly claims little.
 _QUICK_S = 0.005
 _FULL_CLAIM_S = 0.64
@@ -32,18 +33,16 @@ _QUIET_S = 0.1
 T = TypeVar("T")
 
 
-class _Reading:
+class _Reading(Claim):
     """A message while it is received."""
 
-    __slots__ = ("began_s", "claimed_bytes", "connection", "has_ended", "is_new", "refuse")
+    __slots__ = ("is_new", "taken_s")
 
-    def __init__(self, connection: str, refuse: Callable[[NeuronpipeError], None], began_s: float) -> None:
-        self.connection = connection
-        self.refuse = refuse
-        self.began_s = began_s
-        self.claimed_bytes = 0
+    def __init__(self, connection: str, refuse: Callable[[NeuronpipeError], None]) -> None:
+        super().__init__(connection, refuse)
         self.is_new = True
-        self.has_ended = False
+        # As of the last check. Time by which the event loop was late does not count.
+        self.taken_s = 0.0
 
 
 class InFlight:
@@ -71,11 +70,7 @@ class InFlight:
         self._service = service
         self._max_calls = max_calls
         self._max_message_bytes = max_message_bytes
-        self._max_claimed_bytes = max(max_message_bytes, max_receiving_bytes)
-        self._claimed_bytes = 0
-        # A connection gets at most half of the budget. Otherwise calls that send nothing could keep out all others.
-        self._claimed_of: Counter[str] = Counter()
-        self._max_claimed_of = max(max_message_bytes, max_receiving_bytes // 2)
+        self._budget = ReceivingBudget(max_message_bytes, max_receiving_bytes)
         self._new_reads = 0
         self._waiting_reads: deque[asyncio.Future[None]] = deque()
         # Messages that are being received, by the time of their next check. Those that have ended stay until then.
@@ -123,16 +118,14 @@ class InFlight:
             refuse(self.waited(is_late, f"the message took longer than {self._max_receive_s:g} s, the limit"))
 
         await self._begin_read()
-        reading = _Reading(connection, refuse, time.monotonic())
-        self._look_at(reading, reading.began_s + _QUICK_S)
+        reading = _Reading(connection, refuse)
+        self._look_at(reading, time.monotonic() + _QUICK_S)
         arrival = self._arrivals.begin(end)
         try:
             return await read()
         finally:
-            reading.has_ended = True
             self._arrivals.done(arrival)
-            if reading.claimed_bytes:
-                self._claim(reading, -reading.claimed_bytes)
+            self._budget.end(reading)
             if reading.is_new:
                 self._end_new_read()
 
@@ -181,37 +174,19 @@ class InFlight:
         now_s = time.monotonic()
         while self._due and (self._due[0][0] <= now_s or self._due[0][2].has_ended):
             reading = heapq.heappop(self._due)[2]
-            if not reading.has_ended and self._may_go_on(reading, now_s - reading.began_s):
-                self._look_at(reading, 2 * now_s - reading.began_s)
+            if not reading.has_ended:
+                self._claim(reading, now_s)
         if self._due and self._due[0][0] < self._look_at_s:
             self._set_timer(self._due[0][0])
 
-    def _may_go_on(self, reading: "_Reading", taken_s: float) -> bool:
-        """Claims the memory for a message that has taken this long. Refuses the message if that is not possible."""
+    def _claim(self, reading: "_Reading", now_s: float) -> None:
+        """Claims the memory for a message that has not arrived yet, which may be refused for that."""
         if reading.is_new:
             reading.is_new = False
             self._end_new_read()
-        more_bytes = int(self._max_message_bytes * min(1.0, taken_s / _FULL_CLAIM_S)) - reading.claimed_bytes
-        if self._claimed_bytes + more_bytes > self._max_claimed_bytes:
-            reading.refuse(
-                Overloaded(
-                    f"{self._max_claimed_bytes} bytes for messages while they arrive, the limit", retry_after_s=1
-                )
-            )
-        elif self._claimed_of[reading.connection] + more_bytes > self._max_claimed_of:
-            problem = f"{self._max_claimed_of} bytes for messages of one connection while they arrive, the limit"
-            reading.refuse(Overloaded(problem, retry_after_s=1))
-        else:
-            self._claim(reading, more_bytes)
-            return True
-        return False
-
-    def _claim(self, reading: "_Reading", more_bytes: int) -> None:
-        reading.claimed_bytes += more_bytes
-        self._claimed_bytes += more_bytes
-        self._claimed_of[reading.connection] += more_bytes
-        if not self._claimed_of[reading.connection]:
-            del self._claimed_of[reading.connection]
+        reading.taken_s = 2 * reading.taken_s or _QUICK_S
+        self._look_at(reading, now_s + reading.taken_s)
+        self._budget.grow(reading, int(self._max_message_bytes * min(1.0, reading.taken_s / _FULL_CLAIM_S)))
 
     def drain(self) -> None:
         """Refuses new calls from now on."""

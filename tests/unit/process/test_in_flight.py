@@ -145,6 +145,17 @@ async def test_a_message_that_takes_a_little_longer_claims_little() -> None:
     assert [await caller.send() for caller in callers] == [b"message"] * 50
 
 
+async def test_a_small_message_that_arrives_slowly_has_room_beside_large_ones() -> None:
+    in_flight = _in_flight(max_receiving_bytes=_MESSAGE_BYTES)
+    large = _Caller(in_flight)
+    await asyncio.sleep(2 * process_in_flight._FULL_CLAIM_S)
+    others = [_Caller(in_flight) for _ in range(100)]
+    await asyncio.gather(*(other.refused() for other in others[1:]))  # there is no room for all of them
+    small = _Caller(in_flight)
+    await asyncio.sleep(3 * process_in_flight._QUICK_S)  # nothing is refused
+    assert [await caller.send() for caller in (large, small)] == [b"message"] * 2
+
+
 async def test_few_messages_are_read_before_the_first_of_them_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_in_flight, "_QUICK_S", 3600)
     in_flight = _in_flight()

@@ -1,0 +1,79 @@
+"""The memory for large or slow messages while they arrive: what each claims of it, and which are refused."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from neuronpipe.core.errors import NeuronpipeError, Overloaded
+
+# A claim is small up to this part of the largest message. Twice as much is set apart for small claims, so that small
+# messages that arrive slowly find room beside large ones.
+_SMALL_CLAIM = 1 / 8
+
+
+class Claim:
+    """What one message claims. `refuse` must end its read."""
+
+    __slots__ = ("bytes", "connection", "has_ended", "refuse")
+
+    def __init__(self, connection: str, refuse: Callable[[NeuronpipeError], None]) -> None:
+        self.connection = connection
+        self.refuse = refuse
+        self.bytes = 0
+        self.has_ended = False
+
+
+class ReceivingBudget:
+    """Lets claims grow while there is room.
+
+    A large claim without room is refused, and others keep theirs. Small claims may take what large ones leave, and a
+    part of their own. Where that is full, the largest small claim is refused, and the newest find room.
+    """
+
+    def __init__(self, max_message_bytes: int, max_receiving_bytes: int) -> None:
+        self._max_bytes = max(max_message_bytes, max_receiving_bytes)
+        # A connection gets at most half of the budget. Otherwise calls that send nothing could keep out all others.
+        self._max_bytes_of = max(max_message_bytes, max_receiving_bytes // 2)
+        self._max_small_claim_bytes = int(max_message_bytes * _SMALL_CLAIM)
+        self._bytes = self._small_bytes = 0
+        self._bytes_of: Counter[str] = Counter()
+        self._small: dict[Claim, None] = {}  # the oldest first
+
+    def grow(self, claim: Claim, to_bytes: int) -> None:
+        """Ends the claim, or small ones, where there is no room."""
+        more_bytes = to_bytes - claim.bytes
+        is_small = to_bytes <= self._max_small_claim_bytes
+        if claim in self._small and not is_small:
+            del self._small[claim]
+            self._small_bytes -= claim.bytes
+        if self._bytes_of[claim.connection] + more_bytes > self._max_bytes_of:
+            self._refuse(claim, f"{self._max_bytes_of} bytes for messages of one connection")
+        elif not is_small and self._bytes - self._small_bytes + more_bytes > self._max_bytes:
+            self._refuse(claim, f"{self._max_bytes} bytes for messages")
+        else:
+            if is_small:
+                self._small[claim] = None
+            self._add(claim, more_bytes)
+            while self._bytes > self._max_bytes + 2 * self._max_small_claim_bytes:
+                # The oldest stays, or else no message would ever become a large one.
+                largest = max(list(self._small)[1:], key=lambda small: small.bytes)
+                self._refuse(largest, f"{self._max_bytes} bytes for messages")
+
+    def end(self, claim: Claim) -> None:
+        """Gives back what a message claims that has arrived, or never will."""
+        claim.has_ended = True
+        if claim.bytes:
+            self._add(claim, -claim.bytes)
+            if not self._bytes_of[claim.connection]:
+                del self._bytes_of[claim.connection]
+            self._small.pop(claim, None)
+
+    def _add(self, claim: Claim, more_bytes: int) -> None:
+        claim.bytes += more_bytes
+        self._bytes += more_bytes
+        self._bytes_of[claim.connection] += more_bytes
+        if claim in self._small:
+            self._small_bytes += more_bytes
+
+    def _refuse(self, claim: Claim, of: str) -> None:
+        self.end(claim)
+        claim.refuse(Overloaded(f"{of} while they arrive, the limit", retry_after_s=1))
