@@ -46,9 +46,11 @@ class ReceivingBudget:
             del self._small[claim]
             self._small_bytes -= claim.bytes
         if self._bytes_of[claim.connection] + more_bytes > self._max_bytes_of:
-            self._refuse(claim, f"{self._max_bytes_of} bytes for messages of one connection")
+            self._refuse(
+                claim, f"{self._max_bytes_of} bytes for messages of one connection while they arrive, the limit"
+            )
         elif not is_small and self._bytes - self._small_bytes + more_bytes > self._max_bytes:
-            self._refuse(claim, f"{self._max_bytes} bytes for messages")
+            self._refuse(claim, f"{self._max_bytes} bytes for messages while they arrive, the limit")
         else:
             if is_small:
                 self._small[claim] = None
@@ -56,7 +58,7 @@ class ReceivingBudget:
             while self._bytes > self._max_bytes + 2 * self._max_small_claim_bytes:
                 # The oldest stays, or else no message would ever become a large one.
                 largest = max(list(self._small)[1:], key=lambda small: small.bytes)
-                self._refuse(largest, f"{self._max_bytes} bytes for messages")
+                self._refuse(largest, f"{self._max_bytes} bytes for messages while they arrive, the limit")
 
     def end(self, claim: Claim) -> None:
         """Gives back what a message claims that has arrived, or never will."""
@@ -74,6 +76,6 @@ class ReceivingBudget:
         if claim in self._small:
             self._small_bytes += more_bytes
 
-    def _refuse(self, claim: Claim, of: str) -> None:
+    def _refuse(self, claim: Claim, problem: str) -> None:
         self.end(claim)
-        claim.refuse(Overloaded(f"{of} while they arrive, the limit", retry_after_s=1))
+        claim.refuse(Overloaded(problem, retry_after_s=1))
