@@ -29,27 +29,26 @@ from neuronpipe.runtimes.neuron import device_count
 from neuronpipe.tasks import TASKS
 from tests.architectures import ARCHITECTURES, MAX_TOKENS, TEXT_ARCHITECTURES, make_source
 from tests.conftest import DOUBLES
-from tests.images import IMAGE_FAMILIES, IMAGE_TEXT_FAMILIES
+from tests.images import IMAGE_TEXT_FAMILIES
 from tests.measured_models import GRAPHS, PAGE, RECORD, page, wanted
 from tests.sampling import Sample, sample_of
 
 _SEED = 20261121
 _PLACES = [*BACKENDS, "torch on a GPU", "neuronx on a device"]
-_NEWER = [name for name, one in TEXT_ARCHITECTURES.items() if one.tasks]
 # Those of images and texts have a suite of their own, test_images_and_texts.py.
 _OF_ONE_KIND = [name for name in ARCHITECTURES if name not in IMAGE_TEXT_FAMILIES]
 _CORES = 2
+# An image of 32 x 32 pixels counts as 4 tokens.
+_BUCKETS = {"text_classification": ("4x16", "4x64"), "image_classification": ("4x4",)}
 _DEVICES = device_count()  # before the double has this process see none
 # Sums of float32 in another order, as in test_backends.py; ModernBERT has twice as many layers as that counts.
 _TOLERANCE = 2e-5
 
 
 def _reason_to_skip(place: str, architecture: str, sample: Sample) -> str | None:
-    if place.startswith("neuronx") and architecture in IMAGE_FAMILIES:
-        return "compiling images for Neuron is not supported yet"
     if place == "fake":
         return "the fake back end computes no model, so none is different from another"
-    if (place != "openvino" or architecture in _NEWER) and architecture not in sample.some(_OF_ONE_KIND):
+    if architecture not in sample.some(_OF_ONE_KIND):
         return f"compiling takes long, so {sample.describe()} is tested; `make oracle` tests all"
     if place == "torch on a GPU" and not torch.cuda.is_available():
         return "no CUDA device"
@@ -100,7 +99,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         name="model",
         backend=name,
         max_divergence=5e-5,
-        buckets=BucketRequest(("4x16", "4x64")) if name == "neuronx" else NO_BUCKETS,
+        buckets=BucketRequest(_BUCKETS[task]) if name == "neuronx" else NO_BUCKETS,
         neuronx=NeuronxOptions(cache=folder / "cache"),
     )
     bundle = compile_bundle(compile_request, lambda line: None)

@@ -106,6 +106,7 @@ def test_a_decoder_whose_tokens_in_slots_differ_is_refused(
         _compile(save_decoder("llama", tmp_path / "source"), tmp_path / "repository", **for_neuron(tmp_path, "2x96"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "dtype"),
     [("openvino", "bfloat16"), ("openvino", "int8-weights"), ("torch", "bfloat16"), ("neuronx", "bfloat16")],

@@ -25,6 +25,8 @@ from tests.architectures import TEXT_ARCHITECTURES, make_source
 from tests.models import save
 from tests.trained_tokenizers import byte_level_bpe, unigram, word_piece
 
+pytestmark = pytest.mark.sampled
+
 _TEXTS = ["the quick brown fox", "a", "numbers and characters of a class, " * 4]
 # Sums of float32 in another order; the vectors' numbers are up to 3.
 _TOLERANCE = 6e-6

@@ -51,6 +51,7 @@ def test_demo_compiles_where_an_interrupted_compilation_left_its_files(tmp_path:
     assert is_compiled(tmp_path, "minilm")
 
 
+@pytest.mark.long
 def test_demo_shows_similar_pairs_and_the_latency_split(demo: "subprocess.Popen[str]") -> None:
     output, _ = demo.communicate(timeout=120)
 

@@ -82,6 +82,7 @@ async def test_texts_equal_those_of_generate(
     compared.check(at_least=100 if sample.is_whole else len(cases))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 async def test_texts_of_pytorch_equal_those_of_generate(
     family: str, sample: Sample, comparison: Callable[[str, str], Comparison], tmp_path: Path
@@ -94,6 +95,7 @@ async def test_texts_of_pytorch_equal_those_of_generate(
     compared.check(at_least=100 if sample.is_whole else len(cases))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 async def test_texts_of_neuron_slots_equal_those_of_generate(
     family: str,
