@@ -62,6 +62,7 @@ class Devices:
             max_sequences=self._limits.max_batch_size,
             step_tokens=self._settings.step_tokens,
             max_queue_sequences=self._limits.max_queue_sequences,
+            max_prompt_wait_s=self._settings.max_prompt_wait_s,
             step_limit_s=self._settings.batch_limit_s,
         )
         self.start(generator.work())

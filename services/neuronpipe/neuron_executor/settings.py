@@ -73,12 +73,19 @@ class EngineSettings(CoreSettings):
         description="load a model when the first request for it comes, and unload those that were used longest ago "
         "where max_model_memory_bytes is reached",
     )
+    max_prompt_wait_s: float = Field(
+        0.0,
+        ge=0,
+        le=600,
+        description="seconds that a prompt may wait for its first step, by forecast; more prompts are refused, so that "
+        "those that are taken have their first token in time; 0: no limit",
+    )
     step_tokens: int = Field(
         256,
         ge=1,
         le=65536,
-        description="tokens that a model that generates computes in a step; a longer prompt takes several, so that "
-        "others wait less for their next token",
+        description="most tokens that a model that generates computes in a step; a longer prompt takes several, and "
+        "more where others wait for their next token",
     )
     batch_limit_s: float = Field(
         60.0,

@@ -56,9 +56,13 @@ class Generator:
         max_sequences: int,
         step_tokens: int,
         max_queue_sequences: int,
+        max_prompt_wait_s: float,
         step_limit_s: float,
     ) -> None:
-        """`step_limit_s`: a step that takes longer counts as hung; see `work`."""
+        """`max_prompt_wait_s`: a prompt that would wait longer for its first step is refused; 0: no limit.
+
+        `step_limit_s`: a step that takes longer counts as hung; see `work`.
+        """
         self.spec = spec
         self.planner = Planner(BlockPool(model.blocks, model.block_tokens), max_sequences, step_tokens)
         self._model = model
@@ -66,6 +70,7 @@ class Generator:
         self._tracer = telemetry.tracer
         self._observer = observer
         self._max_queue_sequences = max_queue_sequences
+        self._max_prompt_wait_s = max_prompt_wait_s or float("inf")
         facts = GenerationFacts.of(spec)
         self._end_token_ids = frozenset(facts.end_token_ids)
         self._start_ids = list(facts.decoder_start_token_ids)
@@ -217,6 +222,14 @@ class Generator:
         if waiting >= most:
             retry_after_s = max(_MIN_RETRY_AFTER_S, waiting / max(1, len(self.planner.running)))
             raise Overloaded(f"{waiting} prompts wait for {self.spec.name!r}, the limit is {most}", retry_after_s)
+        wait_s = self.planner.wait_s(sequence)
+        if wait_s > self._max_prompt_wait_s:
+            raise Overloaded(
+                f"a prompt would wait {wait_s:.2g} s for its first step, the limit is {self._max_prompt_wait_s:g} s",
+                max(_MIN_RETRY_AFTER_S, wait_s - self._max_prompt_wait_s),
+            )
+        if time.monotonic() + wait_s > sequence.deadline_s:
+            raise DeadlineExceeded(f"the first step would begin in {wait_s:.2g} s, after the deadline")
 
     def _sweep(self) -> None:
         """Takes out the sequences whose callers left, or whose deadlines have passed."""
@@ -265,6 +278,7 @@ class Generator:
         """Gives each sequence of a step its token, and ends those that are complete."""
         now_ns = time.monotonic_ns()
         self._observer.step(planned, began_ns, now_ns)
+        self._note_pace(planned, now_ns - began_ns)
         found = iter(chosen)
         for sequence, runs in planned.items():
             self.planner.finish(sequence, len(runs[0].token_ids))
@@ -284,7 +298,15 @@ class Generator:
                 sequence.report(NewTokens((next_,), sequence.figures, sequence.logprobs))
             if reason:
                 self.planner.end(sequence)
+                self.planner.pace.note_text((now_ns - sequence.started_ns) / 1e9)
                 sequence.future.set_result(reason)
+
+    def _note_pace(self, planned: Mapping[Sequence, list[Run]], took_ns: int) -> None:
+        """Of a step that read sources, nothing: these are computed as a whole, whatever they take."""
+        if not any(sequence.unread for sequence in planned):
+            prompts = [runs for sequence, runs in planned.items() if sequence.left > 1]
+            read_tokens = sum(len(run.token_ids) for runs in prompts for run in runs)
+            self.planner.pace.note_step(read_tokens, len(planned) - len(prompts), took_ns / 1e9)
 
     def _go_on(self, sequence: Sequence, next_: int | list[Step]) -> int:
         """Adds the next token, to all texts of a search. Returns why the text ends there, or 0."""

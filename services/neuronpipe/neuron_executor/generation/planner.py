@@ -1,7 +1,8 @@
 """Plans the steps: which tokens of which sequences are computed next, and in which blocks.
 
 Sequences join and leave at every step. Those that are being answered get their next token in every step; what is left
-of the step's token budget goes to prompts, the oldest first, in parts. If blocks run out, the youngest sequence gives
+of the step's token budget goes to prompts, the oldest first, in parts, but only so much that the others wait little
+longer than without. If blocks run out, the youngest sequence gives
 its own back and is computed again later; interactive ones count as older than bulk. The oldest always advances, because
 no sequence is let in that the whole cache could not hold. Knows no model and no transport.
 """
@@ -18,6 +19,7 @@ from neuronpipe.core.items import GenerationFigures, Report, TokenLogprobs
 from neuronpipe.core.tracing import Link, SpanContext
 from neuronpipe.neuron_executor.generation.beams import BeamSearch, Step
 from neuronpipe.neuron_executor.generation.blocks import BlockPool, block_digests
+from neuronpipe.neuron_executor.generation.pace import Pace
 from neuronpipe.neuron_executor.generation.sampling import TokenChooser
 from neuronpipe.runtimes.decoder import Run
 
@@ -138,6 +140,9 @@ class Planner:
         self._pool = pool
         self._max_sequences = max_sequences
         self._step_tokens = max(step_tokens, max_sequences)
+        self.pace = Pace()
+        # How many texts run side by side while others wait: fewer where they need the whole cache.
+        self._places = max_sequences
         self._copies: list[tuple[int, int]] = []
         # Both by rank.
         self.waiting: list[Sequence] = []
@@ -178,14 +183,15 @@ class Planner:
     def plan(self) -> dict[Sequence, list[Run]]:
         """The next step; nothing if there is no sequence."""
         planned: dict[Sequence, int] = {}
-        room, is_reading = self._step_tokens, False
+        most, is_reading = self._most_tokens(), False
+        room, self._places = most, self._max_sequences
         # Those with one token left first: each of them costs one token of the budget, and somebody reads along.
         for sequence in sorted(self.running, key=lambda one: (one.left > 1, one.rank)):
             # A search alone may be wider than the step.
             count = min(sequence.left, room // len(sequence.rows) if planned else max(1, room // len(sequence.rows)))
             if count and sequence in self.running and self._hold(sequence, count, planned):
                 planned[sequence] = count
-            room = self._step_tokens - sum(count * len(one.rows) for one, count in planned.items())
+            room = most - sum(count * len(one.rows) for one, count in planned.items())
         while self.waiting and self._has_room_for(self.waiting[0]):
             sequence = self.waiting[0]
             if planned and room < len(sequence.rows):
@@ -198,6 +204,7 @@ class Planner:
                 break
             if self._missing(sequence, count) > self._pool.free:
                 self._give_back(sequence)
+                self._places = max(1, self._rows)
                 break
             del self.waiting[0]
             self._take(sequence, count)
@@ -206,6 +213,11 @@ class Planner:
             room -= count * len(sequence.rows) + sequence.unread
             is_reading = is_reading or sequence.unread > 0
         return {one: self._runs(one, count) for one, count in planned.items()}
+
+    def wait_s(self, sequence: Sequence) -> float:
+        """The forecast of how long a new sequence waits for its first step."""
+        ahead = sum(one.most_rows for one in self.waiting if one.rank < sequence.rank)
+        return self.pace.wait_s(self._rows + ahead + sequence.most_rows, self._places)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """The blocks that are to be copied before the planned step, each from the first to the second."""
@@ -277,9 +289,19 @@ class Planner:
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._pool.block_tokens)
 
+    @property
+    def _rows(self) -> int:
+        return sum(one.most_rows for one in self.running)
+
+    def _most_tokens(self) -> int:
+        """The most tokens of the next step: of prompts only so many that the other texts wait little."""
+        answered = [one for one in self.running if one.left == 1]
+        rows = sum(len(one.rows) for one in answered)
+        prompts = min(len(self.running) + len(self.waiting) - len(answered), self._max_sequences - rows)
+        return int(min(self._step_tokens, rows + self.pace.most_read_tokens(prompts, len(answered))))
+
     def _has_room_for(self, sequence: Sequence) -> bool:
-        rows = sum(one.most_rows for one in self.running)
-        return not rows or rows + sequence.most_rows <= self._max_sequences
+        return not self._rows or self._rows + sequence.most_rows <= self._max_sequences
 
     def _missing(self, sequence: Sequence, count: int) -> int:
         of_source = self._blocks(len(sequence.source_ids)) - len(sequence.source_blocks)

@@ -40,6 +40,7 @@ async def _generator(decoder: WrittenDecoder, max_sequences: int = 8) -> AsyncIt
         max_sequences=max_sequences,
         step_tokens=8,
         max_queue_sequences=64,
+        max_prompt_wait_s=0,
         step_limit_s=60,
     )
     async with run_beside(generator.work()):

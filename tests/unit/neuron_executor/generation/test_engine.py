@@ -34,9 +34,9 @@ _UNUSED = next(token_id for token_id in range(VOCABULARY) if token_id not in (1,
 
 
 @asynccontextmanager
-async def _generator(decoder: WrittenDecoder, step_limit_s: float = 60, **settings: int) -> AsyncIterator[Generator]:
+async def _generator(decoder: WrittenDecoder, step_limit_s: float = 60, **settings: float) -> AsyncIterator[Generator]:
     telemetry = Telemetry()
-    limits = {"max_sequences": 4, "step_tokens": 8, "max_queue_sequences": 64} | settings
+    limits = {"max_sequences": 4, "step_tokens": 8, "max_queue_sequences": 64, "max_prompt_wait_s": 0} | settings
     observer = GenerationObserver(telemetry, _SPEC, "written")
     generator = Generator(decoder, _SPEC, telemetry, observer, step_limit_s=step_limit_s, **limits)
     async with run_beside(generator.work()):
@@ -205,6 +205,31 @@ async def test_a_full_queue_refuses_with_a_delay() -> None:
             await asyncio.gather(*(generator.generate(_item([1], 8)) for _ in range(9)))
         assert refused.value.retry_after_s > 0
         await asyncio.gather(*waiting)
+
+
+async def test_prompts_that_would_wait_too_long_are_refused_with_a_delay() -> None:
+    decoder = WrittenDecoder(32)
+    async with _generator(decoder, max_prompt_wait_s=3, max_sequences=1) as generator:
+        generator.planner.pace.note_text(2.0)
+        # The first has the only place; each of those that wait takes another two seconds.
+        taken = [asyncio.create_task(generator.generate(_item([number], 8))) for number in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="a prompt would wait 4 s for its first step, the limit is 3 s") as refused:
+            await generator.generate(_item([3], 8))
+        assert refused.value.retry_after_s == pytest.approx(1)
+        assert [_tokens(text) for text in await asyncio.gather(*taken)] == [greedy([number], 8) for number in range(2)]
+        assert _tokens(await generator.generate(_item([3], 8))) == greedy([3], 8)
+
+
+async def test_a_prompt_whose_first_step_would_come_too_late_is_refused_at_once() -> None:
+    decoder = WrittenDecoder(32)
+    async with _generator(decoder, max_sequences=1) as generator:
+        generator.planner.pace.note_text(2.0)
+        first = asyncio.create_task(generator.generate(_item([1], 8)))
+        await asyncio.sleep(0)
+        with pytest.raises(DeadlineExceeded, match="the first step would begin in 2 s, after the deadline"):
+            await generator.generate(_item([2], 8, call=Call(deadline_s=time.monotonic() + 1)))
+        assert _tokens(await first) == greedy([1], 8)
 
 
 async def test_interactive_prompts_go_before_bulk_ones() -> None:
