@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
+from demo.processes import four_processes
 from neuronpipe.client import Client
 from neuronpipe.load.figures import Distribution, GenerationResult, LoadResult
 from neuronpipe.load.generation import GenerationLoad
@@ -30,7 +31,7 @@ from tests.bench.generation_peers import EXPECTED_FILE, GenerationPeer, running_
 from tests.bench.measurements import Measurement
 from tests.bench.peers.environments import CACHE, ROOT
 from tests.bench.peers.generating import BEAMS
-from tests.bench.systems import FOUR, serving_four
+from tests.bench.systems import FOUR, NO_CACHE
 
 SECTION = "generation"
 TRANSFORMERS, ENGINE = "transformers", "engine alone"
@@ -47,6 +48,9 @@ _LONG_EVERY_S = 2.0
 # The queue has to fill, and long prompts have to come, before these say anything.
 _LONG_TURN = 4
 _WARM_UP_S = 1.0
+# Prompts that are taken shall have their first token within its limit.
+MAX_PROMPT_WAIT_S = 0.4
+_STAGE_OPTIONS = {"tokenizer": NO_CACHE, "neuron-executor": ("--max-prompt-wait-s", f"{MAX_PROMPT_WAIT_S:g}")}
 _TRIES = 5
 
 Others: TypeAlias = Mapping[str, Alone | GenerationPeer]
@@ -63,7 +67,8 @@ def measure_generation(rounds: int, seconds: float, unavailable: dict[str, str])
     """
     folder = _find_models()
     with ExitStack() as stack:
-        target = stack.enter_context(serving_four(folder / "repository")).target
+        processes = stack.enter_context(four_processes(folder / "repository", stage_options=_STAGE_OPTIONS))
+        target = processes["gateway"].target
         transformers = stack.enter_context(running_alone(serve_transformers, folder))
         engine = stack.enter_context(running_alone(serve_engine, folder))
         beside: dict[str, dict[str, Alone | GenerationPeer]] = {

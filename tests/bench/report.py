@@ -309,7 +309,8 @@ def _generation(found: Measurements) -> Iterator[str]:
     yield (
         f"Overload: an open loop at {generation.FACTOR:g} times what {callers} callers get. Goodput counts texts with "
         f"the first token within {generation.FIRST_TOKEN_LIMIT_MS:g} ms and {generation.TOKEN_LIMIT_MS:g} ms a token; "
-        "the deadline of each is what these allow for the whole text."
+        "the deadline of each is what these allow for the whole text. The executor refuses prompts that would wait "
+        f"{generation.MAX_PROMPT_WAIT_S:g} s for their first step (`--max-prompt-wait-s`)."
     )
     yield ""
     values = (figure("capacity_per_s"), figure("offered_per_s"), throughput, figure("goodput_of_capacity", 100))

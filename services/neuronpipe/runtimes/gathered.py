@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from neuronpipe.runtimes.decoder import BLOCK_TOKENS, Run, Scores
+from neuronpipe.runtimes.decoder import BLOCK_TOKENS, PART_TOKENS, Run, Scores
 
 
 class GatheringGraph(Protocol):
@@ -38,6 +38,7 @@ class GatheredModel:
     """See DecoderModel."""
 
     block_tokens = BLOCK_TOKENS
+    part_tokens = PART_TOKENS
 
     def __init__(self, graph: GatheringGraph) -> None:
         self.blocks = int(graph.cache.shape[1])

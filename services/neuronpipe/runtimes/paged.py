@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.runtimes.decoder import BLOCK_TOKENS, ENCODER, TOP_TOKENS, Run, Scores, block_count
+from neuronpipe.runtimes.decoder import BLOCK_TOKENS, ENCODER, PART_TOKENS, TOP_TOKENS, Run, Scores, block_count
 from neuronpipe.runtimes.openvino import engine, has_bfloat16, openvino, opset13, paged_attention_transformation
 
 # The inputs that say where the keys and values of runs are.
@@ -23,6 +23,7 @@ class PagedModel:
     """See DecoderModel."""
 
     block_tokens = BLOCK_TOKENS
+    part_tokens = PART_TOKENS
 
     def __init__(self, model_file: Path, properties: Mapping[str, str], max_tokens: int, max_bytes: int) -> None:
         """Allocates blocks for `max_tokens` tokens, or as many as fit into `max_bytes`.

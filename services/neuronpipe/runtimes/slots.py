@@ -55,8 +55,8 @@ class SlotModel:
     def __init__(self, graph: SlotGraph, slots: int, slot_tokens: int, chunk_tokens: int) -> None:
         self.blocks = slots
         self.block_tokens = slot_tokens
+        self.part_tokens = chunk_tokens
         self._graph = graph
-        self._chunk_tokens = chunk_tokens
         self._copied = np.arange(slots, dtype=np.int64)
 
     def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
@@ -78,7 +78,7 @@ class SlotModel:
         read = {run.blocks[0]: (run.source_blocks[0], run.source_tokens) for run in runs if run.source_tokens}
         found: dict[int, tuple[Scores, int]] = {}
         for number, (slot, first, part) in enumerate(self._parts(runs)):
-            token_ids = np.zeros((1, slots + self._chunk_tokens), np.int64)
+            token_ids = np.zeros((1, slots + self.part_tokens), np.int64)
             past = np.full(slots, -1, np.int64)
             if number == 0:
                 for of_run, run in singles.items():
@@ -104,7 +104,7 @@ class SlotModel:
         """The slot, the tokens before, and the tokens of each part of a prompt; an empty one where there is none."""
         longer = [run for run in runs if len(run.token_ids) > 1]
         for run in longer:
-            for first in range(0, len(run.token_ids), self._chunk_tokens):
-                yield run.blocks[0], run.past + first, run.token_ids[first : first + self._chunk_tokens]
+            for first in range(0, len(run.token_ids), self.part_tokens):
+                yield run.blocks[0], run.past + first, run.token_ids[first : first + self.part_tokens]
         if not longer:
             yield 0, 0, ()

@@ -29,6 +29,7 @@ from neuronpipe.neuron_executor.cores import CoresLost
 from neuronpipe.neuron_executor.generation.beams import BeamSearch, Step
 from neuronpipe.neuron_executor.generation.blocks import BlockPool
 from neuronpipe.neuron_executor.generation.observer import GenerationObserver
+from neuronpipe.neuron_executor.generation.pace import Pace
 from neuronpipe.neuron_executor.generation.planner import Planner, Row, Sequence
 from neuronpipe.neuron_executor.generation.sampling import NotFinite, TokenChooser, token_logprobs
 from neuronpipe.runtimes.cpus import ComputeThread
@@ -64,7 +65,8 @@ class Generator:
         `step_limit_s`: a step that takes longer counts as hung; see `work`.
         """
         self.spec = spec
-        self.planner = Planner(BlockPool(model.blocks, model.block_tokens), max_sequences, step_tokens)
+        pool = BlockPool(model.blocks, model.block_tokens)
+        self.planner = Planner(pool, Pace(model.part_tokens), max_sequences, step_tokens)
         self._model = model
         self._kind = input_kind(spec)
         self._tracer = telemetry.tracer

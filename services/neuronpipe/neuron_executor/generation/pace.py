@@ -1,17 +1,16 @@
 """What the steps of a model and its texts took: how much of a prompt a step may have, and how long new prompts wait."""
 
 # A step beside texts that are being answered takes this many times the time of one without a prompt.
-_LONGER = 3
-# The least of a prompt in a step, in tokens, so that it is read in the end.
-_LEAST_TOKENS = 16
+_LONGER = 2
 # The weight of what is new in each mean.
 _NEW = 0.2
 
 
 class Pace:
-    """Means of what one model measured lately."""
+    """Means of what one model measured lately. `part_tokens`: the least of a prompt in a step, so that it is read."""
 
-    def __init__(self) -> None:
+    def __init__(self, part_tokens: int) -> None:
+        self._part_tokens = part_tokens
         self._answering_s = 0.0
         self._reading_s = self._read_tokens = 0.0
         self._text_s = 0.0
@@ -30,15 +29,12 @@ class Pace:
         """A text was complete so long after its first step began."""
         self._text_s = _mean(self._text_s, took_s)
 
-    def most_read_tokens(self, prompts: int, answered: int) -> float:
-        """The tokens of prompts that a step may have beside texts that are being answered.
-
-        Where more prompts wait than texts are being answered, they get accordingly more.
-        """
-        if not answered or not self._reading_s or not self._answering_s:
+    def most_read_tokens(self) -> float:
+        """The tokens of prompts that a step may have beside texts that are being answered."""
+        if not self._reading_s or not self._answering_s:
             return float("inf")
-        room_s = (_LONGER - 1) * self._answering_s * max(1.0, prompts / answered)
-        return max(_LEAST_TOKENS, room_s * self._read_tokens / self._reading_s)
+        room_s = (_LONGER - 1) * self._answering_s
+        return max(self._part_tokens, room_s * self._read_tokens / self._reading_s)
 
     def wait_s(self, texts: int, places: int) -> float:
         """How long the last of these texts waits for its first step, if so many run side by side."""

@@ -135,12 +135,12 @@ class Sequence:
 class Planner:
     """The sequences of one model, and their blocks."""
 
-    def __init__(self, pool: BlockPool, max_sequences: int, step_tokens: int) -> None:
+    def __init__(self, pool: BlockPool, pace: Pace, max_sequences: int, step_tokens: int) -> None:
         """`max_sequences`: in one step. `step_tokens`: at most so many, but one for each sequence in any case."""
         self._pool = pool
         self._max_sequences = max_sequences
         self._step_tokens = max(step_tokens, max_sequences)
-        self.pace = Pace()
+        self.pace = pace
         # How many texts run side by side while others wait: fewer where they need the whole cache.
         self._places = max_sequences
         self._copies: list[tuple[int, int]] = []
@@ -295,10 +295,8 @@ class Planner:
 
     def _most_tokens(self) -> int:
         """The most tokens of the next step: of prompts only so many that the other texts wait little."""
-        answered = [one for one in self.running if one.left == 1]
-        rows = sum(len(one.rows) for one in answered)
-        prompts = min(len(self.running) + len(self.waiting) - len(answered), self._max_sequences - rows)
-        return int(min(self._step_tokens, rows + self.pace.most_read_tokens(prompts, len(answered))))
+        answered = sum(len(one.rows) for one in self.running if one.left == 1)
+        return int(min(self._step_tokens, answered + self.pace.most_read_tokens())) if answered else self._step_tokens
 
     def _has_room_for(self, sequence: Sequence) -> bool:
         return not self._rows or self._rows + sequence.most_rows <= self._max_sequences

@@ -34,9 +34,14 @@ _UNUSED = next(token_id for token_id in range(VOCABULARY) if token_id not in (1,
 
 
 @asynccontextmanager
-async def _generator(decoder: WrittenDecoder, step_limit_s: float = 60, **settings: float) -> AsyncIterator[Generator]:
+async def _generator(decoder: WrittenDecoder, step_limit_s: float = 60, **settings: Any) -> AsyncIterator[Generator]:
     telemetry = Telemetry()
-    limits = {"max_sequences": 4, "step_tokens": 8, "max_queue_sequences": 64, "max_prompt_wait_s": 0} | settings
+    limits: dict[str, Any] = {
+        "max_sequences": 4,
+        "step_tokens": 8,
+        "max_queue_sequences": 64,
+        "max_prompt_wait_s": 0,
+    } | settings
     observer = GenerationObserver(telemetry, _SPEC, "written")
     generator = Generator(decoder, _SPEC, telemetry, observer, step_limit_s=step_limit_s, **limits)
     async with run_beside(generator.work()):
@@ -117,6 +122,26 @@ async def test_a_long_prompt_is_computed_in_parts_beside_others() -> None:
     assert max(sum(len(run.token_ids) for run in step) for step in decoder.steps) <= 8
     parts = [step for step in decoder.steps if any(len(run.token_ids) > 1 for run in step)]
     assert all(len(step) >= 2 for step in parts[1:]), "a part of the prompt ran alone while others were answered"
+
+
+async def test_a_long_prompt_takes_smaller_parts_beside_others_than_alone() -> None:
+    decoder, long = WrittenDecoder(64), [1] * 50
+    async with _generator(decoder, step_tokens=64) as generator:
+        generator.planner.pace.note_step(0, 1, 0.016)
+        generator.planner.pace.note_step(64, 0, 0.064)  # so a step may have 16 tokens of a prompt
+        generator.planner.pace.note_step = lambda *_: None  # type: ignore[method-assign]
+        await generator.generate(_item(long, 1))
+        alone = [len(run.token_ids) for step in decoder.steps for run in step]
+        decoder.steps.clear()
+        begun = asyncio.Event()
+        beside = asyncio.create_task(generator.generate(_item([2], 40, report=lambda _: begun.set())))
+        await begun.wait()
+        assert _tokens(await generator.generate(_item([3] * 50, 1))) == greedy([3] * 50, 1)
+        assert _tokens(await beside) == greedy([2], 40)
+    assert alone == [50]
+    parts = [max(len(run.token_ids) for run in step) for step in decoder.steps if len(step) == 2]
+    assert max(parts) <= 16
+    assert sum(parts) >= 50
 
 
 async def test_a_cancelled_text_gives_its_blocks_back_by_the_next_step() -> None:

@@ -20,6 +20,7 @@ class WrittenDecoder:
     """See DecoderModel."""
 
     block_tokens = 4
+    part_tokens = 16
 
     def __init__(self, blocks: int, failing_token_id: int = -1, nan_token_id: int = -1) -> None:
         self.blocks = blocks
