@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.decoders import save_decoder
+from tests.encoder_decoders import save_encoder_decoder
+
 pytestmark = pytest.mark.long
 
 _COLUMNS = (
@@ -17,8 +20,10 @@ _COLUMNS = (
 )
 
 
-def _run(*arguments: object, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "neuronpipe", "accept", *map(str, arguments), "--task", "text-classification"]
+def _run(
+    *arguments: object, task: str = "text-classification", environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "neuronpipe", "accept", *map(str, arguments), "--task", task]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})}
     )
@@ -114,6 +119,48 @@ def test_on_neuron_every_model_has_all_cores_and_what_the_sdk_says_is_captured(
     kinds = [event for _, event in events]
     assert kinds.index("load") > len(kinds) - 1 - kinds[::-1].index("compile")
     assert len(dict.fromkeys(pid for pid, event in events if event == "load")) == 2
+
+
+@pytest.mark.parametrize(
+    ("backend", "family", "bucket", "most"),
+    [
+        ("openvino", "llama", "4x48", 4),
+        ("torch", "gpt2", "4x48", 4),
+        ("neuronx", "llama", "4x48", 4),
+        # One slot has the source.
+        ("neuronx", "bart", "6x48", 5),
+    ],
+)
+def test_a_model_that_generates_is_measured_alone_and_with_as_many_texts_as_fit(
+    backend: str, family: str, bucket: str, most: int, machine: dict[str, str], tmp_path: Path
+) -> None:
+    save = save_decoder if family in ("llama", "gpt2") else save_encoder_decoder
+    task = "text-generation" if save is save_decoder else "summarization"
+    source, out = save(family, tmp_path / family), tmp_path / "report"
+    options = ("--backend", backend, "--bucket", bucket, "--seconds", "0.3", "--cores", "1", "--price-per-hour", "2")
+    run = _run(source, "--out", out, *options, task=task, environment=machine)
+    assert run.returncode == 0, run.stderr
+    (model,), text = json.loads((out / "report.json").read_text())["models"], (out / "report.md").read_text()
+    assert model["errors"] == {}
+    assert [(one["shape"], one["in_flight"]) for one in model["figures"]] == [(bucket, 1), (bucket, most)]
+    for figures in model["figures"]:
+        assert 0 < figures["p50_ms"] <= figures["p99_ms"]
+        # A step is a token of each text.
+        assert figures["throughput_per_s"] > 0.5 * figures["in_flight"] * 1000 / figures["p99_ms"]
+        assert figures["prompt_tokens_per_s"] > 0
+    parity = model["parity"]
+    assert (parity["texts"], parity["cores"], parity["agreement"]) == (6, 1, 1.0)
+    assert 0 < parity["largest_difference"] <= 1e-4 * parity["largest_output"]
+    assert f"- prompts at {bucket}, {most} in flight: " in text
+
+
+def test_a_text_longer_than_the_model_is_in_the_report(tmp_path: Path) -> None:
+    source, out = save_decoder("gpt2", tmp_path / "gpt2"), tmp_path / "report"
+    options = ("--backend", "torch", "--bucket", "1x100000", "--bucket", "1x16", "--seconds", "0.1")
+    assert _run(source, "--out", out, *options, task="text-generation").returncode == 0
+    (model,) = json.loads((out / "report.json").read_text())["models"]
+    assert "100000 tokens, the model takes " in model["errors"]["1x100000"]
+    assert [one["shape"] for one in model["figures"]] == ["1x16"]
 
 
 def test_a_model_that_fails_is_in_the_report_and_the_next_one_is_measured(

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from neuronpipe.acceptance import generation
 from neuronpipe.acceptance.handover import (
     FOUND_FILE,
     REQUEST_FILE,
@@ -25,15 +26,20 @@ from neuronpipe.acceptance.handover import (
     write_arrays,
 )
 from neuronpipe.bundles.buckets import Bucket, parse_bucket
-from neuronpipe.bundles.repository import read_bundle
+from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.neuron_executor.backends import ONE_IN_FLIGHT, load_backend
+from neuronpipe.neuron_executor.backends import ONE_IN_FLIGHT, load_backend, load_decoder
 from neuronpipe.neuron_executor.backends.base import Backend, BackendError, BackendRequest, compute
-from neuronpipe.neuron_executor.neuron_monitor import running_monitor
+from neuronpipe.neuron_executor.neuron_monitor import NeuronMonitor, running_monitor
+from neuronpipe.runtimes.decoder import DecoderModel
+from neuronpipe.runtimes.given_texts import GivenText
+from neuronpipe.tasks import TASKS
 
 _IN_FLIGHT = (1, 2)
 _WARM_UP_RUNS = 10
+# The most for the key-value cache of a model that generates.
+_CACHE_BYTES = 1 << 33
 
 
 class _Findings:
@@ -59,9 +65,13 @@ class _Findings:
 def measure(folder: Path) -> None:
     """Loads, compares and measures as the folder requests. Errors are provoked last."""
     request, found = MeasureRequest(**json.loads((folder / REQUEST_FILE).read_text())), _Findings(folder / FOUND_FILE)
+    bundle = read_bundle(Path(request.bundle))
+    if TASKS[bundle.spec.task].generates:
+        asyncio.run(_measure_generation(bundle, request, found, folder))
+        return
     loaded = list[tuple[Backend, ModelSpec]]()
     with found.step("load"):
-        loaded.append(_load(request, found))
+        loaded.append(_load(bundle, request, found))
     for backend, spec in loaded:
         try:
             asyncio.run(_measure(backend, spec, request, found, folder))
@@ -69,12 +79,19 @@ def measure(folder: Path) -> None:
             backend.close()
 
 
-def _load(request: MeasureRequest, found: _Findings) -> tuple[Backend, ModelSpec]:
-    bundle = read_bundle(Path(request.bundle))
-    artifact = bundle.artifact(request.backend)
+def _load(bundle: Bundle, request: MeasureRequest, found: _Findings) -> tuple[Backend, ModelSpec]:
     began_s = time.monotonic()
+    with _backend_request(bundle, request) as load:
+        backend = load_backend(request.backend, load)
+    found.values |= {"load_s": round(time.monotonic() - began_s, 1), "cores": backend.cores}
+    return backend, bundle.spec
+
+
+@contextlib.contextmanager
+def _backend_request(bundle: Bundle, request: MeasureRequest) -> Iterator[BackendRequest]:
+    artifact = bundle.artifact(request.backend)
     with bundle.artifact_files(artifact) as files:
-        load = BackendRequest(
+        yield BackendRequest(
             bundle.spec,
             files,
             artifact.properties,
@@ -84,9 +101,34 @@ def _load(request: MeasureRequest, found: _Findings) -> tuple[Backend, ModelSpec
             buckets=artifact.buckets,
             versions=artifact.versions,
         )
-        backend = load_backend(request.backend, load)
-    found.values |= {"load_s": round(time.monotonic() - began_s, 1), "cores": backend.cores}
-    return backend, bundle.spec
+
+
+async def _measure_generation(bundle: Bundle, request: MeasureRequest, found: _Findings, folder: Path) -> None:
+    texts = [_given_text(read_arrays(folder / f"in-{number}.npz")) for number in range(request.batches)]
+    shapes, loaded = list(map(parse_bucket, request.shapes)), list[DecoderModel]()
+    with found.step("load"):
+        began_s = time.monotonic()
+        # A source has as much room as a text.
+        tokens = max(max(shape.batch + 1, len(texts)) * shape.tokens for shape in shapes)
+        with _backend_request(bundle, request) as load:
+            loaded.append(load_decoder(request.backend, load, max_tokens=tokens, max_bytes=_CACHE_BYTES))
+        found.values |= {"load_s": round(time.monotonic() - began_s, 1), "cores": 1, "figures": []}
+    async with running_monitor() as monitor:
+        for model in loaded:
+            with found.step("compare"):
+                found.values["parity"] = generation.parity(model, texts)
+            for shape in shapes:
+                with found.step(f"{shape}"):
+                    _check_length(shape, bundle.spec)
+                    source, vocabulary = texts[0].source, bundle.spec.vocabulary_size
+                    for count in generation.counts(model, shape, source):
+                        figures = generation.throughput(model, shape, count, source, vocabulary, request.seconds)
+                        found.values["figures"].append({"shape": str(shape), "in_flight": count, **figures})
+        _note_memory(monitor, found)
+
+
+def _given_text(arrays: Mapping[str, Any]) -> GivenText:
+    return GivenText(arrays["prompt"].tolist(), arrays["source"].tolist(), arrays["tokens"], arrays["logits"])
 
 
 async def _measure(backend: Backend, spec: ModelSpec, request: MeasureRequest, found: _Findings, folder: Path) -> None:
@@ -100,14 +142,10 @@ async def _measure(backend: Backend, spec: ModelSpec, request: MeasureRequest, f
         for shape in map(parse_bucket, request.shapes):
             for in_flight in [count for count in _IN_FLIGHT if count <= backend.in_flight]:
                 with found.step(f"{shape}, {in_flight} in flight"):
-                    if shape.tokens > spec.max_tokens:
-                        raise SetupError(f"{shape.tokens} tokens, the model takes {spec.token_limit}")
+                    _check_length(shape, spec)
                     figures = await _throughput(backend, _full_batch(shape, spec), in_flight, request.seconds)
                     found.values["figures"].append({"shape": str(shape), "in_flight": in_flight, **figures})
-        with found.step("memory"):
-            snapshot = monitor.snapshot if monitor else None
-            found.values["device_memory_bytes"] = snapshot.device_memory_bytes if snapshot else None
-            found.values["host_memory_bytes"] = _resident_bytes()
+        _note_memory(monitor, found)
     if not backend.buckets:
         return
     with found.step("provoke errors"):
@@ -120,6 +158,18 @@ async def _measure(backend: Backend, spec: ModelSpec, request: MeasureRequest, f
         texts: Callable[[], dict[str, str]] | None = getattr(backend, "error_texts", None)
         if texts:
             found.values["refusals"] |= await asyncio.to_thread(texts)
+
+
+def _check_length(shape: Bucket, spec: ModelSpec) -> None:
+    if shape.tokens > spec.max_tokens:
+        raise SetupError(f"{shape.tokens} tokens, the model takes {spec.token_limit}")
+
+
+def _note_memory(monitor: NeuronMonitor | None, found: _Findings) -> None:
+    with found.step("memory"):
+        snapshot = monitor.snapshot if monitor else None
+        found.values["device_memory_bytes"] = snapshot.device_memory_bytes if snapshot else None
+        found.values["host_memory_bytes"] = _resident_bytes()
 
 
 async def _compute(backend: Backend, core: int, batch: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:

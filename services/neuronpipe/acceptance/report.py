@@ -73,7 +73,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     yield (
         f"Full batches for {found['seconds']:g} s a row on all cores, without a pipeline around the model; latency "
-        "is that of a batch."
+        "is that of a batch. Of models that generate: new tokens a second of so many texts in flight, each of half the "
+        "shape's tokens after a prompt of the other half, on one core; latency is that of a step."
     )
     yield ""
     yield f"| {' | '.join(_COLUMNS)} |"
@@ -113,6 +114,10 @@ def _model(model: Mapping[str, Any]) -> Iterator[str]:
     yield from (
         f"- {words}: {model[key]} s" for key, words in (("compile_s", "compile"), ("load_s", "load")) if key in model
     )
+    for figures in model.get("figures", ()):
+        if "prompt_tokens_per_s" in figures:
+            rate = figures["prompt_tokens_per_s"]
+            yield f"- prompts at {figures['shape']}, {figures['in_flight']} in flight: {rate} tokens a second"
     memory = {"host memory": model.get("host_memory_bytes"), "device memory": model.get("device_memory_bytes")}
     yield from (f"- {name}: {value / 2**20:.0f} MiB" for name, value in memory.items() if value)
     yield from (f"- compiled with {name} {version}" for name, version in model.get("versions", {}).items())

@@ -122,11 +122,12 @@ def _compile(model: CompileRequest, one: dict[str, Any], report: Callable[[str],
 def _measure(made: Compiled, one: dict[str, Any], request: AcceptRequest, report: Callable[[str], None]) -> None:
     with tempfile.TemporaryDirectory(prefix="neuronpipe-accept-") as name:
         folder = Path(name)
-        for number, batch in enumerate(made.batches):
+        given = made.batches or [dataclasses.asdict(text) for text in made.texts]
+        for number, batch in enumerate(given):
             write_arrays(folder / f"in-{number}.npz", batch)
         shapes = list(map(str, request.shapes))
         asked = MeasureRequest(
-            str(made.bundle.folder), one["backend"], request.cores, shapes, request.seconds, len(made.batches)
+            str(made.bundle.folder), one["backend"], request.cores, shapes, request.seconds, len(given)
         )
         (folder / REQUEST_FILE).write_text(json.dumps(dataclasses.asdict(asked)))
         code, lines = _run(folder, request.environment, report)
@@ -136,10 +137,11 @@ def _measure(made: Compiled, one: dict[str, Any], request: AcceptRequest, report
         if code != 0:
             ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
             errors["measure"] = f"the process ended with {ended}: {' | '.join(lines)}"
-        if outputs := _outputs(folder, one.get("cores", 0), len(made.batches)):
+        outputs = _outputs(folder, one.get("cores", 0), len(made.batches))
+        if made.batches and outputs:
             one["parity"] = _parity(made, outputs)
-            if not np.isfinite(one["parity"]["largest_difference"]):
-                errors["parity"] = "some outputs are not numbers"
+        if not np.isfinite(one.get("parity", {}).get("largest_difference", 0.0)):
+            errors["parity"] = "some outputs are not numbers"
         for figures in one.get("figures", ()):
             if request.price_per_hour and not one["is_double"]:
                 figures["cost_per_million"] = round(

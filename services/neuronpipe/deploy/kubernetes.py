@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,10 @@ _SERVICES = ("gateway", "tokenizer", "neuron-executor", "postprocessor")
 _IMAGE_PREFIX = "neuronpipe"
 _API = "kustomize.config.k8s.io"
 _SECRET = "neuronpipe-callers"  # noqa: S105 (its name)
-_WAIT = "--timeout=30m"
+_WAIT_S = 1800
+_WAIT = f"--timeout={_WAIT_S}s"
+_POLL_S = 2.0
+_LOG_LINES = 10
 # The namespace's annotation with the name of the endpoint in it.
 _ENDPOINT = "neuronpipe/endpoint"
 
@@ -30,9 +34,11 @@ _ENDPOINT = "neuronpipe/endpoint"
 class KubernetesTarget:
     """Steps by kubectl. A model of the Hub is compiled in the cluster; a folder or bundle goes there in an image."""
 
-    def __init__(self, endpoint: Endpoint, *, out: Path | None = None, model_image: str = "") -> None:
+    def __init__(
+        self, endpoint: Endpoint, *, out: Path | None = None, model_image: str = "", api_key: str = ""
+    ) -> None:
         """`out`: where the manifests are written (default: neuronpipe-NAME). `model_image`: the image with the bundle,
-        which is pushed. Raises SetupError.
+        which is pushed. `api_key`: one of those in the secret, where that is there already. Raises SetupError.
         """
         if endpoint.backend not in _EXECUTORS:
             raise SetupError(f"backend {endpoint.backend!r}: must be one of {', '.join(_EXECUTORS)}")
@@ -47,7 +53,7 @@ class KubernetesTarget:
         self.name = endpoint.name
         self._out = out or Path(f"neuronpipe-{endpoint.name}")
         self._model_image = model_image
-        self._key = ""
+        self._key = api_key
 
     def deploying(self) -> Iterator[Step]:
         """Applies everything, and waits until gateways reach all stages. Raises SetupError."""
@@ -65,7 +71,7 @@ class KubernetesTarget:
             compiling = ("kubectl", "-n", NAMESPACE)
             yield command(*compiling, "delete", "job", "compile", "--ignore-not-found")
             yield command("kubectl", "apply", "-k", str(self._out / "compile"))
-            yield command(*compiling, "wait", "--for=condition=complete", _WAIT, "job/compile")
+            yield Step("wait until the job compile is complete", _wait_for_job)
         yield command("kubectl", "apply", "-k", str(self._out))
         yield command("kubectl", "-n", NAMESPACE, "rollout", "status", "deployment/gateway", _WAIT)
 
@@ -79,7 +85,7 @@ class KubernetesTarget:
 
     @property
     def api_key(self) -> str:
-        """The key that was made; empty where the secret was there."""
+        """The key that was made or, where the secret was there, given."""
         return self._key
 
     @contextmanager
@@ -207,6 +213,20 @@ def undeploying(name: str) -> Iterator[Step]:
     yield _look_for_another(name)
     yield command("kubectl", "delete", "namespace", NAMESPACE, "--ignore-not-found")
     yield command("kubectl", "delete", "priorityclass", "neuronpipe-serving", "--ignore-not-found")
+
+
+def _wait_for_job() -> None:
+    """Raises SetupError with the last lines that the job said where it failed."""
+    job = ["kubectl", "-n", NAMESPACE, "get", "job", "compile", "-o"]
+    ended = 'jsonpath={.status.conditions[?(@.status=="True")].type}'
+    gives_up_s = time.monotonic() + _WAIT_S
+    while "Complete" not in (conditions := run_program([*job, ended], {}).split()):
+        if "Failed" in conditions:
+            said = run_program(["kubectl", "-n", NAMESPACE, "logs", "job/compile", f"--tail={_LOG_LINES}"], {}).strip()
+            raise SetupError(f"the job compile failed: {said or 'it has no log; see kubectl describe job compile'}")
+        if time.monotonic() > gives_up_s:
+            raise SetupError(f"the job compile is not complete after {_WAIT_S} s; see kubectl describe job compile")
+        time.sleep(_POLL_S)
 
 
 def _look_for_another(name: str) -> Step:

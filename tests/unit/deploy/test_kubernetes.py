@@ -1,11 +1,13 @@
 """An endpoint on Kubernetes: the manifests keep every rule of deploy/, and kubectl, a script, is called in order."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.deploy import kubernetes
 from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig
 from neuronpipe.deploy.kubernetes import KubernetesTarget, undeploying
 from neuronpipe.deploy.steps import take
@@ -17,6 +19,7 @@ from tests.unit.bundles.written import write_bundle
 from tests.unit.deploy.programs import Programs
 
 _LOOK = "kubectl get namespace neuronpipe --ignore-not-found -o jsonpath={.metadata.annotations.neuronpipe/endpoint}"
+_COMPILED = {"get job compile": "SuccessCriteriaMet Complete"}
 _SERVERLESS = ServerlessConfig(memory_mb=4096, max_concurrency=10)
 
 
@@ -25,14 +28,14 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     kustomize()  # by the path as it is
     (tmp_path / "bin").mkdir()
     found = Programs(tmp_path / "bin", monkeypatch)
-    found.add("kubectl")
+    found.add("kubectl", **_COMPILED)
     found.add("docker")
     return found
 
 
-def _target(out: Path, *, model_image: str = "", **changes: Any) -> KubernetesTarget:
+def _target(out: Path, *, model_image: str = "", api_key: str = "", **changes: Any) -> KubernetesTarget:
     endpoint = Endpoint(**{"name": "m", "source": "hub/m", "task": "text_classification"} | changes)
-    return KubernetesTarget(endpoint, out=out, model_image=model_image)
+    return KubernetesTarget(endpoint, out=out, model_image=model_image, api_key=api_key)
 
 
 def _deployed(target: KubernetesTarget, *, is_dry: bool = False) -> list[str]:
@@ -123,20 +126,47 @@ def test_the_model_is_there_before_what_serves_it(programs: Programs, tmp_path: 
         "kubectl -n neuronpipe get secret neuronpipe-callers --ignore-not-found",
         "kubectl -n neuronpipe delete job compile --ignore-not-found",
         f"kubectl apply -k {out}/compile",
-        "kubectl -n neuronpipe wait --for=condition=complete --timeout=30m job/compile",
+        'kubectl -n neuronpipe get job compile -o jsonpath={.status.conditions[?(@.status=="True")].type}',
         f"kubectl apply -k {out}",
-        "kubectl -n neuronpipe rollout status deployment/gateway --timeout=30m",
+        "kubectl -n neuronpipe rollout status deployment/gateway --timeout=1800s",
     ]
     assert target.api_key
     assert f"NEURONPIPE_API_KEY={target.api_key} neuronpipe infer" in target.call()
 
 
 def test_a_secret_that_is_there_keeps_its_keys(programs: Programs, tmp_path: Path) -> None:
-    programs.add("kubectl", **{"get secret": "neuronpipe-callers Opaque 1 5d"})
-    target = _target(tmp_path / "out")
-    _deployed(target)
-    assert [call for call in programs.calls if " create secret " in call] == []
-    assert target.api_key == ""
+    programs.add("kubectl", **_COMPILED, **{"get secret": "neuronpipe-callers Opaque 1 5d"})
+    for given in ("", "a key of the secret"):
+        target = _target(tmp_path / "out", api_key=given)
+        _deployed(target)
+        assert [call for call in programs.calls if " create secret " in call] == []
+        assert target.api_key == given
+
+
+def test_a_broken_compilation_is_not_waited_for(programs: Programs, tmp_path: Path) -> None:
+    answers = {"get job compile": "FailureTarget Failed", "logs job/compile": "hub/m: is not a model of the Hub"}
+    programs.add("kubectl", **answers)
+    with pytest.raises(SetupError, match="the job compile failed: hub/m: is not a model of the Hub"):
+        _deployed(_target(tmp_path / "out"))
+    assert f"kubectl apply -k {tmp_path / 'out'}" not in programs.calls
+
+
+def test_a_compilation_is_waited_for(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs.add("kubectl")
+    polls: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        polls.append(seconds)
+        if len(polls) == 3:
+            programs.add("kubectl", **_COMPILED)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    _deployed(_target(tmp_path / "out"))
+    assert polls == [kubernetes._POLL_S] * 3
+    monkeypatch.setattr(kubernetes, "_WAIT_S", 0)
+    programs.add("kubectl")
+    with pytest.raises(SetupError, match="the job compile is not complete after 0 s; see kubectl describe"):
+        _deployed(_target(tmp_path / "out"))
 
 
 def test_a_bundle_goes_to_the_cluster_in_an_image(programs: Programs, tmp_path: Path) -> None:

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from neuronpipe.bundles.buckets import Bucket, BucketPlan
-from neuronpipe.bundles.compiler import accuracy, decoders, fake, neuronx, openvino, quantization, sensitivity
+from neuronpipe.bundles.compiler import (
+    accuracy,
+    decoder_accuracy,
+    decoders,
+    fake,
+    neuronx,
+    openvino,
+    quantization,
+    sensitivity,
+)
 from neuronpipe.bundles.compiler import torch as torch_
 from neuronpipe.bundles.compiler.accuracy import ArtifactCompiler
 from neuronpipe.bundles.compiler.adapters import merge_adapter
@@ -39,6 +48,7 @@ from neuronpipe.bundles.repository import (
 )
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
+from neuronpipe.runtimes.given_texts import GivenText
 from neuronpipe.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -87,11 +97,15 @@ class CompileRequest:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A bundle, and the batches of sample texts of its comparison, with the outputs of PyTorch float32."""
+    """A bundle, and the batches of sample texts of its comparison, with the outputs of PyTorch float32.
+
+    `texts`: in their place, of a model that generates.
+    """
 
     bundle: Bundle
     batches: Sequence[Batch]
     reference: Sequence[Outputs]
+    texts: Sequence[GivenText] = ()
 
 
 def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
@@ -150,7 +164,9 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
     if buckets:
         module = module.within(BucketPlan(buckets))
     if TASKS[request.task].generates:
-        return Compiled(_compile_decoder(request, source, module, buckets, version, step, report), (), ())
+        expected = decoder_accuracy.sample_texts(module)
+        bundle = _compile_decoder(request, source, module, expected, buckets, version, step, report)
+        return Compiled(bundle, (), (), expected)
     if request.dtype == "int8" and calibration is None:
         calibration = built_in_calibration(of_images=module.takes_images)
     compared = calibration.compared if calibration else ()
@@ -205,6 +221,7 @@ def _compile_decoder(
     request: CompileRequest,
     source: ModelSource,
     module: SourceModule,
+    texts: Sequence[GivenText],
     buckets: tuple[Bucket, ...],
     version: int,
     step: Report,
@@ -215,7 +232,9 @@ def _compile_decoder(
         spec = dataclasses.replace(module, inputs=("input_ids",)).spec(request.name, version, {})
         _write_tokenizer(folder, module.tokenizer, "", spec)
         conversion = accuracy.Conversion(module, source, {}, folder, request.dtype, buckets, request.neuronx)
-        artifact, measured = decoders.compile_decoder(request.backend, conversion, request.min_agreement, step, report)
+        artifact, measured = decoders.compile_decoder(
+            request.backend, conversion, texts, request.min_agreement, step, report
+        )
         report(accuracy.describe(measured, request.dtype, request.task))
         accuracy.check(measured, request.max_divergence, request.min_agreement)
         step("write the bundle")

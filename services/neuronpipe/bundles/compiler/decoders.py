@@ -7,7 +7,7 @@ model for which it is not gets a graph that gathers the cache itself (gathered.p
 
 import copy
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.decoder import GATHERED, MODEL, DecoderModel
 from neuronpipe.runtimes.decoders import load
+from neuronpipe.runtimes.given_texts import GivenText
 from neuronpipe.runtimes.openvino import openvino
 
 # Back end → the data types that it generates in.
@@ -87,18 +88,19 @@ class _Step(torch.nn.Module):
 def compile_decoder(
     backend: str,
     conversion: Conversion,
+    texts: Sequence[GivenText],
     min_agreement: float | None,
     step: Callable[[str], None],
     report: Callable[[str], None],
 ) -> tuple[Artifact, Accuracy]:
     """Writes the graphs into a bundle's folder, in the first form that chooses the tokens of `generate`.
 
-    `min_agreement`: see decoder_accuracy.py. `step` is told of the two steps, `report` of a form that is slower than
-    the other. Raises SetupError if no form does.
+    `texts`, `min_agreement`: see decoder_accuracy.py. `step` is told of the two steps, `report` of a form that is
+    slower than the other. Raises SetupError if no form does.
     """
     module, folder, dtype = conversion.module, conversion.folder, conversion.dtype
     if backend == "neuronx":
-        return _compile_slots(conversion, min_agreement, step)
+        return _compile_slots(conversion, texts, min_agreement, step)
     is_paged = backend == "openvino" and module.config.model_type not in WITH_SHARED_BIASES
     if dtype == "bfloat16" and module.config.is_encoder_decoder:
         is_paged = False  # a paged cache is then in bfloat16, which NumPy, by which sources are written, does not have
@@ -114,7 +116,7 @@ def compile_decoder(
                 artifact = quantization.compress(artifact, folder)
             if problem is None:
                 step("compare with generate on samples")
-            measured = compare(module, artifact, partial(_load, artifact, folder), min_agreement)
+            measured = compare(module, texts, artifact, partial(_load, artifact, folder), min_agreement)
             break
         except SetupError as error:
             problem = problem or error
@@ -141,7 +143,7 @@ def _load(artifact: Artifact, folder: Path, tokens: int) -> DecoderModel:
 
 
 def _compile_slots(
-    conversion: Conversion, min_agreement: float | None, step: Callable[[str], None]
+    conversion: Conversion, texts: Sequence[GivenText], min_agreement: float | None, step: Callable[[str], None]
 ) -> tuple[Artifact, Accuracy]:
     """For Neuron. It is compared before it is traced, since that takes long, and by PyTorch, which needs no device."""
     module, (bucket, *others) = conversion.module, conversion.buckets
@@ -164,7 +166,8 @@ def _compile_slots(
         )
     step("compare with generate on samples")
     described = Artifact(backend="neuronx", dtype=conversion.dtype, files=())
-    measured = compare(module, described, lambda _: slots.emulated(module, bucket, conversion.dtype), min_agreement)
+    emulated = slots.emulated(module, bucket, conversion.dtype)
+    measured = compare(module, texts, described, lambda _: emulated, min_agreement)
     step(f"convert for neuronx, {conversion.dtype}")
     return neuronx.convert(conversion), measured.model_copy(update={"emulator": "PyTorch in place of a Neuron device"})
 
