@@ -31,7 +31,7 @@ _STUCK_AFTER_S = 10.0
 _LOOKS = 10
 # If this many endpoints died with an item, it is considered the reason, and fails.
 _MAX_LOSSES = 3
-# The time in which a retired endpoint may finish its items. Then it is considered gone, and its items go to another.
+# A retired endpoint finishes its items. One that says nothing for so long is considered gone: its items go to another.
 _RETIRED_LIMIT_S = 60.0
 # The limit for abandoned ids in one message, so that they alone never fill it.
 _MAX_ABANDONED = 128
@@ -386,8 +386,8 @@ class _Endpoint:
         await self._coalescer.retire(self, ())
         self.wake()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_RETIRED_LIMIT_S):
-                while self._in_flight:
+            while self._in_flight:
+                async with asyncio.timeout(_RETIRED_LIMIT_S):
                     self._is_answered.clear()
                     await self._is_answered.wait()
 

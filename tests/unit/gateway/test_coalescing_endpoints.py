@@ -507,6 +507,21 @@ async def test_what_a_retired_endpoint_does_not_answer_in_time_goes_to_another(
     assert await asked == value("a")
 
 
+async def test_a_retired_endpoint_that_goes_on_answering_may_take_longer(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neuronpipe.gateway.coalescing._RETIRED_LIMIT_S", 2.0)
+    retired = await system.connect()
+    asked = await system.ask(*"abcde")
+    await system.connect()
+    await retired.retire()
+    for name in "abcde":
+        await asyncio.sleep(0.6)
+        await retired.answer(name)
+    assert await values(asked) == [value(name) for name in "abcde"]
+    await asyncio.wait_for(retired.serving, LIMIT_S)
+
+
 async def test_retired_endpoints_that_end_with_an_item_do_not_count_as_its_losses(system: System) -> None:
     wire = await system.connect()
     (asked,) = await system.ask("a")
