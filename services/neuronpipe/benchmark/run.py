@@ -166,24 +166,31 @@ class Run:
         buckets = request.matrix.buckets(model.name, backend, dtype)
         try:
             folder = prepare_bundle(model, backend, dtype, request.cache, buckets, self._tell)
-            with VariantProcess.started(folder, variant, cells, request.effort) as process:
-                for cell in cells:
-                    began_s, watch = time.monotonic(), CpuWatch()
-                    try:
-                        samples = process.measure(cell)
-                    except CannotMeasure as error:
-                        if not process.is_running:
-                            raise
-                        self._note(CellResult(cell=cell, reason=str(error)), estimate)
-                        continue
-                    steal, others = watch.shares()
-                    estimate.note(cell, time.monotonic() - began_s)
-                    self._note(cell_result(cell, samples, steal=steal, others=others), estimate)
+            while cells:
+                cells = self._measure(folder, variant, cells, estimate)
         except CannotMeasure as error:
-            done = {one.cell for one in self.results.cells}
             for cell in cells:
-                if cell not in done:
+                self._note(CellResult(cell=cell, reason=str(error)), estimate)
+
+    def _measure(self, folder: Path, variant: Variant, cells: Sequence[Cell], estimate: Estimate) -> Sequence[Cell]:
+        """Measures cells in one process. Returns those that are left where one of them ended it.
+
+        Raises CannotMeasure if the process does not load the model.
+        """
+        with VariantProcess.started(folder, variant, cells, self._request.effort) as process:
+            for number, cell in enumerate(cells):
+                began_s, watch = time.monotonic(), CpuWatch()
+                try:
+                    samples = process.measure(cell)
+                except CannotMeasure as error:
                     self._note(CellResult(cell=cell, reason=str(error)), estimate)
+                    if not process.is_running:
+                        return cells[number + 1 :]
+                    continue
+                steal, others = watch.shares()
+                estimate.note(cell, time.monotonic() - began_s)
+                self._note(cell_result(cell, samples, steal=steal, others=others), estimate)
+        return ()
 
     def _note(self, one: CellResult, estimate: Estimate) -> None:
         self.results.cells.append(one)
