@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
@@ -14,10 +15,13 @@ from neuronpipe.local.stages import running_stages
 from tests.door import door_of
 
 
-async def infer_all(bundle_folder: Path, inputs: Sequence[TaskInput]) -> list[TaskResult]:
-    """The results of one model for all inputs, which run side by side, so that batches of many lengths form."""
+async def infer_all(bundle_folder: Path, inputs: Sequence[TaskInput], **changes: Any) -> list[TaskResult]:
+    """The results of one model for all inputs, which run side by side, so that batches of many lengths form.
+
+    `changes`: settings other than the defaults.
+    """
     bundle = read_bundle(bundle_folder)
-    settings = AllSettings(repository=bundle_folder, max_requests_in_flight=len(inputs))
+    settings = AllSettings(repository=bundle_folder, max_requests_in_flight=len(inputs), **changes)
     async with running_stages([bundle], settings, Telemetry(), lambda stage, is_reached: None) as stages:
         door = door_of([bundle.spec], stages.functions, settings)
         requests = [InferRequest(model=bundle.spec.name, input=input) for input in inputs]

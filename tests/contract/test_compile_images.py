@@ -136,13 +136,9 @@ def test_texts_do_not_calibrate_a_model_of_images_nor_images_one_of_texts(
 
 @pytest.mark.long
 async def test_a_model_of_images_is_traced_for_neuron_and_answers_as_with_openvino(
-    neuron_double: object, compiled: Callable[..., Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    neuron_double: object, compiled: Callable[..., Bundle], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("NEURON_RT_NUM_CORES", "1")
-    traced = compiled(
-        name="traced",
-        **for_neuron(tmp_path, "1x4", "4x4"),
-    )
+    traced = compiled(name="traced", **for_neuron(tmp_path, "1x4", "4x4"))
     stamp = json.loads((traced.folder / "artifacts/neuronx/4x4.json").read_text())
     assert stamp["inputs"] == [{"name": "pixels", "shape": [4, 3, 32, 32], "dtype": "float32"}]
     accuracy = traced.manifest.artifacts[0].accuracy
@@ -151,7 +147,7 @@ async def test_a_model_of_images_is_traced_for_neuron_and_answers_as_with_openvi
     images = itertools.islice(image_files(), 6)
     inputs = [TaskInput(image_classification=ImageClassificationInput(image=image)) for _, image in images]
     expected = await infer_all(compiled(backend="openvino").folder, inputs)
-    for ours, theirs in zip(await infer_all(traced.folder, inputs), expected, strict=True):
+    for ours, theirs in zip(await infer_all(traced.folder, inputs, cores=1), expected, strict=True):
         scores = [
             {label.label: label.score for label in result.image_classification.labels} for result in (ours, theirs)
         ]

@@ -31,7 +31,8 @@ _MEMORY, _REDIS, _MISS, _BYPASS = (
     CacheOutcome.CACHE_OUTCOME_BYPASS,
 )
 _ONLY_REDIS = ("--token-cache-bytes", "0", "--token-cache-redis", "always", "--redis-timeout-ms", "100")
-_LIMIT_S = 10
+# A wait for what comes in the end, however busy the machine is.
+_LIMIT_S = 60
 
 
 @pytest.fixture
