@@ -347,22 +347,35 @@ def test_the_blocking_client_reads_a_text_as_it_comes(processes: dict[str, dict[
 
 
 async def test_an_executor_that_dies_ends_its_texts_and_nothing_is_tried_again(repository: Path) -> None:
-    async def read(client: AsyncClient, executor: ServiceProcess) -> tuple[list[GenerateResponse], str]:
+    has_begun = asyncio.Event()
+
+    async def read(client: AsyncClient) -> tuple[list[GenerateResponse], str]:
         """What came, and the error that ended it; empty for none."""
         events = []
         try:
             async for event in client.generate("writer", _PROMPT, max_new_tokens=170):
                 events.append(event)
                 if event.HasField("chunk"):
-                    executor.signal(signal.SIGKILL)
+                    has_begun.set()
         except Unavailable as error:
             return events, error.message
         return events, ""
 
+    async def kill(executor: ServiceProcess) -> None:
+        """Lets it run only for moments, or else its texts are complete before a caller sees that they have begun."""
+        while not has_begun.is_set():
+            executor.signal(signal.SIGCONT)
+            await asyncio.sleep(0.01)
+            executor.signal(signal.SIGSTOP)
+            await asyncio.sleep(0.1)
+        executor.signal(signal.SIGKILL)
+
     with two_processes(repository) as processes:
         async with AsyncClient(processes["gateway"].target, timeout_s=120, retries=False) as client:
             # More than run at once, so that some are left whenever the signal comes.
-            texts = await asyncio.gather(*(read(client, processes["neuron-executor"]) for _ in range(_MANY)))
+            killed = asyncio.create_task(kill(processes["neuron-executor"]))
+            texts = await asyncio.gather(*(read(client) for _ in range(_MANY)))
+            await killed
     ended = [(events, error) for events, error in texts if error]
     assert not any(event.HasField("response") for events, _ in ended for event in events)
     begun = [error for events, error in ended if any(event.HasField("chunk") for event in events)]
