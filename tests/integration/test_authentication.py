@@ -360,7 +360,7 @@ def test_no_secret_and_no_text_is_logged(guarded: Guarded) -> None:
         with _client(guarded, key) as client:
             fails_with(Unauthenticated, lambda client=client: client.embed("minilm", _TEXT))  # type: ignore[misc]
     assert "a caller is not authenticated" in guarded.log
-    for secret in (guarded.files.search.split("_")[2], *tokens, "wrongsecret", _TEXT):
+    for secret in (guarded.files.search.split("_", 2)[2], *tokens, "wrongsecret", _TEXT):
         assert secret not in guarded.log
 
 
