@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,6 +26,7 @@ class TorchBackend:
     """
 
     buckets = None
+    part_ns: Sequence[int] = ()
 
     def __init__(self, request: BackendRequest) -> None:
         path = next((path for path in request.files if path.suffix == ".pt2"), None)
