@@ -8,6 +8,7 @@ model makes them, and a trace of it has nothing that the part does not need.
 import contextlib
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -283,7 +284,9 @@ def _drop_unread(
 def _needed(part: _Part, example: Mapping[str, torch.Tensor], outputs: Sequence[str]) -> list[str]:
     """The inputs on which the outputs depend, in order."""
     positional = Positional(part, tuple(example), outputs).eval()
-    traced = torch.jit.trace(positional, tuple(example.values()), check_trace=False, strict=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Python values that the tracer treats as constant
+        traced = torch.jit.trace(positional, tuple(example.values()), check_trace=False, strict=False)
     graph = traced.inlined_graph
     torch._C._jit_pass_dce(graph)
     _, *values = graph.inputs()

@@ -93,6 +93,16 @@ class Backend(Protocol):
         """Waits for running batches, and frees the device. Called in a thread."""
 
 
+def check_shapes(inputs: Arrays) -> None:
+    """Raises BackendError for inputs of tokens that differ in shape.
+
+    OpenVINO 2026.4 with one thread computes them, with what is behind the shorter one in memory.
+    """
+    shapes = {array.shape for array in inputs.values() if array.ndim == 2}
+    if len(shapes) > 1:
+        raise BackendError(f"inputs of different shapes: {[array.shape for array in inputs.values()]}")
+
+
 async def compute(backend: Backend, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
     """Runs a batch that is already prepared, and returns its outputs."""
     return await backend.run(

@@ -11,7 +11,14 @@ import torch
 from neuronpipe.bundles.buckets import Bucket, BucketPlan, bucket_inputs, cut_bucket, fill_bucket
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.neuron_executor.backends.base import BackendError, BackendRequest, Finish, Prepare, ResultT
+from neuronpipe.neuron_executor.backends.base import (
+    BackendError,
+    BackendRequest,
+    Finish,
+    Prepare,
+    ResultT,
+    check_shapes,
+)
 from neuronpipe.neuron_executor.backends.neuron_runtime import neuron_runtime
 from neuronpipe.neuron_executor.backends.neuronx_traces import check_versions, load_trace
 from neuronpipe.neuron_executor.backends.part_turns import PartTurns
@@ -91,10 +98,9 @@ class NeuronxBackend:
         )
 
     def _compute(self, core: int, inputs: Arrays) -> dict[str, Array]:
-        shapes = [array.shape for array in inputs.values()]
-        if len(set(shapes)) > 1:
-            raise BackendError(f"inputs of different shapes: {shapes}")
-        rows, tokens = shapes[0][0], self._image.tokens if self._image else shapes[0][1]
+        check_shapes(inputs)
+        shape = next(iter(inputs.values())).shape
+        rows, tokens = shape[0], self._image.tokens if self._image else shape[1]
         bucket = self.buckets.find(rows, tokens)
         if bucket is None:
             raise BackendError(

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log_fault, log_warning
-from neuronpipe.neuron_executor.backends.base import BackendError, BackendRequest, Finish, Prepare, ResultT
+from neuronpipe.neuron_executor.backends.base import (
+    BackendError,
+    BackendRequest,
+    Finish,
+    Prepare,
+    ResultT,
+    check_shapes,
+)
 from neuronpipe.neuron_executor.backends.part_turns import PartTurns
 from neuronpipe.runtimes.cpus import compute_pool, cpu_threads
 from neuronpipe.runtimes.openvino import engine, has_bfloat16, openvino
@@ -96,6 +103,7 @@ class OpenVinoBackend:
         self, core: int, requests: Sequence[openvino.InferRequest], prepare: Prepare, finish: Finish[ResultT]
     ) -> ResultT:
         values = dict(prepare())
+        check_shapes(values)
         try:
             for core_of_part, request, names in zip(self._turns.cores_of(core), requests, self._inputs, strict=True):
                 with self._turns.take(core_of_part):
