@@ -278,7 +278,7 @@ def _check_generating(request: CompileRequest) -> None:
         )
     if request.cache_results:
         raise SetupError("--cache-results: generated texts are not cached")
-    if request.pipeline != ONE_CORE:
+    if request.pipeline.cores != 1:
         raise SetupError("--pipeline-cores: what generates text is computed by one core")
 
 
@@ -336,7 +336,7 @@ def _check(request: CompileRequest) -> None:
         raise SetupError(
             f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}"
         )
-    if request.pipeline != ONE_CORE:
+    if request.pipeline.cores != 1:
         _check_pipeline(request)
     if request.base_model and not request.merge_adapter:
         raise SetupError("--base-model is for --merge-adapter")
