@@ -104,8 +104,15 @@ class _Loaded:
 
 @pytest.fixture(
     scope="module",
-    params=[(place, architecture) for architecture in _OF_ONE_KIND for place in _PLACES],
-    ids=lambda param: "-".join(param),
+    params=[
+        pytest.param(
+            (place, architecture),
+            marks=[pytest.mark.long] if place.endswith("in parts") else [],
+            id=f"{place}-{architecture}",
+        )
+        for architecture in _OF_ONE_KIND
+        for place in _PLACES
+    ],
 )
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Loaded]:
     place, architecture = request.param

@@ -100,7 +100,8 @@ async def test_a_model_that_no_core_has_room_for_is_served_in_parts(
                 assert found == pytest.approx(right, abs=_TOLERANCE)
         address = process.wait_for("metrics")["address"]
         page = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{address}/metrics").read().decode())
-    executed = [line.split()[2] for line in Path(machine["NEURON_DOUBLE_LOG"]).read_text().splitlines() if "exec" in line]
+    log = Path(machine["NEURON_DOUBLE_LOG"]).read_text().splitlines()
+    executed = [line.split()[2] for line in log if "execute" in line]
     assert executed.count("core=0") == executed.count("core=1") > 0
     labels = 'neuronpipe_model_name="classifier",neuronpipe_model_version="1"'
     assert f"neuronpipe_cores{{{labels}}} 2.0" in page

@@ -50,7 +50,7 @@ class Pipeline:
 
     def __init__(self, source: SourceModule, example: Mapping[str, torch.Tensor], firsts: Sequence[int] = (0,)) -> None:
         """Runs the model on a batch. Raises SetupError for one without layers that run one after the other."""
-        self._source = source
+        self.source = source
         self.firsts = tuple(firsts)
         self._layers = next((one for one in _lists(source.module) if _run_in_order(source, one, example)), None)
         if self._layers is None:
@@ -71,7 +71,7 @@ class Pipeline:
         """The model in parts of about the same time, or memory. Raises SetupError where that cannot be."""
         if options.cores > self.layers:
             raise SetupError(
-                f"--pipeline-cores {options.cores}: {self._source.architecture} has {self.layers} layers, and a part "
+                f"--pipeline-cores {options.cores}: {self.source.architecture} has {self.layers} layers, and a part "
                 "needs one"
             )
         costs = [_weights(layer, options.balance) for layer in self._own]
@@ -79,7 +79,7 @@ class Pipeline:
         costs[0] += outside[0]
         costs[-1] += outside[1]
         firsts = _balanced(costs, options.cores)
-        cut = Pipeline(self._source, self._example, firsts)
+        cut = Pipeline(self.source, self._example, firsts)
         cut._check()
         return cut
 
@@ -92,18 +92,18 @@ class Pipeline:
         ends = [_End(self._own[last])] if last < self.layers else []
         kept = [*([start] if start else []), *stand_ins[1:first], *self._own[first:last], *ends]
         kept += [torch.nn.Identity() for _ in self._own[len(kept) :]]
-        outputs = (HIDDEN,) if ends else self._source.outputs
+        outputs = (HIDDEN,) if ends else self.source.outputs
         example = self._example | ({HIDDEN: self._hidden[first]} if start else {})
         with contextlib.ExitStack() as stack, torch.inference_mode():
             stack.callback(self._put, self._own)
             self._put(kept)
-            part = _Part(self._source.module, start, {})
+            part = _Part(self.source.module, start, {})
             inside = {id(one) for layer in self._own[first:last] for one in layer.modules()}
             _drop_unread(part, example, inside, stack)
             needed = _needed(part, example, outputs)
             absent = {name: tensor for name, tensor in self._example.items() if name not in needed}
-            part = _Part(self._source.module, start, absent).eval()
-            of_part = dataclasses.replace(self._source, module=part, inputs=tuple(needed), outputs=outputs)
+            part = _Part(self.source.module, start, absent).eval()
+            of_part = dataclasses.replace(self.source, module=part, inputs=tuple(needed), outputs=outputs)
             yield of_part, {name: example[name] for name in needed}
 
     def describe(self) -> str:
@@ -117,13 +117,13 @@ class Pipeline:
         for number in range(len(self.firsts)):
             with self.part(number) as (part, _):
                 values |= part.module(**{name: values[name] for name in part.inputs})
-        return {name: values[name] for name in self._source.outputs}
+        return {name: values[name] for name in self.source.outputs}
 
     def _check(self) -> None:
         with torch.inference_mode():
-            expected = self._source.module(**self._example)
+            expected = self.source.module(**self._example)
             refusal = SetupError(
-                f"--pipeline-cores: the layers of {self._source.architecture} hand on more than one tensor, and cannot "
+                f"--pipeline-cores: the layers of {self.source.architecture} hand on more than one tensor, and cannot "
                 "be cut; compile it for one core"
             )
             try:
@@ -150,11 +150,11 @@ class Pipeline:
             elif any(module is layer for layer in self._own):
                 self._hidden.append(_first_of(args, kwargs).clone())
 
-        watched = [*self._own, *(one for one in _with_weights(self._source.module) if id(one) not in inside)]
+        watched = [*self._own, *(one for one in _with_weights(self.source.module) if id(one) not in inside)]
         with contextlib.ExitStack() as stack, torch.inference_mode():
             for module in watched:
                 stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-            self._source.module(**self._example)
+            self.source.module(**self._example)
 
 
 class _Part(torch.nn.Module):
@@ -301,19 +301,22 @@ def _weights(module: torch.nn.Module, balance: str) -> int:
 
 
 def _balanced(costs: Sequence[int], parts: int) -> tuple[int, ...]:
-    """The first of each of so many groups of neighbours, of which the largest sum is the least."""
+    """The first of each of so many groups of neighbours, whose largest sum is the least, and the others about equal."""
     sums = [0, *itertools.accumulate(costs)]
 
     @cache
-    def best(first: int, left: int) -> tuple[int, tuple[int, ...]]:
+    def best(first: int, left: int) -> tuple[int, int, tuple[int, ...]]:
+        """The largest sum, the sum of the squares, and the firsts."""
         if left == 1:
-            return sums[-1] - sums[first], (first,)
-        cuts = range(first + 1, len(costs) - left + 2)
-        found = [(max(sums[cut] - sums[first], best(cut, left - 1)[0]), best(cut, left - 1)[1]) for cut in cuts]
-        largest, firsts = min(found)
-        return largest, (first, *firsts)
+            own = sums[-1] - sums[first]
+            return own, own**2, (first,)
+        found = []
+        for cut in range(first + 1, len(costs) - left + 2):
+            own, (largest, squares, firsts) = sums[cut] - sums[first], best(cut, left - 1)
+            found.append((max(own, largest), own**2 + squares, (first, *firsts)))
+        return min(found)
 
-    return best(0, parts)[1]
+    return best(0, parts)[2]
 
 
 def _first_of(args: Any, kwargs: Any) -> torch.Tensor:
