@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from neuronpipe.core.errors import SetupError
+from neuronpipe.runtimes.parts import check_parts
 
 
 class PartTurns:
@@ -13,11 +13,7 @@ class PartTurns:
 
     def __init__(self, name: str, parts: int, cores: int) -> None:
         """Raises SetupError for fewer cores than the model needs."""
-        if cores < parts:
-            raise SetupError(
-                f"model {name!r}: compiled in {parts} parts, each for a core of its own (--pipeline-cores), and there "
-                f"are {cores} cores"
-            )
+        check_parts(name, parts, cores)
         self.parts = parts
         self.pipelines = cores // parts
         self._locks = [threading.Lock() for _ in range(self.pipelines * parts)]
