@@ -30,7 +30,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="shapes to measure, and to compile for neuronx (default: 1x128 and 8x128)",
     )
     parser.add_argument(
-        "--pipeline-cores", type=int, default=1, metavar="N", help="cut each model into N parts, as `neuronpipe compile`"
+        "--pipeline-cores",
+        type=int,
+        default=1,
+        metavar="N",
+        help="cut each model into N parts, as when compiling",
     )
     parser.add_argument("--cores", default="0", help="how many cores, or which, as 0-1 (default: all)")
     parser.add_argument(

@@ -36,8 +36,7 @@ class BackendRequest:
     """The parameters of a back end: the model, the artefact's verified files and properties, and the resources to use.
 
     `cores` batches run at once (0: the back end's choice). On CPUs, they share `threads` CPU threads (0: one for each
-    available CPU). `pipeline_cores`: the parts of the model, each on a core of its own. `files` may be gone once the
-    back end is made.
+    available CPU). `pipeline_cores` is the number of the model's parts. `files` may be gone once the back end is made.
     """
 
     spec: ModelSpec
@@ -57,10 +56,7 @@ class Backend(Protocol):
 
     @property
     def cores(self) -> int:
-        """The number of cores. Each computes one batch at a time.
-
-        Of a model in parts, a core stands for one batch on its way: there are as many on the way as there are parts.
-        """
+        """The number of cores. Each computes one batch at a time; of a model in parts, each has one on its way."""
 
     @property
     def in_flight(self) -> int:
@@ -91,16 +87,6 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Waits for running batches, and frees the device. Called in a thread."""
-
-
-def check_shapes(inputs: Arrays) -> None:
-    """Raises BackendError for inputs of tokens that differ in shape.
-
-    OpenVINO 2026.4 with one thread computes them, with what is behind the shorter one in memory.
-    """
-    shapes = {array.shape for array in inputs.values() if array.ndim == 2}
-    if len(shapes) > 1:
-        raise BackendError(f"inputs of different shapes: {[array.shape for array in inputs.values()]}")
 
 
 async def compute(backend: Backend, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:

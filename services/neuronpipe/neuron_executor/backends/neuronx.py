@@ -17,11 +17,11 @@ from neuronpipe.neuron_executor.backends.base import (
     Finish,
     Prepare,
     ResultT,
-    check_shapes,
 )
 from neuronpipe.neuron_executor.backends.neuron_runtime import neuron_runtime
 from neuronpipe.neuron_executor.backends.neuronx_traces import check_versions, load_trace
 from neuronpipe.neuron_executor.backends.part_turns import PartTurns
+from neuronpipe.neuron_executor.backends.shapes import check_shapes
 from neuronpipe.runtimes.neuron import core_count
 from neuronpipe.runtimes.parts import HIDDEN, part_names
 

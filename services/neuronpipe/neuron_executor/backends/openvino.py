@@ -15,9 +15,9 @@ from neuronpipe.neuron_executor.backends.base import (
     Finish,
     Prepare,
     ResultT,
-    check_shapes,
 )
 from neuronpipe.neuron_executor.backends.part_turns import PartTurns
+from neuronpipe.neuron_executor.backends.shapes import check_shapes
 from neuronpipe.runtimes.cpus import compute_pool, cpu_threads
 from neuronpipe.runtimes.openvino import engine, has_bfloat16, openvino
 from neuronpipe.runtimes.parts import HIDDEN

@@ -18,8 +18,8 @@ from neuronpipe.neuron_executor.backends.base import (
     Finish,
     Prepare,
     ResultT,
-    check_shapes,
 )
+from neuronpipe.neuron_executor.backends.shapes import check_shapes
 from neuronpipe.runtimes.cpus import compute_pool, cpu_threads
 from neuronpipe.runtimes.torch import is_lost, load_program
 
