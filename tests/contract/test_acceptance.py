@@ -121,6 +121,17 @@ def test_on_neuron_every_model_has_all_cores_and_what_the_sdk_says_is_captured(
     assert len(dict.fromkeys(pid for pid, event in events if event == "load")) == 2
 
 
+@pytest.mark.long
+def test_a_model_in_parts_is_measured_over_its_cores(
+    machine: dict[str, str], sources: dict[str, Path], tmp_path: Path
+) -> None:
+    options = ("--backend", "neuronx", "--cores", "2", "--pipeline-cores", "2")
+    (model,), _ = _accept([sources["classifier"]], tmp_path / "report", *options, environment=machine)
+    assert model["errors"] == {}
+    assert (model["cores"], len(model["figures"])) == (2, 4)
+    assert model["parity"]["largest_difference"] < 5e-5
+
+
 @pytest.mark.parametrize(
     ("backend", "family", "bucket", "most"),
     [

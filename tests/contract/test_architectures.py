@@ -18,7 +18,10 @@ import torch
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest
 from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
+from neuronpipe.bundles.compiler.pipeline import PipelineOptions
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.inputs.kind import input_kind
@@ -34,7 +37,10 @@ from tests.measured_models import GRAPHS, PAGE, RECORD, page, wanted
 from tests.sampling import Sample, sample_of
 
 _SEED = 20261121
-_PLACES = [*BACKENDS, "torch on a GPU", "neuronx on a device"]
+_PLACES = [*BACKENDS, "openvino in parts", "neuronx in parts", "torch on a GPU", "neuronx on a device"]
+# Those that no core can share, with the reason.
+_UNCUT = dict.fromkeys(("ALBERT", "Longformer"), "has no two layers of its own that run one after the other")
+_UNCUT |= dict.fromkeys(("DeBERTa-v3", "Swin"), "hand on more than one tensor")
 # Those of images and texts have a suite of their own, test_images_and_texts.py.
 _OF_ONE_KIND = [name for name in ARCHITECTURES if name not in IMAGE_TEXT_FAMILIES]
 _CORES = 2
@@ -43,6 +49,7 @@ _BUCKETS = {"text_classification": ("4x16", "4x64"), "image_classification": ("4
 _DEVICES = device_count()  # before the double has this process see none
 # Sums of float32 in another order, as in test_backends.py; ModernBERT has twice as many layers as that counts.
 _TOLERANCE = 2e-5
+_TRACED_IN_PARTS = ("BERT", "ModernBERT", "Qwen3", "ViT")
 
 
 def _reason_to_skip(place: str, architecture: str, sample: Sample) -> str | None:
@@ -50,6 +57,10 @@ def _reason_to_skip(place: str, architecture: str, sample: Sample) -> str | None
         return "the fake back end computes no model, so none is different from another"
     if architecture not in sample.some(_OF_ONE_KIND):
         return f"compiling takes long, so {sample.describe()} is tested; `make oracle` tests all"
+    if place.endswith("in parts") and architecture in _UNCUT:
+        return "it is refused, as a test of its own shows"
+    if place == "neuronx in parts" and architecture not in _TRACED_IN_PARTS:
+        return "its parts are those of openvino; of each kind of model one is traced"
     if place == "torch on a GPU" and not torch.cuda.is_available():
         return "no CUDA device"
     if place == "neuronx on a device" and not _DEVICES:
@@ -57,6 +68,22 @@ def _reason_to_skip(place: str, architecture: str, sample: Sample) -> str | None
     if place == "neuronx on a device" and str(DOUBLES) in sys.path:
         return f"this process has the contract double; run it alone: pytest {__file__} -k device"
     return None
+
+
+def _compile(folder: Path, architecture: str, backend: str, parts: int = 1) -> Bundle:
+    task = "text_classification" if architecture in TEXT_ARCHITECTURES else "image_classification"
+    request = CompileRequest(
+        source=str(make_source(folder / "source", architecture, task)),
+        task=task,
+        repository=folder,
+        name="model",
+        backend=backend,
+        max_divergence=5e-5,
+        buckets=BucketRequest(_BUCKETS[task]) if backend == "neuronx" else NO_BUCKETS,
+        pipeline=PipelineOptions(parts),
+        neuronx=NeuronxOptions(cache=folder / "cache"),
+    )
+    return compile_bundle(request, lambda line: None)
 
 
 @dataclass(frozen=True)
@@ -88,32 +115,34 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if reason := _reason_to_skip(place, architecture, sample_of(request.config)):
         pytest.skip(f"{architecture} on {place}: {reason}")
     name = place.split(" ")[0]
-    if place == "neuronx":
+    if place in ("neuronx", "neuronx in parts"):
         request.getfixturevalue("neuron_double")
     folder = tmp_path_factory.mktemp(architecture)
-    task = "text_classification" if architecture in TEXT_ARCHITECTURES else "image_classification"
-    compile_request = CompileRequest(
-        source=str(make_source(folder / "source", architecture, task)),
-        task=task,
-        repository=folder,
-        name="model",
-        backend=name,
-        max_divergence=5e-5,
-        buckets=BucketRequest(_BUCKETS[task]) if name == "neuronx" else NO_BUCKETS,
-        neuronx=NeuronxOptions(cache=folder / "cache"),
-    )
-    bundle = compile_bundle(compile_request, lambda line: None)
+    bundle = _compile(folder, architecture, name, parts=_CORES if place.endswith("in parts") else 1)
     artifact = bundle.artifact(name)
     cores = min(_CORES, torch.cuda.device_count()) if place == "torch on a GPU" else _CORES
     with bundle.artifact_files(artifact) as files, pytest.MonkeyPatch.context() as patch:
         load = BackendRequest(
-            bundle.spec, files, artifact.properties, cores, _CORES, buckets=artifact.buckets, versions=artifact.versions
+            bundle.spec,
+            files,
+            artifact.properties,
+            cores,
+            _CORES,
+            pipeline_cores=artifact.pipeline_cores,
+            buckets=artifact.buckets,
+            versions=artifact.versions,
         )
         if place == "torch":
             patch.setattr(torch.cuda, "is_available", lambda: False)
         backend = load_backend(name, load)
     yield _Loaded(backend, bundle.spec)
     backend.close()
+
+
+@pytest.mark.parametrize("architecture", _UNCUT)
+def test_what_cannot_be_cut_into_parts_is_refused(architecture: str, tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=f"--pipeline-cores: .*{_UNCUT[architecture]}"):
+        _compile(tmp_path, architecture, "openvino", parts=2)
 
 
 def _assert_equal(one: Array, other: Array) -> None:

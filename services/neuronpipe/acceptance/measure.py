@@ -97,6 +97,7 @@ def _backend_request(bundle: Bundle, request: MeasureRequest) -> Iterator[Backen
             artifact.properties,
             cores=request.cores,
             threads=0,
+            pipeline_cores=artifact.pipeline_cores,
             in_flight=1 if request.backend in ONE_IN_FLIGHT else max(_IN_FLIGHT),
             buckets=artifact.buckets,
             versions=artifact.versions,

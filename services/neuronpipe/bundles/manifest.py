@@ -100,6 +100,9 @@ class Artifact(_Frozen):
     properties: dict[str, str] = {}
     versions: dict[str, str] = Field({}, description="versions of the compiler and the libraries")
     buckets: tuple[Bucket, ...] = Field((), description="the only shapes that the artefact computes; empty: any")
+    pipeline_cores: int = Field(
+        1, ge=1, description="the parts into which the model is cut, each for a core of its own"
+    )
     accuracy: Accuracy | None = None
     calibration: Calibration | None = None
     float_parts: tuple[str, ...] = Field(

@@ -29,6 +29,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="BATCHxTOKENS",
         help="shapes to measure, and to compile for neuronx (default: 1x128 and 8x128)",
     )
+    parser.add_argument(
+        "--pipeline-cores",
+        type=int,
+        default=1,
+        metavar="N",
+        help="cut each model into N parts, as when compiling",
+    )
     parser.add_argument("--cores", default="0", help="how many cores, or which, as 0-1 (default: all)")
     parser.add_argument(
         "--seconds", type=float, default=10.0, metavar="S", help="how long to measure each row (default: 10)"
@@ -58,6 +65,7 @@ def run(options: argparse.Namespace) -> None:
     from neuronpipe.bundles.buckets import parse_bucket
     from neuronpipe.bundles.compiler import CompileRequest
     from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest
+    from neuronpipe.bundles.compiler.pipeline import PipelineOptions
     from neuronpipe.bundles.repository import default_name
 
     words = tuple(dict.fromkeys(options.bucket or _SHAPES))
@@ -70,6 +78,7 @@ def run(options: argparse.Namespace) -> None:
             backend=options.backend,
             dtype=options.dtype,
             buckets=BucketRequest(words) if options.backend == "neuronx" else NO_BUCKETS,
+            pipeline=PipelineOptions(options.pipeline_cores),
         )
         for source in options.sources
     ]

@@ -117,6 +117,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
     parser.add_argument(
+        "--pipeline-cores",
+        type=int,
+        default=1,
+        metavar="N",
+        help="cut the model between layers into N parts, each for a core of its own (openvino and neuronx; default: 1)",
+    )
+    parser.add_argument(
+        "--pipeline-balance",
+        default="time",
+        choices=["time", "memory"],
+        help="what is to be equal in all parts (default: time)",
+    )
+    parser.add_argument(
         "--device-times",
         default="",
         metavar="TABLE",
@@ -183,6 +196,7 @@ def _compile(options: argparse.Namespace) -> Path:
 
     from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
     from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
+    from neuronpipe.bundles.compiler.pipeline import PipelineOptions
 
     request = CompileRequest(
         source=options.source,
@@ -196,6 +210,7 @@ def _compile(options: argparse.Namespace) -> Path:
         calibration=options.calibration,
         buckets=_bucket_request(options),
         device_times=options.device_times,
+        pipeline=PipelineOptions(options.pipeline_cores, options.pipeline_balance),
         neuronx=NeuronxOptions(
             target=options.target,
             model_type=options.model_type,

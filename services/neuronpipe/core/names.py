@@ -133,6 +133,7 @@ class Attributes:
     INPUTS = Name("neuronpipe.job.inputs", "the number of the job's inputs; 0 where they are in an object")
     ROW = Name("neuronpipe.batch.row", "the sequence's row in the batch")
     CORE = Name("neuronpipe.core", "the core that runs the batch")
+    PART = Name("neuronpipe.part", "the part of a model over several cores, from 0")
     IS_ALONE = Name("neuronpipe.batch.is_alone", "whether the batch ran alone, on all cores")
     GENERATED_TOKENS = Name("neuronpipe.generated_tokens", "tokens of a generated text")
     CACHED_TOKENS = Name("neuronpipe.cached_tokens", "tokens of a prompt that were found in the key-value cache")
@@ -366,6 +367,13 @@ class Metrics:
         "time in which a core computed batches; its rate is utilisation",
         *_OF_MODEL,
         Attributes.CORE,
+    )
+    PART_BUSY = _counter(
+        "neuronpipe.part.busy",
+        "s",
+        "time in which a part of a model over several cores computed batches; the part with the highest rate limits it",
+        *_OF_MODEL,
+        Attributes.PART,
     )
     CORES = _gauge("neuronpipe.cores", "{core}", "cores that a model can use; lost cores do not count", *_OF_MODEL)
     VERSION_STATE = _gauge(

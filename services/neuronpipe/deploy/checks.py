@@ -23,6 +23,7 @@ from neuronpipe.process.settings import ProcessSettings, ServerSettings, StageSe
 from neuronpipe.runtimes.cpus import cpu_threads
 from neuronpipe.runtimes.memory import memory_limit
 from neuronpipe.runtimes.neuron import CORES_PER_DEVICE, core_count, runtime_environment
+from neuronpipe.runtimes.parts import check_parts
 
 # The folder of devices, and what the files of each back end's are called there.
 DEVICE_FOLDER = Path("/dev")
@@ -127,6 +128,8 @@ def _check_executor(
         with found.kept():
             artifact = bundle.artifact(settings.backend)
             names.add(artifact.backend)
+            if settings.core_count:
+                check_parts(bundle.spec.name, artifact.pipeline_cores, settings.core_count)
             sizes[f"{bundle.spec.name}/{bundle.spec.version}"] = _size(bundle, artifact.files)
     with found.kept():
         _check_devices(names)

@@ -49,7 +49,15 @@ class BatchRun:
 class BatchObserver:
     """Records the batches and items of one model."""
 
-    def __init__(self, telemetry: Telemetry, spec: ModelSpec, backend: str, cores: int) -> None:
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        spec: ModelSpec,
+        backend: str,
+        cores: int,
+        part_ns: Callable[[], Sequence[int]] = tuple,
+    ) -> None:
+        """`part_ns`: see Backend."""
         self._tracer = telemetry.tracer
         self._meters = meters = telemetry.meters
         self._backend = backend
@@ -59,6 +67,8 @@ class BatchObserver:
         self._durations = meters.histogram(Metrics.BATCH_DURATION, *labels, backend)
         self._tokens = meters.counter(Metrics.BATCH_TOKENS, *labels)
         self._failures = meters.counter(Metrics.BATCH_FAILURES, *labels)
+        self._part_ns, self._seen_ns = part_ns, [*part_ns()]
+        self._parts = [meters.counter(Metrics.PART_BUSY, *labels, str(part)) for part, _ in enumerate(self._seen_ns)]
         self._busy = [meters.counter(Metrics.CORE_BUSY, *labels, str(core)) for core in range(cores)]
         for outcome in (
             Events.SHED,
@@ -97,6 +107,9 @@ class BatchObserver:
         padding = 1 - real_tokens / computed_tokens
         duration_ns = run.ended_ns - run.started_ns
         self._busy[run.core].add(duration_ns)
+        for part, total_ns in enumerate(self._part_ns()):
+            self._parts[part].add(total_ns - self._seen_ns[part])
+            self._seen_ns[part] = total_ns
         batch = SpanContext.new(is_sampled=True) if any(member.trace for member in members) else None
         if fault:
             self._failures.add()

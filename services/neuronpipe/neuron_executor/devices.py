@@ -87,7 +87,7 @@ class Devices:
             scheduler = self._scheduler(name, backend)
             times = await warm_up(backend, bundle, scheduler)
             log("model ready", model=bundle.spec.name, version=bundle.spec.version, cores=scheduler.cores.left)
-            observer = BatchObserver(self._telemetry, bundle.spec, name, backend.cores)
+            observer = BatchObserver(self._telemetry, bundle.spec, name, backend.cores, lambda: backend.part_ns)
             observer.ready(time.monotonic_ns() - began_ns)
             model = scheduler.join(backend, bundle.spec, self._limits, times, observer)
             if self._settings.whole_items:
@@ -131,6 +131,7 @@ class Devices:
                 files,
                 artifact.properties,
                 cores=settings.core_count,
+                pipeline_cores=artifact.pipeline_cores,
                 cores_per_replica=settings.cores_per_replica,
                 threads=threads,
                 in_flight=settings.in_flight,

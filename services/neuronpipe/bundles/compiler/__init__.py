@@ -31,6 +31,7 @@ from neuronpipe.bundles.compiler.embedding_ranges import EMBEDDING_TASKS, with_r
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
 from neuronpipe.bundles.compiler.own_code import KNOWN_FORM, in_known_form
+from neuronpipe.bundles.compiler.pipeline import BALANCES, ONE_CORE, PipelineOptions, cut_module
 from neuronpipe.bundles.compiler.samples import BUILT_IN, BUILT_IN_IMAGES, calibration_batches, comparison_batches
 from neuronpipe.bundles.compiler.source import ModelSource, find_source
 from neuronpipe.bundles.compiler.source_checks import check_kind
@@ -59,6 +60,8 @@ Report: TypeAlias = Callable[[str], None]
 COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "fake": fake, "neuronx": neuronx, "torch": torch_}
 TOKENIZER_FILE = "tokenizer.json"
 TOKENS_FILE = "tokens.json"
+# The back ends that compute one model on several cores.
+_PIPELINED = ("openvino", "neuronx")
 # Their results have tokens of the vocabulary.
 _TASKS_WITH_TOKENS = ("fill_mask", "sparse_embedding")
 
@@ -87,6 +90,7 @@ class CompileRequest:
     min_agreement: float | None = None
     calibration: Path | None = None
     buckets: BucketRequest = NO_BUCKETS
+    pipeline: PipelineOptions = ONE_CORE
     neuronx: NeuronxOptions = DEFAULT_OPTIONS
     device_times: str = ""
     cache_results: bool = False
@@ -181,8 +185,11 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
         step(f"convert for {request.backend}, {request.dtype}")
         _write_tokenizer(folder, tokenizer, module.fact("mask_token") or "", spec)
         compiler = COMPILERS[request.backend]
+        pipeline = cut_module(module, batches[0], request.pipeline)
+        if pipeline is not None:
+            report(pipeline.describe())
         conversion = accuracy.Conversion(
-            module, source, batches[0], folder, request.dtype, buckets, request.neuronx, request.device_times
+            module, source, batches[0], folder, request.dtype, buckets, request.neuronx, request.device_times, pipeline
         )
         artifact = compiler.convert(conversion)
 
@@ -271,6 +278,23 @@ def _check_generating(request: CompileRequest) -> None:
         )
     if request.cache_results:
         raise SetupError("--cache-results: generated texts are not cached")
+    if request.pipeline.cores != 1:
+        raise SetupError("--pipeline-cores: what generates text is computed by one core")
+
+
+def _check_pipeline(request: CompileRequest) -> None:
+    if request.pipeline.cores < 1 or request.pipeline.balance not in BALANCES:
+        raise SetupError(
+            f"--pipeline-cores {request.pipeline.cores} --pipeline-balance {request.pipeline.balance}: 1 core or "
+            f"more, and {' or '.join(BALANCES)}"
+        )
+    if request.backend not in _PIPELINED:
+        raise SetupError(
+            f"--pipeline-cores: the back end {request.backend!r} computes a model on one core; "
+            f"{' and '.join(_PIPELINED)} have models over several"
+        )
+    if request.dtype.startswith("int8"):
+        raise SetupError(f"--pipeline-cores: not with --dtype {request.dtype}; float32 and bfloat16 can be cut")
 
 
 def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, mask_token: str, spec: ModelSpec) -> None:
@@ -312,6 +336,8 @@ def _check(request: CompileRequest) -> None:
         raise SetupError(
             f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}"
         )
+    if request.pipeline.cores != 1:
+        _check_pipeline(request)
     if request.base_model and not request.merge_adapter:
         raise SetupError("--base-model is for --merge-adapter")
     if request.max_divergence is not None and not request.max_divergence >= 0:  # false for NaN too

@@ -1,6 +1,6 @@
 """Compares an artefact with the PyTorch float32 original on batches of sample text."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +19,7 @@ from neuronpipe.tasks import TASKS
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
+    from neuronpipe.bundles.compiler.pipeline import Pipeline
 
 _TORCH_DTYPES = {"bfloat16": torch.bfloat16}
 
@@ -35,6 +36,21 @@ class Conversion:
     buckets: tuple[Bucket, ...]
     neuronx: "NeuronxOptions"
     device_times: str = ""
+    pipeline: "Pipeline | None" = None
+
+    @property
+    def parts(self) -> int:
+        """The number of parts into which the module is cut."""
+        return len(self.pipeline.firsts) if self.pipeline else 1
+
+    def each_part(self) -> Iterator[tuple[SourceModule, Mapping[str, torch.Tensor]]]:
+        """The parts one by one, each with an example of its inputs; the module if it is not cut."""
+        if self.pipeline is None:
+            yield self.module, {name: torch.from_numpy(self.example[name]) for name in self.module.inputs}
+            return
+        for number in range(self.parts):
+            with self.pipeline.part(number) as part:
+                yield part
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class SourceModule:
 
     def free_axes(self, name: str) -> tuple[int, ...]:
         """The axes of an input with any length: batch and tokens; for images, and places of rows, the batch only."""
-        return (0,) if name in (PIXELS, PLACES) else (0, 1)
+        return (0,) if name in (PIXELS, PLACES) or self.takes_images else (0, 1)
 
     def shape_of(self, batch: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
         """The rows and the tokens of a batch."""

@@ -22,11 +22,11 @@ from neuronpipe.bundles.compiler.accuracy import Conversion, Ran
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx_cache import ArtifactCache
 from neuronpipe.bundles.compiler.neuronx_processes import FilledBucket, TraceJob
-from neuronpipe.bundles.compiler.positional import Positional
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.neuron import device_count, sdk_release
+from neuronpipe.runtimes.parts import part_names
 from neuronpipe.runtimes.slots import CHUNK_PROPERTY, CHUNK_TOKENS, encoder_file
 from neuronpipe.tasks import TASKS
 
@@ -87,9 +87,14 @@ def convert(conversion: Conversion) -> Artifact:
         raise SetupError(f"--compile-workers {options.workers}: must be 1 or more")
     flags = options.flags(conversion.dtype)
     versions = _versions()
+    firsts = list(conversion.pipeline.firsts) if conversion.pipeline else []
     buckets = BucketPlan(conversion.buckets).buckets
     # By the names of the traces.
-    stamps = {str(bucket): _stamp(conversion, bucket, flags, versions) for bucket in buckets}
+    stamps = {
+        name: _stamp(conversion, bucket, flags, versions) | ({"part": part, "firsts": firsts} if firsts else {})
+        for bucket in buckets
+        for part, name in enumerate(part_names(str(bucket), conversion.parts))
+    }
     if conversion.module.config.is_encoder_decoder:
         stamps |= {encoder_file(bucket): stamps[str(bucket)] | {"part": "encoder"} for bucket in buckets}
     cache = ArtifactCache(options.cache.expanduser())
@@ -101,6 +106,7 @@ def convert(conversion: Conversion) -> Artifact:
                 task=conversion.module.task,
                 attention=options.attention,
                 flags=list(flags),
+                firsts=firsts,
                 outputs={},
             )
             outputs = {name: Path(folder) / f"{name}.pt" for name in missing}
@@ -117,7 +123,8 @@ def convert(conversion: Conversion) -> Artifact:
             )
         files += [f"{_FOLDER}/{name}.pt", f"{_FOLDER}/{name}.json"]
         shutil.copyfile(path, conversion.folder / files[-2])
-        (conversion.folder / files[-1]).write_text(json.dumps(stamp, indent=2) + "\n")
+        described = stamp | {"inputs": neuronx_processes.read_inputs(path)} if firsts else stamp
+        (conversion.folder / files[-1]).write_text(json.dumps(described, indent=2) + "\n")
     return Artifact(
         backend="neuronx",
         dtype=conversion.dtype,
@@ -126,6 +133,7 @@ def convert(conversion: Conversion) -> Artifact:
         | ({CHUNK_PROPERTY: str(CHUNK_TOKENS)} if TASKS[conversion.module.task].generates else {}),
         versions=versions,
         buckets=tuple(buckets),
+        pipeline_cores=conversion.parts,
     )
 
 
@@ -139,7 +147,9 @@ def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) ->
     parts = [[*_fill(batch, plan, module)] for batch in batches]
     flat = [part for of_batch in parts for part in of_batch]
     computed: Iterator[Outputs] = iter(
-        neuronx_processes.run_all(conversion.folder / _FOLDER, module.inputs, module.outputs, flat)
+        neuronx_processes.run_all(
+            conversion.folder / _FOLDER, module.inputs, module.outputs, flat, artifact.pipeline_cores
+        )
         if has_device
         else _emulate(conversion, flat)
     )
@@ -169,14 +179,12 @@ def _fill(batch: Batch, plan: BucketPlan, module: SourceModule) -> Iterator[Fill
 
 
 def _emulate(conversion: Conversion, parts: Sequence[FilledBucket]) -> list[Outputs]:
-    module = Positional(conversion.module.module, conversion.module.inputs, conversion.module.outputs)
+    module = conversion.module.module if conversion.pipeline is None else conversion.pipeline.run
     outputs: list[Outputs] = []
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=conversion.dtype != "float32"):
         for part in parts:
-            tensors = module(*(torch.from_numpy(part.inputs[name]) for name in conversion.module.inputs))
-            outputs.append(
-                {name: tensor.float().numpy() for name, tensor in zip(conversion.module.outputs, tensors, strict=True)}
-            )
+            computed = module(**{name: torch.from_numpy(part.inputs[name]) for name in conversion.module.inputs})
+            outputs.append({name: computed[name].float().numpy() for name in conversion.module.outputs})
     return outputs
 
 

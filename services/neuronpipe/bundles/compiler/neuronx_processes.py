@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -23,9 +24,12 @@ import numpy as np
 
 from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.core.errors import SetupError
+from neuronpipe.runtimes.parts import part_names
 
 # The line that the worker writes for each finished bucket, with the bucket's name.
 DONE = "traced "
+# In the trace of a part: its inputs, a list of names and shapes.
+INPUTS_FILE = "inputs.json"
 _WORKER = "neuronpipe.bundles.compiler.neuronx_worker"
 _ERROR_LINES = 5
 _KEPT = (
@@ -48,12 +52,13 @@ class FilledBucket:
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """The traces that one process makes: `outputs` by bucket."""
+    """The traces that one process makes: `outputs` by name. `firsts`: the first layer of each part."""
 
     source_folder: str
     task: str
     attention: str
     flags: list[str]
+    firsts: list[int]
     outputs: dict[str, str]
 
 
@@ -140,6 +145,14 @@ def trace_all(job: TraceJob, outputs: Mapping[str, Path], workers: int, done: Ca
             future.result()
 
 
+def read_inputs(trace: Path) -> list[dict[str, Any]]:
+    """The inputs of the trace of a part, by name and shape."""
+    with zipfile.ZipFile(trace) as file:
+        name = next(one for one in file.namelist() if one.endswith(f"extra/{INPUTS_FILE}"))
+        inputs: list[dict[str, Any]] = json.loads(file.read(name))
+        return inputs
+
+
 def _failure(bucket: str, code: int, errors: str) -> str:
     killed = (
         "was killed, as it is where memory runs out: compile on a machine with more of it, or with fewer "
@@ -151,11 +164,11 @@ def _failure(bucket: str, code: int, errors: str) -> str:
 
 
 def run_all(
-    folder: Path, inputs: Sequence[str], outputs: Sequence[str], parts: Sequence[FilledBucket]
+    folder: Path, inputs: Sequence[str], outputs: Sequence[str], parts: Sequence[FilledBucket], cores: int = 1
 ) -> list[dict[str, Any]]:
-    """The outputs of traces on this machine's device, computed in a process that owns a core only meanwhile.
+    """The outputs of traces on this machine's device, computed in a process that owns its cores only meanwhile.
 
-    Raises SetupError.
+    `cores`: one for each part of the model. Raises SetupError.
     """
     with tempfile.TemporaryDirectory(prefix="neuronx-run-") as work, (Path(work) / "errors").open("w+") as errors:
         for number, part in enumerate(parts):
@@ -163,10 +176,13 @@ def run_all(
         job = {
             "folder": str(folder),
             "inputs": list(inputs),
-            "buckets": [str(part.bucket) for part in parts],
+            "traces": [part_names(str(part.bucket), cores) for part in parts],
             "work": work,
         }
-        with _Workers() as processes, processes.start(job, Path(work), errors, {"NEURON_RT_NUM_CORES": "1"}) as process:
+        with (
+            _Workers() as processes,
+            processes.start(job, Path(work), errors, {"NEURON_RT_NUM_CORES": str(cores)}) as process,
+        ):
             process.wait()
         if process.returncode != 0:
             errors.seek(0)

@@ -1,26 +1,29 @@
 """Converts PyTorch to OpenVINO, with dynamic batch and length."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 import transformers
 
 from neuronpipe.bundles.compiler.accuracy import Conversion, Ran
 from neuronpipe.bundles.compiler.architectures import needs_eager_attention
-from neuronpipe.bundles.compiler.modules import pretrained_model
+from neuronpipe.bundles.compiler.modules import SourceModule, pretrained_model
+from neuronpipe.bundles.compiler.positional import Positional
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.openvino import engine, has_bfloat16, openvino
+from neuronpipe.runtimes.parts import part_names
 
 # The parts of an int8 artefact that are not quantized compute in float32, and so does all of an int8-weights artefact.
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32", "int8-weights": "f32"}
 DTYPES = tuple(_PRECISIONS)
 BUCKETS = "none"
 
-_MODEL_FILE = "artifacts/openvino/model.xml"
-_WEIGHTS_FILE = "artifacts/openvino/model.bin"
+_FOLDER = "artifacts/openvino"
+_MODEL = "model"
 
 
 def convert(conversion: Conversion) -> Artifact:
@@ -28,11 +31,31 @@ def convert(conversion: Conversion) -> Artifact:
 
     Weights stay float32, for int8 until they are quantized. The dtype is that in which the back end computes.
     """
-    module, example, folder, dtype = conversion.module, conversion.example, conversion.folder, conversion.dtype
+    module, folder, dtype = conversion.module, conversion.folder, conversion.dtype
     if needs_eager_attention(model := pretrained_model(module.module)):
         model.set_attn_implementation("eager")
+    (folder / _FOLDER).mkdir(parents=True)
+    files = []
+    for name, (part, example) in zip(part_names(_MODEL, conversion.parts), conversion.each_part(), strict=True):
+        _convert(part, example, folder / _FOLDER / f"{name}.xml")
+        files += [f"{_FOLDER}/{name}.xml", f"{_FOLDER}/{name}.bin"]
+    return Artifact(
+        backend="openvino",
+        dtype=dtype,
+        files=tuple(files),
+        properties={"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]},
+        pipeline_cores=conversion.parts,
+        versions={
+            "openvino": openvino.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    )
+
+
+def _convert(module: SourceModule, example: Mapping[str, torch.Tensor], path: Path) -> None:
     inputs = [
-        (name, _free(example[name].shape, module.free_axes(name)), openvino.Type(example[name].dtype))
+        (_free(example[name].shape, module.free_axes(name)), openvino.Type(example[name].numpy().dtype))
         for name in module.inputs
     ]
     with warnings.catch_warnings(), torch.inference_mode():
@@ -41,8 +64,8 @@ def convert(conversion: Conversion) -> Artifact:
         warnings.simplefilter("ignore")
         try:
             model = openvino.convert_model(
-                module.module,
-                example_input={name: torch.from_numpy(example[name]) for name in module.inputs},
+                Positional(module.module, module.inputs, module.outputs),
+                example_input=tuple(example.values()),
                 input=inputs,
             )
         except Exception as error:
@@ -52,23 +75,9 @@ def convert(conversion: Conversion) -> Artifact:
         raise SetupError(
             f"{module.architecture} uses the inputs {found} of {list(module.inputs)}, which is not supported"
         )
-    for port, name in zip(model.inputs, module.inputs, strict=True):  # in order; the tracer drops some of the names
+    for port, name in zip([*model.inputs, *model.outputs], [*module.inputs, *module.outputs], strict=True):
         port.set_names({name})
-    for port in model.outputs:
-        port.set_names({name for name in port.names if name in module.outputs})
-    (folder / _MODEL_FILE).parent.mkdir(parents=True)
-    openvino.save_model(model, folder / _MODEL_FILE, compress_to_fp16=False)
-    return Artifact(
-        backend="openvino",
-        dtype=dtype,
-        files=(_MODEL_FILE, _WEIGHTS_FILE),
-        properties={"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]},
-        versions={
-            "openvino": openvino.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-    )
+    openvino.save_model(model, path, compress_to_fp16=False)
 
 
 def _free(shape: Sequence[int], axes: Sequence[int]) -> openvino.PartialShape:
@@ -77,13 +86,16 @@ def _free(shape: Sequence[int], axes: Sequence[int]) -> openvino.PartialShape:
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:
     """See ArtifactCompiler."""
+    paths = [conversion.folder / name for name in artifact.files if name.endswith(".xml")]
     try:
-        compiled = engine().compile_model(conversion.folder / _MODEL_FILE, "CPU", dict(artifact.properties))
+        parts = [engine().compile_model(path, "CPU", dict(artifact.properties)) for path in paths]
     except RuntimeError as error:
         raise SetupError(f"OpenVINO {openvino.__version__} cannot compile {conversion.module.architecture}") from error
-    names = [port.any_name for port in compiled.inputs]
     outputs: list[Outputs] = []
     for batch in batches:
-        result = compiled({name: batch[name] for name in names})
-        outputs.append({port.any_name: result[port].copy() for port in compiled.outputs})
+        values = dict(batch)
+        for part in parts:
+            result = part({port.any_name: values[port.any_name] for port in part.inputs})
+            values |= {port.any_name: result[port].copy() for port in part.outputs}
+        outputs.append({name: values[name] for name in conversion.module.outputs})
     return Ran(outputs, artifact.dtype if artifact.dtype != "bfloat16" or has_bfloat16() else "float32")

@@ -19,6 +19,8 @@ BACKENDS = {
 _SLOTS = "neuronpipe.neuron_executor.backends.neuronx_decoder"
 # Back ends whose cores take one batch at a time: they have no device for which a second batch could be prepared.
 ONE_IN_FLIGHT = ("openvino",)
+# Those that compute a model in parts, each on a core of its own.
+PIPELINED = ("openvino", "neuronx")
 GENERATING = ("openvino", "torch", "neuronx")
 _INSTALL = "install it with: pip install 'neuronpipe[executor-{name}]'"
 _INSTALL_SDK = "it is of AWS's Neuron SDK, which docs/neuron.md says how to install"
@@ -51,6 +53,10 @@ def load_backend(name: str, request: BackendRequest) -> Backend:
             f"cores_per_replica: {request.cores_per_replica}, the back end {name!r} computes a replica on one core; "
             "torch-neuronx traces "
             "no model that needs several (docs/neuron.md, Core groups)"
+        )
+    if request.pipeline_cores > 1 and name not in PIPELINED:
+        raise SetupError(
+            f"model {request.spec.name!r}: in {request.pipeline_cores} parts, which {name!r} does not compute"
         )
     if name in ONE_IN_FLIGHT and request.in_flight != 1:
         raise SetupError(

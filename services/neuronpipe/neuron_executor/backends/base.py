@@ -1,6 +1,6 @@
 """The contract of a back end: arrays in, arrays out, for one compiled bundle. It knows no task and no network."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
@@ -36,7 +36,7 @@ class BackendRequest:
     """The parameters of a back end: the model, the artefact's verified files and properties, and the resources to use.
 
     `cores` batches run at once (0: the back end's choice). On CPUs, they share `threads` CPU threads (0: one for each
-    available CPU). `files` may be gone once the back end is made.
+    available CPU). `pipeline_cores` is the number of the model's parts. `files` may be gone once the back end is made.
     """
 
     spec: ModelSpec
@@ -45,6 +45,7 @@ class BackendRequest:
     cores: int
     threads: int
     in_flight: int = 1
+    pipeline_cores: int = 1
     cores_per_replica: int = 1
     buckets: tuple[Bucket, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +56,7 @@ class Backend(Protocol):
 
     @property
     def cores(self) -> int:
-        """The number of cores. Each computes one batch at a time."""
+        """The number of cores. Each computes one batch at a time; of a model in parts, each has one on its way."""
 
     @property
     def in_flight(self) -> int:
@@ -64,6 +65,10 @@ class Backend(Protocol):
     @property
     def buckets(self) -> BucketPlan | None:
         """The only shapes that it computes, or None for any. The back end pads smaller batches and cuts the outputs."""
+
+    @property
+    def part_ns(self) -> Sequence[int]:
+        """How long each part of the model has computed, in nanoseconds; empty for a model in one part."""
 
     def round_tokens(self, tokens: int) -> int:
         """The padded length for sequences of up to `tokens` tokens; a few lengths let kernels be reused."""

@@ -7,6 +7,7 @@ tokens that a test chose.
 
 import asyncio
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -24,6 +25,8 @@ class FakeBackend:
     1x128:1.0,8x128:6.0; a core computes them one after the other. A batch with a `failing_token_id` raises, one with
     an `endless_token_id` never ends, and a row with a `nan_token_id` is NaN.
     """
+
+    part_ns: Sequence[int] = ()
 
     def __init__(self, request: BackendRequest) -> None:
         self._spec = request.spec

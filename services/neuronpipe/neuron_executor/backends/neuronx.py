@@ -1,8 +1,8 @@
-"""AWS Neuron: a replica of the model on each NeuronCore, a trace for each bucket."""
+"""AWS Neuron: a replica of the model on each NeuronCore, or a part of one, and a trace for each bucket."""
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,10 +11,19 @@ import torch
 from neuronpipe.bundles.buckets import Bucket, BucketPlan, bucket_inputs, cut_bucket, fill_bucket
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.neuron_executor.backends.base import BackendError, BackendRequest, Finish, Prepare, ResultT
+from neuronpipe.neuron_executor.backends.base import (
+    BackendError,
+    BackendRequest,
+    Finish,
+    Prepare,
+    ResultT,
+)
 from neuronpipe.neuron_executor.backends.neuron_runtime import neuron_runtime
 from neuronpipe.neuron_executor.backends.neuronx_traces import check_versions, load_trace
+from neuronpipe.neuron_executor.backends.part_turns import PartTurns
+from neuronpipe.neuron_executor.backends.shapes import check_shapes
 from neuronpipe.runtimes.neuron import core_count
+from neuronpipe.runtimes.parts import HIDDEN, part_names
 
 
 class NeuronxBackend:
@@ -35,32 +44,50 @@ class NeuronxBackend:
         self._runtime = neuron_runtime()
         check_versions(request.spec.name, request.versions)
         self.cores = core_count(request.cores)
+        parts = request.pipeline_cores
+        self._turns = PartTurns(self._name, parts, self.cores)
+        if self.cores % parts:
+            raise SetupError(
+                f"cores: {self.cores}, and the model {self._name!r} is in {parts} parts, each on a core of its own; "
+                f"give a multiple of {parts}"
+            )
         files = {path.name: path for path in request.files}
-        for bucket in self.buckets.buckets:
-            self._check_inputs(bucket, files)
-        # A model for each bucket and core.
-        self._replicas = [
-            {bucket: load_trace(files[f"{bucket}.pt"], core) for bucket in self.buckets.buckets}
+        names = {bucket: part_names(str(bucket), parts) for bucket in self.buckets.buckets}
+        # For each bucket, the inputs of each part.
+        self._part_inputs = {
+            bucket: [self._read_inputs(bucket, name, files) for name in names[bucket]] for bucket in names
+        }
+        # On each core a model for each bucket, or a part of it.
+        self._loaded = [
+            {bucket: load_trace(files[f"{names[bucket][core % parts]}.pt"], core) for bucket in names}
             for core in range(self.cores)
         ]
         self._threads = ThreadPoolExecutor(
             max_workers=self.cores * self.in_flight, thread_name_prefix=f"core-{self._name}"
         )
 
-    def _check_inputs(self, bucket: Bucket, files: dict[str, Path]) -> None:
+    def _read_inputs(self, bucket: Bucket, name: str, files: dict[str, Path]) -> dict[str, list[int]]:
+        """The shapes of a trace's inputs, in order."""
         try:
-            stamp = json.loads(files[f"{bucket}.json"].read_text())
-            described = [(one["name"], one["shape"]) for one in stamp["inputs"]]
+            stamp = json.loads(files[f"{name}.json"].read_text())
+            described = {one["name"]: one["shape"] for one in stamp["inputs"]}
         except (KeyError, TypeError, ValueError) as error:
             raise SetupError(
                 f"model {self._name!r}: its neuronx artefact lacks the bucket {bucket}; compile it again"
             ) from error
-        expected = bucket_inputs(self._inputs, bucket, self._image)
-        if f"{bucket}.pt" not in files or described != [(name, shape) for name, (shape, _) in expected.items()]:
+        expected = {one: shape for one, (shape, _) in bucket_inputs(self._inputs, bucket, self._image).items()}
+        if self._turns.parts > 1:
+            expected = {one: expected.get(one, described[HIDDEN] if one == HIDDEN else []) for one in described}
+        if f"{name}.pt" not in files or list(described.items()) != list(expected.items()):
             raise SetupError(
                 f"model {self._name!r}: the bucket {bucket} was compiled for other inputs than the model's; "
                 "compile it again"
             )
+        return described
+
+    @property
+    def part_ns(self) -> Sequence[int]:
+        return self._turns.part_ns
 
     def round_tokens(self, tokens: int) -> int:
         return self.buckets.round_tokens(tokens)
@@ -71,21 +98,25 @@ class NeuronxBackend:
         )
 
     def _compute(self, core: int, inputs: Arrays) -> dict[str, Array]:
-        shapes = [array.shape for array in inputs.values()]
-        if len(set(shapes)) > 1:
-            raise BackendError(f"inputs of different shapes: {shapes}")
-        rows, tokens = shapes[0][0], self._image.tokens if self._image else shapes[0][1]
+        check_shapes(inputs)
+        shape = next(iter(inputs.values())).shape
+        rows, tokens = shape[0], self._image.tokens if self._image else shape[1]
         bucket = self.buckets.find(rows, tokens)
         if bucket is None:
             raise BackendError(
                 f"no bucket holds {rows} x {tokens} tokens; there are: {', '.join(map(str, self.buckets.buckets))}"
             )
         filled = fill_bucket(inputs, bucket, self._pad_token_id)
-        tensors = tuple(
-            torch.from_numpy(filled[name]) for name in self._inputs
-        )  # by name: a trace knows positions only
-        self._runtime.check(core)
-        outputs = self._execute(core, bucket, tensors)
+        values = {name: torch.from_numpy(filled[name]) for name in self._inputs}
+        cores = self._turns.cores_of(core)
+        for one in cores:
+            self._runtime.check(one)
+        outputs: tuple[torch.Tensor, ...] = ()
+        for one, names in zip(cores, self._part_inputs[bucket], strict=True):
+            with self._turns.take(one):
+                # By position: a trace knows no names.
+                outputs = self._execute(one, bucket, tuple(values[name] for name in names))
+            values[HIDDEN] = outputs[0]
         arrays = {name: output.float().numpy() for name, output in zip(self._outputs, outputs, strict=True)}
         return {
             name: array[:, :tokens] if name in self._per_token else array
@@ -94,7 +125,7 @@ class NeuronxBackend:
 
     def _execute(self, core: int, bucket: Bucket, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         try:
-            outputs: tuple[torch.Tensor, ...] = self._replicas[core][bucket](*tensors)
+            outputs: tuple[torch.Tensor, ...] = self._loaded[core][bucket](*tensors)
             return outputs
         except (RuntimeError, ValueError) as error:
             if self._runtime.is_fatal(error) or not self._is_well(core):
@@ -109,16 +140,18 @@ class NeuronxBackend:
         bucket = self.buckets.buckets[0]
         values = {"input_ids": self._pad_token_id, "attention_mask": 1}
         try:
-            self._replicas[core][bucket](*self._example(bucket, values))
+            self._loaded[core][bucket](*self._example(core, bucket, values))
         except (RuntimeError, ValueError):
             return False
         return True
 
-    def _example(self, bucket: Bucket, values: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
+    def _example(self, core: int, bucket: Bucket, values: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
         """Inputs that hold one value each, by name, or else 0."""
-        inputs = bucket_inputs(self._inputs, bucket, self._image).items()
+        dtypes = {name: dtype for name, (_, dtype) in bucket_inputs(self._inputs, bucket, self._image).items()}
+        shapes = self._part_inputs[bucket][core % self._turns.parts]
         return tuple(
-            torch.full(shape, values.get(name, 0), dtype=getattr(torch, dtype)) for name, (shape, dtype) in inputs
+            torch.full(shape, values.get(name, 0), dtype=getattr(torch, dtypes.get(name, "float32")))
+            for name, shape in shapes.items()
         )
 
     def error_texts(self) -> dict[str, str]:
@@ -127,7 +160,7 @@ class NeuronxBackend:
         The SDK's documents do not have all of these texts.
         """
         bucket = self.buckets.buckets[0]
-        good = self._example(bucket, dict.fromkeys(self._inputs, 1))
+        good = self._example(0, bucket, dict.fromkeys(self._inputs, 1))
         tried = {
             "another shape": tuple(tensor[:, 1:] for tensor in good),
             "another dtype": tuple(tensor.int() for tensor in good),
@@ -139,7 +172,7 @@ class NeuronxBackend:
         texts = {}
         for name, tensors in tried.items():
             try:
-                self._replicas[0][bucket](*tensors)
+                self._loaded[0][bucket](*tensors)
                 texts[name] = "NOT REFUSED"
             except Exception as error:  # the report has to say which error it is
                 texts[name] = f"{type(error).__name__}: {error}"
@@ -148,4 +181,4 @@ class NeuronxBackend:
     def close(self) -> None:
         """See Backend. The device keeps the models until the process ends, because the SDK does."""
         self._threads.shutdown(wait=True, cancel_futures=True)
-        self._replicas.clear()
+        self._loaded.clear()

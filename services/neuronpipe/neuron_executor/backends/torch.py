@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +11,15 @@ import torch
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.neuron_executor.backends.base import BackendError, BackendRequest, CoreLost, Finish, Prepare, ResultT
+from neuronpipe.neuron_executor.backends.base import (
+    BackendError,
+    BackendRequest,
+    CoreLost,
+    Finish,
+    Prepare,
+    ResultT,
+)
+from neuronpipe.neuron_executor.backends.shapes import check_shapes
 from neuronpipe.runtimes.cpus import compute_pool, cpu_threads
 from neuronpipe.runtimes.torch import is_lost, load_program
 
@@ -26,6 +34,7 @@ class TorchBackend:
     """
 
     buckets = None
+    part_ns: Sequence[int] = ()
 
     def __init__(self, request: BackendRequest) -> None:
         path = next((path for path in request.files if path.suffix == ".pt2"), None)
@@ -54,8 +63,7 @@ class TorchBackend:
 
     def _compute(self, core: int, inputs: Arrays) -> dict[str, Array]:
         device, program = self._cores[core]
-        if len({array.shape for array in inputs.values() if array.ndim == 2}) > 1:  # those of tokens
-            raise BackendError(f"inputs of different shapes: {[array.shape for array in inputs.values()]}")
+        check_shapes(inputs)
         try:
             with torch.inference_mode(), self._streams.use(device) as stream:
                 outputs = program(**{name: _to_device(array, device) for name, array in inputs.items()})

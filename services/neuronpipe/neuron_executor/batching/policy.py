@@ -26,10 +26,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sequences that run together, each padded to `padded_tokens`.
-
-    `computed_tokens`: of all rows, including those that stay empty.
-    """
+    """Sequences that run together, each padded to `padded_tokens`; `computed_tokens`: of all rows, also empty ones."""
 
     members: list[QueuedSequence]
     padded_tokens: int
@@ -54,10 +51,7 @@ class BatchPolicy(Protocol):
         """The number of tokens that the device computes for a sequence of that padded length in a batch of its own."""
 
     def can_wait(self, one: QueuedSequence, wait_s: float) -> bool:
-        """Whether a caller waits for a sequence, and still will when a core that is free in `wait_s` has computed it.
-
-        If not, the caller gets DeadlineExceeded.
-        """
+        """Whether a caller still waits when a core that is free in `wait_s` has computed it; if not, it expires."""
 
 
 class DeadlineCheck:

@@ -1,0 +1,43 @@
+"""The parts of a model over several cores: one batch at a time in each, and how long each has computed."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from neuronpipe.runtimes.parts import check_parts
+
+
+class PartTurns:
+    """Each `parts` neighbouring cores are a pipeline. Cores that are left over are more batches in the last."""
+
+    def __init__(self, name: str, parts: int, cores: int) -> None:
+        """Raises SetupError for fewer cores than the model needs."""
+        check_parts(name, parts, cores)
+        self.parts = parts
+        self.pipelines = cores // parts
+        self._locks = [threading.Lock() for _ in range(self.pipelines * parts)]
+        self._ns = [0] * len(self._locks)
+
+    @property
+    def part_ns(self) -> Sequence[int]:
+        """See Backend."""
+        return [sum(self._ns[part :: self.parts]) for part in range(self.parts)] if self.parts > 1 else ()
+
+    def cores_of(self, core: int) -> range:
+        """The cores that a batch of this core passes, one for each part."""
+        first = min(core // self.parts, self.pipelines - 1) * self.parts
+        return range(first, first + self.parts)
+
+    @contextlib.contextmanager
+    def take(self, core: int) -> Iterator[None]:
+        """A block in which the core of a part computes a batch. A model in one part needs no turns."""
+        if self.parts == 1:
+            yield
+            return
+        with self._locks[core]:
+            began_ns = time.monotonic_ns()
+            try:
+                yield
+            finally:
+                self._ns[core] += time.monotonic_ns() - began_ns

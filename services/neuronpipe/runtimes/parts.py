@@ -1,0 +1,22 @@
+"""A model over several cores: cut between layers into parts, each on a core of its own, and batches flow through."""
+
+from collections.abc import Sequence
+
+from neuronpipe.core.errors import SetupError
+
+# The input of every part but the first, and the only output of every part but the last: what its last layer computed.
+HIDDEN = "hidden"
+
+
+def check_parts(name: str, parts: int, cores: int) -> None:
+    """Raises SetupError for fewer cores than a model has parts."""
+    if cores < parts:
+        raise SetupError(
+            f"model {name!r}: compiled in {parts} parts, each for a core of its own (--pipeline-cores), and there are "
+            f"{cores} cores"
+        )
+
+
+def part_names(name: str, parts: int) -> Sequence[str]:
+    """The names of the files of a model's parts, in order."""
+    return [f"{name}-{number}" for number in range(1, parts + 1)] if parts > 1 else [name]
