@@ -118,7 +118,9 @@ def test_cores_are_those_of_the_container(
 def test_a_model_has_a_core_for_each_of_its_parts(tmp_path: Path) -> None:
     write_bundle(tmp_path / "models", artifacts=(Artifact(backend="fake", dtype="float32", pipeline_cores=4),))
     found = check_deployment(NeuronExecutorSettings(repository=tmp_path / "models", cores=2))
-    assert "compiled in 4 parts, each for a core of its own (--pipeline-cores), and there are 2 cores" in _problem(found)
+    assert "compiled in 4 parts, each for a core of its own (--pipeline-cores), and there are 2 cores" in _problem(
+        found
+    )
 
 
 def test_a_back_end_that_the_image_does_not_have_is_named(
