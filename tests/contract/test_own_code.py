@@ -196,6 +196,14 @@ async def test_nomic_with_experts_answers_as_its_published_code(
     np.testing.assert_allclose(await _run(bundle, backend, texts), expected.numpy(), rtol=0, atol=_TOLERANCE)
 
 
+def test_experts_in_int8_stay_close(tmp_path: Path) -> None:
+    source = nomic_experts.make_source(tmp_path / "source", "sentence_embedding", unigram(max_tokens=64))
+    task = "sentence_embedding"
+    request = CompileRequest(str(source), task, tmp_path / "repository", "m", dtype="int8", min_agreement=0.9)
+    (artifact,) = compile_bundle(request, lambda line: None).manifest.artifacts
+    assert artifact.float_parts == ()
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("num_shared_experts", 1), ("moe_normalize_expert_weights", True), ("qkv_proj_bias", False)]
 )

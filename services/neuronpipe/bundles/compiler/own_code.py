@@ -48,7 +48,8 @@ _NOMIC_VALUES: Mapping[str, Any] = {
     "use_rms_norm": False,
 }
 # Of those with experts (nomic_experts.py).
-_NOMIC_EXPERTS_VALUES = _NOMIC_VALUES | {
+_NOMIC_EXPERTS_VALUES: Mapping[str, Any] = {
+    **_NOMIC_VALUES,
     "activation_function": "gelu",
     "expert_choice_router": False,
     "ffn_div": 1,
