@@ -195,7 +195,9 @@ _TAIL = """
 - **Longformer** has full attention with a mask that leaves out what is beyond a token's window: the same numbers as
   transformers' windows, with memory for the square of a text's tokens.
 - **Nomic BERT, GTE** are read as transformers has them and as they are published, with code of their own, which is not
-  run. What that code alone computes (experts, rotary embeddings of a part, `mixed_b`) is refused by its name.
+  run. What that code alone computes (rotary embeddings of a part, `mixed_b`) is refused by its name. Nomic BERT with
+  experts (nomic-embed-text-v2-moe) is a graph of our own, for embeddings: with openvino an expert computes its own
+  tokens, on the other back ends and in int8 each computes all.
 - **Jina v2** (`jina-embeddings-v2-*`, "code" is `jina-embeddings-v2-base-code`, and `jina-reranker-v1-*`) is a graph of
   our own, which transformers does not have. Its attention adds a number for each pair of tokens and each head.
 - **Snowflake's arctic-embed**: -xs, -s and -m are BERT, -m-long is Nomic BERT, -m-v2.0 is GTE, and -l and -l-v2.0 are

@@ -20,7 +20,7 @@ from neuronpipe.core.tensors import Array
 from neuronpipe.inputs.kind import input_kind
 from neuronpipe.neuron_executor.backends import load_backend
 from neuronpipe.neuron_executor.backends.base import BackendRequest, compute
-from tests import jina_bert
+from tests import jina_bert, nomic_experts
 from tests.architectures import TEXT_ARCHITECTURES, make_source
 from tests.models import save
 from tests.trained_tokenizers import byte_level_bpe, unigram, word_piece
@@ -183,6 +183,37 @@ async def test_nomic_in_the_names_of_its_own_code_is_read(backend: str, tmp_path
     np.testing.assert_allclose(await _run(bundle, backend, texts), expected, rtol=0, atol=_TOLERANCE)
 
 
+@pytest.mark.parametrize("backend", ["openvino", "torch", "neuronx"])
+async def test_nomic_with_experts_answers_as_its_published_code(
+    backend: str, tmp_path: Path, neuron_double: Any
+) -> None:
+    tokenizer = unigram(max_tokens=64)
+    source = nomic_experts.make_source(tmp_path / "source", "sentence_embedding", tokenizer)
+    bundle = _compile(source, tmp_path, backend, "sentence_embedding")
+    assert bundle.spec.architecture == "NomicExpertsModel"
+    texts = _tokens(tokenizer)
+    expected = torch.stack([nomic_experts.token_vectors(source, text).mean(0) for text in texts])
+    np.testing.assert_allclose(await _run(bundle, backend, texts), expected.numpy(), rtol=0, atol=_TOLERANCE)
+
+
+def test_experts_in_int8_stay_close(tmp_path: Path) -> None:
+    source = nomic_experts.make_source(tmp_path / "source", "sentence_embedding", unigram(max_tokens=64))
+    task = "sentence_embedding"
+    request = CompileRequest(str(source), task, tmp_path / "repository", "m", dtype="int8", min_agreement=0.9)
+    (artifact,) = compile_bundle(request, lambda line: None).manifest.artifacts
+    assert artifact.float_parts == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_shared_experts", 1), ("moe_normalize_expert_weights", True), ("qkv_proj_bias", False)]
+)
+def test_nomic_with_other_experts_is_refused(name: str, value: Any, tmp_path: Path) -> None:
+    source = nomic_experts.make_source(tmp_path / "source", "sentence_embedding", unigram(max_tokens=64))
+    _change(source, **{name: value})
+    with pytest.raises(SetupError, match=f"config.json has {name} {value!r}, which only the model's own code computes"):
+        _compile(source, tmp_path, "fake", "sentence_embedding")
+
+
 def test_nomic_that_is_scaled_beyond_its_trained_positions_takes_no_more_tokens_than_these(tmp_path: Path) -> None:
     source, _, _ = _nomic(tmp_path / "source")
     _change(source, rotary_scaling_factor=2)
@@ -190,7 +221,7 @@ def test_nomic_that_is_scaled_beyond_its_trained_positions_takes_no_more_tokens_
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("num_experts", 8), ("prenorm", True), ("rotary_emb_fraction", 0.5), ("qkv_proj_bias", True)]
+    ("name", "value"), [("causal", True), ("prenorm", True), ("rotary_emb_fraction", 0.5), ("qkv_proj_bias", True)]
 )
 def test_nomic_with_what_only_its_own_code_computes_is_refused(name: str, value: Any, tmp_path: Path) -> None:
     source, _, _ = _nomic(tmp_path / "source")

@@ -16,8 +16,8 @@ from transformers.models.auto import modeling_auto
 
 from neuronpipe.bundles.compiler.cross_encoders import entailing, is_cross_encoder, ranking
 from neuronpipe.bundles.compiler.decoder_masks import MASKED_DECODERS
-from neuronpipe.bundles.compiler.jina_bert import JINA_BERTS
 from neuronpipe.bundles.compiler.modules import SourceModule
+from neuronpipe.bundles.compiler.own_code import OWN_GRAPHS
 from neuronpipe.bundles.compiler.sentence_transformers import read_json, transformer_folder
 from neuronpipe.bundles.compiler.source_checks import check_configuration, reads_of
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS
@@ -96,7 +96,7 @@ class Configuration:
                 f"{self.folder}: config.json names no architecture, so its task is not known; choose one with --task"
             )
         head = next((head for head in _HEADS if self.architecture.endswith(head)), None)
-        if head is None or not (hasattr(transformers, self.architecture) or self.architecture in JINA_BERTS):
+        if head is None or not (hasattr(transformers, self.architecture) or self.architecture in OWN_GRAPHS):
             raise SetupError(
                 f"{self.folder}: {self.architecture} is not a known architecture; known are those that end in "
                 f"{_heads()}"

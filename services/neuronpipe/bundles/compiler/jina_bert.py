@@ -187,7 +187,7 @@ JINA_BERTS: dict[str, Any] = {
 
 
 def register_jina_bert() -> None:
-    """Has transformers' automatic classes know the model. Every process that loads models has to call it."""
+    """Has transformers' automatic classes know the model."""
     transformers.AutoConfig.register(JinaBertConfig.model_type, JinaBertConfig, exist_ok=True)
     for auto_class, model in zip(
         (transformers.AutoModel, transformers.AutoModelForMaskedLM, transformers.AutoModelForSequenceClassification),

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from neuronpipe.bundles.buckets import Bucket, bucket_inputs, parse_bucket
-from neuronpipe.bundles.compiler.jina_bert import register_jina_bert
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx_processes import DONE, INPUTS_FILE, TraceJob
+from neuronpipe.bundles.compiler.own_code import register_own_graphs
 from neuronpipe.bundles.compiler.pipeline import Pipeline
 from neuronpipe.bundles.compiler.positional import Positional
 from neuronpipe.bundles.compiler.slots import slot_step, source_encoder
@@ -29,7 +29,7 @@ from neuronpipe.tasks import TASKS
 
 
 def _trace(job: TraceJob, done: TextIO) -> None:
-    register_jina_bert()
+    register_own_graphs()
     folder = Path(job.source_folder)
     source = load_module(folder, job.task, SOURCE_TASKS[job.task].load_tokenizer(folder), attention=job.attention)
     for name, path in job.outputs.items():

@@ -10,6 +10,7 @@ import transformers
 from neuronpipe.bundles.compiler.accuracy import Conversion, Ran
 from neuronpipe.bundles.compiler.architectures import needs_eager_attention
 from neuronpipe.bundles.compiler.modules import SourceModule, pretrained_model
+from neuronpipe.bundles.compiler.nomic_experts import take_rows
 from neuronpipe.bundles.compiler.positional import Positional
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.manifest import Artifact
@@ -34,6 +35,8 @@ def convert(conversion: Conversion) -> Artifact:
     module, folder, dtype = conversion.module, conversion.folder, conversion.dtype
     if needs_eager_attention(model := pretrained_model(module.module)):
         model.set_attn_implementation("eager")
+    if dtype != "int8":  # quantized where rows are taken, embeddings had a cosine similarity of 0.72 in place of 0.97
+        take_rows(model)
     (folder / _FOLDER).mkdir(parents=True)
     files = []
     for name, (part, example) in zip(part_names(_MODEL, conversion.parts), conversion.each_part(), strict=True):

@@ -18,7 +18,8 @@ import torch
 import transformers
 
 from neuronpipe.bundles.compiler.decoder_masks import MASKED_DECODERS
-from neuronpipe.bundles.compiler.jina_bert import FEED_FORWARD_TYPES, register_jina_bert
+from neuronpipe.bundles.compiler.jina_bert import FEED_FORWARD_TYPES, JINA_BERTS, register_jina_bert
+from neuronpipe.bundles.compiler.nomic_experts import NomicExpertsConfig, NomicExpertsModel, register_nomic_experts
 from neuronpipe.bundles.compiler.sentence_transformers import read_json, transformer_folder
 from neuronpipe.bundles.compiler.source import ModelSource
 from neuronpipe.core.errors import SetupError
@@ -38,7 +39,6 @@ _NOMIC_VALUES: Mapping[str, Any] = {
     "causal": False,
     "mlp_fc1_bias": False,
     "mlp_fc2_bias": False,
-    "num_experts": 0,
     "parallel_block": False,
     "prenorm": False,
     "qkv_proj_bias": False,
@@ -46,6 +46,18 @@ _NOMIC_VALUES: Mapping[str, Any] = {
     "rotary_emb_interleaved": False,
     "rotary_emb_scale_base": None,
     "use_rms_norm": False,
+}
+# Of those with experts (nomic_experts.py).
+_NOMIC_EXPERTS_VALUES: Mapping[str, Any] = {
+    **_NOMIC_VALUES,
+    "activation_function": "gelu",
+    "expert_choice_router": False,
+    "ffn_div": 1,
+    "mlp_fc1_bias": True,
+    "mlp_fc2_bias": True,
+    "moe_normalize_expert_weights": False,
+    "num_shared_experts": 0,
+    "qkv_proj_bias": True,
 }
 _GTE_VALUES: Mapping[str, Any] = {
     "layer_norm_type": "layer_norm",
@@ -61,6 +73,8 @@ _DIRECTIONS = ("is_causal", "use_bidirectional_attention")
 _SEES_ALL_TOKENS = "modeling_qwen.Qwen2Model"
 
 KNOWN_FORM = "known_form"
+# The names of our graphs of models that transformers does not have.
+OWN_GRAPHS = (*JINA_BERTS, NomicExpertsModel.__name__)
 
 
 def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
@@ -68,7 +82,7 @@ def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
 
     Raises SetupError for a value of its configuration that means something that our graph of it does not compute.
     """
-    register_jina_bert()
+    register_own_graphs()
     own = transformer_folder(source.folder)
     content = read_json(own / "config.json")
     written = _written_anew(source.folder, own, content) if isinstance(content, dict) else None
@@ -81,6 +95,12 @@ def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
     config.unlink()
     config.write_text(json.dumps({name: value for name, value in written.items() if name != _OWN_CODE}))
     return dataclasses.replace(source, folder=folder)
+
+
+def register_own_graphs() -> None:
+    """Has transformers' automatic classes know our graphs. Every process that loads models has to call it."""
+    register_jina_bert()
+    register_nomic_experts()
 
 
 def _written_anew(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -106,7 +126,8 @@ def _of_nomic(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[st
     """Of nomic-embed-text, and of models made of it, as snowflake-arctic-embed-m-long."""
     if "n_embd" not in content:
         return None
-    _require(folder, content, _NOMIC_VALUES)
+    has_experts = bool(content.get("num_experts") and content.get("moe_every_n_layers"))
+    _require(folder, content, _NOMIC_EXPERTS_VALUES if has_experts else _NOMIC_VALUES)
     named = {_NOMIC_NAMES.get(name, name): value for name, value in content.items()}
     if content.get("n_inner") is None:
         named["intermediate_size"] = 4 * content["n_embd"]
@@ -114,6 +135,9 @@ def _of_nomic(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[st
     if content.get("rotary_scaling_factor"):
         named["max_position_embeddings"] = content.get("max_trained_positions") or 2048
     rope = {"rope_type": "default", "rope_theta": content.get("rotary_emb_base", 10_000.0)}
+    if has_experts:
+        of_experts = {"model_type": NomicExpertsConfig.model_type, "architectures": [NomicExpertsModel.__name__]}
+        return {**named, **of_experts, "rope_parameters": rope}
     return {**named, "hidden_act": "silu", "rope_parameters": rope}
 
 
