@@ -40,7 +40,7 @@ _SEED = 20261121
 _PLACES = [*BACKENDS, "openvino in parts", "neuronx in parts", "torch on a GPU", "neuronx on a device"]
 # Those that no core can share, with the reason.
 _UNCUT = dict.fromkeys(("ALBERT", "Longformer"), "has no two layers of its own that run one after the other")
-_UNCUT |= dict.fromkeys(("DeBERTa-v3", "Swin"), "hand on more than one tensor")
+_UNCUT |= dict.fromkeys(("DeBERTa-v3", "Swin"), "passes from one layer to the next")
 # Those of images and texts have a suite of their own, test_images_and_texts.py.
 _OF_ONE_KIND = [name for name in ARCHITECTURES if name not in IMAGE_TEXT_FAMILIES]
 _CORES = 2

@@ -15,10 +15,12 @@ from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.compiler.pipeline import Pipeline, PipelineOptions
 from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.core.errors import SetupError
+from neuronpipe.neuron_executor.backends import part_turns
+from neuronpipe.neuron_executor.backends.base import CoreLost
 from neuronpipe.neuron_executor.backends.part_turns import PartTurns
 from tests.decoders import save_decoder
 from tests.models import save
-from tests.trained_tokenizers import word_piece
+from tests.trained_tokenizers import unigram, word_piece
 
 _LAYERS = 6
 
@@ -75,6 +77,37 @@ def test_the_model_is_whole_again_after_a_part_was_used(cut: Callable[..., Pipel
     assert [name for name, _ in module.named_parameters()] == names
 
 
+def test_a_weight_that_the_example_hides_stays_where_it_is_read(tmp_path: Path) -> None:
+    """transformers makes the row of the padding zero, and traces for Neuron are made of padding."""
+    tokenizer = unigram(max_tokens=64)
+    config = transformers.XLMRobertaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = transformers.XLMRobertaForSequenceClassification(config)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert not model.roberta.embeddings.word_embeddings.weight[tokenizer.pad_token_id].any()
+    task = "text_classification"
+    module = load_module(tmp_path, task, SOURCE_TASKS[task].load_tokenizer(tmp_path))
+    text = {"input_ids": torch.arange(5, 21).view(2, 8), "attention_mask": torch.ones(2, 8, dtype=torch.int64)}
+    padding = text | {"input_ids": torch.full((2, 8), tokenizer.pad_token_id)}
+    (found,) = Pipeline(module, padding, (0, 1)).run([text])
+    torch.testing.assert_close(found, {name: one.detach() for name, one in module.module(**text).items()})
+
+
+def test_a_batch_behind_one_that_hangs_is_not_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_turns, "_LIMIT_S", 0.01)
+    turns = PartTurns("model", parts=2, cores=2)
+    with turns.take(1), pytest.raises(CoreLost, match="core 1 hangs with another batch") as lost, turns.take(1):
+        pass
+    assert not lost.value.has_begun
+
+
 def test_more_parts_than_layers_are_refused(cut: Callable[..., Pipeline]) -> None:
     with pytest.raises(SetupError, match="--pipeline-cores 7: BertForSequenceClassification has 6 layers"):
         cut("BertForSequenceClassification", "text_classification", 7)
@@ -85,6 +118,7 @@ def test_more_parts_than_layers_are_refused(cut: Callable[..., Pipeline]) -> Non
     [
         ({"pipeline": PipelineOptions(0)}, "--pipeline-cores 0"),
         ({"pipeline": PipelineOptions(2, "luck")}, "time or memory"),
+        ({"pipeline": PipelineOptions(1, "memory")}, "--pipeline-balance memory: is for --pipeline-cores of 2 or more"),
         ({"backend": "torch"}, "--pipeline-cores: the back end 'torch' computes a model on one core; openvino and neu"),
         ({"backend": "fake"}, "--pipeline-cores: the back end 'fake' computes a model on one core"),
         ({"dtype": "int8"}, "--pipeline-cores: not with --dtype int8; float32 and bfloat16 can be cut"),

@@ -70,7 +70,7 @@ def _compile(source: Path, folder: Path, parts: int) -> None:
             task="text_classification",
             repository=folder,
             name="classifier",
-            pipeline=PipelineOptions(parts, "memory"),
+            pipeline=PipelineOptions(parts, "memory" if parts > 1 else "time"),
             **for_neuron(folder.parent / "neuronx", "4x32"),
         ),
         lambda line: None,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from neuronpipe.cli.ending import ending_on_sigterm
 from neuronpipe.core.errors import SetupError
+from neuronpipe.runtimes.parts import BALANCES
 
 HELP = "compile models, compare and measure them on this machine, and write a report"
 EXTRA = "compile"
@@ -35,6 +36,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=1,
         metavar="N",
         help="cut each model into N parts, as when compiling",
+    )
+    parser.add_argument(
+        "--pipeline-balance", default="time", choices=BALANCES, help="what is to be equal in all parts (default: time)"
     )
     parser.add_argument("--cores", default="0", help="how many cores, or which, as 0-1 (default: all)")
     parser.add_argument(
@@ -78,7 +82,7 @@ def run(options: argparse.Namespace) -> None:
             backend=options.backend,
             dtype=options.dtype,
             buckets=BucketRequest(words) if options.backend == "neuronx" else NO_BUCKETS,
-            pipeline=PipelineOptions(options.pipeline_cores),
+            pipeline=PipelineOptions(options.pipeline_cores, options.pipeline_balance),
         )
         for source in options.sources
     ]

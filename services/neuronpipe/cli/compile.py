@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from neuronpipe.cli.ending import ending_on_sigterm
 from neuronpipe.cli.repository import folder
 from neuronpipe.core.errors import SetupError
+from neuronpipe.runtimes.parts import BALANCES
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.compiler.buckets import BucketRequest
@@ -126,7 +127,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pipeline-balance",
         default="time",
-        choices=["time", "memory"],
+        choices=BALANCES,
         help="what is to be equal in all parts (default: time)",
     )
     parser.add_argument(

@@ -6,14 +6,22 @@ from neuronpipe.core.errors import SetupError
 
 # The input of every part but the first, and the only output of every part but the last: what its last layer computed.
 HIDDEN = "hidden"
+# What can be about equal in all parts, and the back ends that compute parts.
+BALANCES = ("time", "memory")
+PIPELINED = ("openvino", "neuronx")
 
 
-def check_parts(name: str, parts: int, cores: int) -> None:
-    """Raises SetupError for fewer cores than a model has parts."""
+def check_parts(name: str, parts: int, cores: int, *, leaves_none: bool) -> None:
+    """Raises SetupError for fewer cores than a model has parts, and for cores that are left over if none may be."""
     if cores < parts:
         raise SetupError(
             f"model {name!r}: compiled in {parts} parts, each for a core of its own (--pipeline-cores), and there are "
             f"{cores} cores"
+        )
+    if leaves_none and cores % parts:
+        raise SetupError(
+            f"cores: {cores}, and the model {name!r} is in {parts} parts, each on a core of its own; give a multiple "
+            f"of {parts}"
         )
 
 

@@ -31,7 +31,7 @@ from neuronpipe.bundles.compiler.embedding_ranges import EMBEDDING_TASKS, with_r
 from neuronpipe.bundles.compiler.modules import SourceModule
 from neuronpipe.bundles.compiler.neuronx import DEFAULT_OPTIONS, NeuronxOptions
 from neuronpipe.bundles.compiler.own_code import KNOWN_FORM, in_known_form
-from neuronpipe.bundles.compiler.pipeline import BALANCES, ONE_CORE, PipelineOptions, cut_module
+from neuronpipe.bundles.compiler.pipeline import ONE_CORE, PipelineOptions, cut_module
 from neuronpipe.bundles.compiler.samples import BUILT_IN, BUILT_IN_IMAGES, calibration_batches, comparison_batches
 from neuronpipe.bundles.compiler.source import ModelSource, find_source
 from neuronpipe.bundles.compiler.source_checks import check_kind
@@ -50,6 +50,7 @@ from neuronpipe.bundles.repository import (
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.runtimes.given_texts import GivenText
+from neuronpipe.runtimes.parts import BALANCES, PIPELINED
 from neuronpipe.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -60,8 +61,6 @@ Report: TypeAlias = Callable[[str], None]
 COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "fake": fake, "neuronx": neuronx, "torch": torch_}
 TOKENIZER_FILE = "tokenizer.json"
 TOKENS_FILE = "tokens.json"
-# The back ends that compute one model on several cores.
-_PIPELINED = ("openvino", "neuronx")
 # Their results have tokens of the vocabulary.
 _TASKS_WITH_TOKENS = ("fill_mask", "sparse_embedding")
 
@@ -288,10 +287,12 @@ def _check_pipeline(request: CompileRequest) -> None:
             f"--pipeline-cores {request.pipeline.cores} --pipeline-balance {request.pipeline.balance}: 1 core or "
             f"more, and {' or '.join(BALANCES)}"
         )
-    if request.backend not in _PIPELINED:
+    if request.pipeline.cores == 1:
+        raise SetupError(f"--pipeline-balance {request.pipeline.balance}: is for --pipeline-cores of 2 or more")
+    if request.backend not in PIPELINED:
         raise SetupError(
             f"--pipeline-cores: the back end {request.backend!r} computes a model on one core; "
-            f"{' and '.join(_PIPELINED)} have models over several"
+            f"{' and '.join(PIPELINED)} have models over several"
         )
     if request.dtype.startswith("int8"):
         raise SetupError(f"--pipeline-cores: not with --dtype {request.dtype}; float32 and bfloat16 can be cut")
@@ -336,7 +337,7 @@ def _check(request: CompileRequest) -> None:
         raise SetupError(
             f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}"
         )
-    if request.pipeline.cores != 1:
+    if request.pipeline != ONE_CORE:
         _check_pipeline(request)
     if request.base_model and not request.merge_adapter:
         raise SetupError("--base-model is for --merge-adapter")

@@ -25,7 +25,7 @@ from neuronpipe.bundles.compiler.neuronx_processes import FilledBucket, TraceJob
 from neuronpipe.bundles.compiler.tasks.base import Batch, Outputs
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.core.errors import SetupError
-from neuronpipe.runtimes.neuron import device_count, sdk_release
+from neuronpipe.runtimes.neuron import CORES_PER_DEVICE, device_count, sdk_release
 from neuronpipe.runtimes.parts import part_names
 from neuronpipe.runtimes.slots import CHUNK_PROPERTY, CHUNK_TOKENS, encoder_file
 from neuronpipe.tasks import TASKS
@@ -142,7 +142,8 @@ def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) ->
 
     A trace runs on a device only. Without one, PyTorch computes the same buckets.
     """
-    has_device = device_count() > 0
+    cores = device_count() * CORES_PER_DEVICE
+    has_device = cores >= artifact.pipeline_cores
     module, plan = conversion.module, BucketPlan(artifact.buckets)
     parts = [[*_fill(batch, plan, module)] for batch in batches]
     flat = [part for of_batch in parts for part in of_batch]
@@ -163,7 +164,8 @@ def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) ->
             for part in of_batch
         ]
         outputs.append({name: np.concatenate([one[name] for one in cut]) for name in module.outputs})
-    return Ran(outputs, artifact.dtype, "" if has_device else "PyTorch, as no Neuron device was at hand")
+    at_hand = "the model has more parts than the device cores" if cores else "no Neuron device was at hand"
+    return Ran(outputs, artifact.dtype, "" if has_device else f"PyTorch, as {at_hand}")
 
 
 def _fill(batch: Batch, plan: BucketPlan, module: SourceModule) -> Iterator[FilledBucket]:
@@ -179,13 +181,13 @@ def _fill(batch: Batch, plan: BucketPlan, module: SourceModule) -> Iterator[Fill
 
 
 def _emulate(conversion: Conversion, parts: Sequence[FilledBucket]) -> list[Outputs]:
-    module = conversion.module.module if conversion.pipeline is None else conversion.pipeline.run
-    outputs: list[Outputs] = []
+    batches = [{name: torch.from_numpy(part.inputs[name]) for name in conversion.module.inputs} for part in parts]
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=conversion.dtype != "float32"):
-        for part in parts:
-            computed = module(**{name: torch.from_numpy(part.inputs[name]) for name in conversion.module.inputs})
-            outputs.append({name: computed[name].float().numpy() for name in conversion.module.outputs})
-    return outputs
+        if conversion.pipeline:
+            computed = conversion.pipeline.run(batches)
+        else:
+            computed = [conversion.module.module(**batch) for batch in batches]
+    return [{name: one[name].float().numpy() for name in conversion.module.outputs} for one in computed]
 
 
 def _versions() -> dict[str, str]:

@@ -46,7 +46,7 @@ def _trace(job: TraceJob, done: TextIO) -> None:
 
 
 def _trace_part(source: SourceModule, bucket: Bucket, number: int, job: TraceJob, path: str) -> None:
-    with Pipeline(source, _example(source, bucket), job.firsts).part(number) as (part, example):
+    with Pipeline(source, _example(source, bucket), job.firsts).part(number, has_fixed_shapes=True) as (part, example):
         module = Positional(part.module, part.inputs, part.outputs).eval()
         _trace_module(module, tuple(example.values()), {}, job, path, part.inputs)
 

@@ -136,6 +136,7 @@ def _of_nomic(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[st
         named["max_position_embeddings"] = content.get("max_trained_positions") or 2048
     rope = {"rope_type": "default", "rope_theta": content.get("rotary_emb_base", 10_000.0)}
     if has_experts:
+        _require(folder, content, {"architectures": ["NomicBertModel"]})
         of_experts = {"model_type": NomicExpertsConfig.model_type, "architectures": [NomicExpertsModel.__name__]}
         return {**named, **of_experts, "rope_parameters": rope}
     return {**named, "hidden_act": "silu", "rope_parameters": rope}

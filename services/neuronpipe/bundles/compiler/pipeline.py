@@ -22,7 +22,6 @@ from neuronpipe.bundles.compiler.tasks.base import Batch
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.parts import HIDDEN
 
-BALANCES = ("time", "memory")
 # What the parts compute may differ from the model by this share of the largest output.
 _TOLERANCE = 1e-5
 
@@ -84,8 +83,13 @@ class Pipeline:
         return cut
 
     @contextlib.contextmanager
-    def part(self, number: int) -> Iterator[tuple[SourceModule, dict[str, torch.Tensor]]]:
-        """One part, and an example of its inputs. The model itself must not be used meanwhile."""
+    def part(
+        self, number: int, *, has_fixed_shapes: bool = False
+    ) -> Iterator[tuple[SourceModule, dict[str, torch.Tensor]]]:
+        """One part, and an example of its inputs. The model itself must not be used meanwhile.
+
+        `has_fixed_shapes`: the part is for inputs of the example's shapes, so that it needs none for its shape.
+        """
         first, last = self.firsts[number], [*self.firsts, self.layers][number + 1]
         start = _Start(self._own[0]) if first else None
         stand_ins = [_HandedOn(layer) for layer in self._own]
@@ -94,13 +98,13 @@ class Pipeline:
         kept += [torch.nn.Identity() for _ in self._own[len(kept) :]]
         outputs = (HIDDEN,) if ends else self.source.outputs
         example = self._example | ({HIDDEN: self._hidden[first]} if start else {})
-        with contextlib.ExitStack() as stack, torch.inference_mode():
+        with contextlib.ExitStack() as stack, torch.no_grad():
             stack.callback(self._put, self._own)
             self._put(kept)
             part = _Part(self.source.module, start, {})
             inside = {id(one) for layer in self._own[first:last] for one in layer.modules()}
             _drop_unread(part, example, inside, stack)
-            needed = _needed(part, example, outputs)
+            needed = _needed(part, example, outputs, "aten::size" if has_fixed_shapes else "")
             absent = {name: tensor for name, tensor in self._example.items() if name not in needed}
             part = _Part(self.source.module, start, absent).eval()
             of_part = dataclasses.replace(self.source, module=part, inputs=tuple(needed), outputs=outputs)
@@ -111,23 +115,26 @@ class Pipeline:
         ranges = itertools.pairwise([*self.firsts, self.layers])
         return f"      {len(self.firsts)} parts: layers " + ", ".join(f"{one}-{end - 1}" for one, end in ranges)
 
-    def run(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the parts compute, one after the other."""
-        values = inputs
+    def run(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+        """What the parts compute of each batch, one after the other."""
+        values = [dict(batch) for batch in batches]
         for number in range(len(self.firsts)):
             with self.part(number) as (part, _):
-                values |= part.module(**{name: values[name] for name in part.inputs})
-        return {name: values[name] for name in self.source.outputs}
+                for one in values:
+                    one |= part.module(**{name: one[name] for name in part.inputs})
+        return [{name: one[name] for name in self.source.outputs} for one in values]
 
     def _check(self) -> None:
-        with torch.inference_mode():
+        with torch.no_grad():
             expected = self.source.module(**self._example)
             refusal = SetupError(
-                f"--pipeline-cores: the layers of {self.source.architecture} hand on more than one tensor, and cannot "
-                "be cut; compile it for one core"
+                f"--pipeline-cores: parts of {self.source.architecture} do not compute what it does, as more than a "
+                "layer's vectors passes from one layer to the next; compile it for one core"
             )
             try:
-                found = self.run(**self._example)
+                (found,) = self.run([self._example])
+            except MemoryError:
+                raise
             except Exception as error:  # whatever the model's code raises
                 raise refusal from error
         if not all(_is_close(found[name], tensor) for name, tensor in expected.items()):
@@ -151,7 +158,7 @@ class Pipeline:
                 self._hidden.append(_first_of(args, kwargs).clone())
 
         watched = [*self._own, *(one for one in _with_weights(self.source.module) if id(one) not in inside)]
-        with contextlib.ExitStack() as stack, torch.inference_mode():
+        with contextlib.ExitStack() as stack, torch.no_grad():
             for module in watched:
                 stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
             self.source.module(**self._example)
@@ -220,14 +227,15 @@ class _End(_HandedOn):
 
 
 class _Unread(torch.nn.Module):
-    """Stands for weights that a part does not need."""
+    """Stands for weights that a part does not need. What it gives must not matter, so that it is NaN."""
 
     def __init__(self, width: int | None) -> None:
         super().__init__()
         self._width = width
 
     def forward(self, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return value if self._width is None else torch.zeros(*value.shape, self._width)
+        shape = value.shape if self._width is None else (*value.shape, self._width)
+        return torch.full(shape, torch.nan)
 
 
 # Set on layers that return a tuple.
@@ -248,7 +256,7 @@ def _run_in_order(source: SourceModule, layers: torch.nn.ModuleList, example: Ma
         calls.append(number)
         object.__setattr__(layer, _GIVES_TUPLE, isinstance(output, tuple))
 
-    with contextlib.ExitStack() as stack, torch.inference_mode():
+    with contextlib.ExitStack() as stack, torch.no_grad():
         for number, layer in enumerate(layers):
             hook = layer.register_forward_hook(lambda one, args, output, number=number: note(one, args, output, number))
             stack.callback(hook.remove)
@@ -281,8 +289,8 @@ def _drop_unread(
             setattr(parent, name, child)
 
 
-def _needed(part: _Part, example: Mapping[str, torch.Tensor], outputs: Sequence[str]) -> list[str]:
-    """The inputs on which the outputs depend, in order."""
+def _needed(part: _Part, example: Mapping[str, torch.Tensor], outputs: Sequence[str], but_for: str) -> list[str]:
+    """The inputs on which the outputs depend, in order. `but_for`: an operation that does not count."""
     positional = Positional(part, tuple(example), outputs).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Python values that the tracer treats as constant
@@ -290,7 +298,8 @@ def _needed(part: _Part, example: Mapping[str, torch.Tensor], outputs: Sequence[
     graph = traced.inlined_graph
     torch._C._jit_pass_dce(graph)
     _, *values = graph.inputs()
-    return [name for name, value in zip(example, values, strict=True) if value.uses()]
+    used = [any(use.user.kind() != but_for for use in value.uses()) for value in values]
+    return [name for name, is_used in zip(example, used, strict=True) if is_used]
 
 
 def _weights(module: torch.nn.Module, balance: str) -> int:

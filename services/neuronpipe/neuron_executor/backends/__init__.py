@@ -9,6 +9,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.neuron_executor.backends.base import Backend, BackendRequest
 from neuronpipe.runtimes.decoder import GATHERED, MODEL, DecoderModel
 from neuronpipe.runtimes.decoders import load
+from neuronpipe.runtimes.parts import PIPELINED
 
 BACKENDS = {
     "openvino": "neuronpipe.neuron_executor.backends.openvino:OpenVinoBackend",
@@ -19,8 +20,6 @@ BACKENDS = {
 _SLOTS = "neuronpipe.neuron_executor.backends.neuronx_decoder"
 # Back ends whose cores take one batch at a time: they have no device for which a second batch could be prepared.
 ONE_IN_FLIGHT = ("openvino",)
-# Those that compute a model in parts, each on a core of its own.
-PIPELINED = ("openvino", "neuronx")
 GENERATING = ("openvino", "torch", "neuronx")
 _INSTALL = "install it with: pip install 'neuronpipe[executor-{name}]'"
 _INSTALL_SDK = "it is of AWS's Neuron SDK, which docs/neuron.md says how to install"

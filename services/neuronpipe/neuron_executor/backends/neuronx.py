@@ -23,7 +23,7 @@ from neuronpipe.neuron_executor.backends.neuronx_traces import check_versions, l
 from neuronpipe.neuron_executor.backends.part_turns import PartTurns
 from neuronpipe.neuron_executor.backends.shapes import check_shapes
 from neuronpipe.runtimes.neuron import core_count
-from neuronpipe.runtimes.parts import HIDDEN, part_names
+from neuronpipe.runtimes.parts import HIDDEN, check_parts, part_names
 
 
 class NeuronxBackend:
@@ -45,12 +45,8 @@ class NeuronxBackend:
         check_versions(request.spec.name, request.versions)
         self.cores = core_count(request.cores)
         parts = request.pipeline_cores
+        check_parts(self._name, parts, self.cores, leaves_none=True)
         self._turns = PartTurns(self._name, parts, self.cores)
-        if self.cores % parts:
-            raise SetupError(
-                f"cores: {self.cores}, and the model {self._name!r} is in {parts} parts, each on a core of its own; "
-                f"give a multiple of {parts}"
-            )
         files = {path.name: path for path in request.files}
         names = {bucket: part_names(str(bucket), parts) for bucket in self.buckets.buckets}
         # For each bucket, the inputs of each part.
@@ -109,11 +105,10 @@ class NeuronxBackend:
         filled = fill_bucket(inputs, bucket, self._pad_token_id)
         values = {name: torch.from_numpy(filled[name]) for name in self._inputs}
         cores = self._turns.cores_of(core)
-        for one in cores:
-            self._runtime.check(one)
         outputs: tuple[torch.Tensor, ...] = ()
         for one, names in zip(cores, self._part_inputs[bucket], strict=True):
             with self._turns.take(one):
+                self._runtime.check(one)
                 # By position: a trace knows no names.
                 outputs = self._execute(one, bucket, tuple(values[name] for name in names))
             values[HIDDEN] = outputs[0]

@@ -5,7 +5,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from neuronpipe.neuron_executor.backends.base import CoreLost
 from neuronpipe.runtimes.parts import check_parts
+
+# Less than the executor's limit for a batch (batch_limit_s), which would take a batch that waits for one that hangs.
+_LIMIT_S = 30.0
 
 
 class PartTurns:
@@ -13,7 +17,7 @@ class PartTurns:
 
     def __init__(self, name: str, parts: int, cores: int) -> None:
         """Raises SetupError for fewer cores than the model needs."""
-        check_parts(name, parts, cores)
+        check_parts(name, parts, cores, leaves_none=False)
         self.parts = parts
         self.pipelines = cores // parts
         self._locks = [threading.Lock() for _ in range(self.pipelines * parts)]
@@ -31,13 +35,18 @@ class PartTurns:
 
     @contextlib.contextmanager
     def take(self, core: int) -> Iterator[None]:
-        """A block in which the core of a part computes a batch. A model in one part needs no turns."""
+        """A block in which the core of a part computes a batch. A model in one part needs no turns.
+
+        Raises CoreLost where the batch before does not end: this one has not begun.
+        """
         if self.parts == 1:
             yield
             return
-        with self._locks[core]:
-            began_ns = time.monotonic_ns()
-            try:
-                yield
-            finally:
-                self._ns[core] += time.monotonic_ns() - began_ns
+        if not self._locks[core].acquire(timeout=_LIMIT_S):
+            raise CoreLost(f"core {core} hangs with another batch", has_begun=False)
+        began_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self._ns[core] += time.monotonic_ns() - began_ns
+            self._locks[core].release()
