@@ -13,11 +13,13 @@ from typing import Any
 import torch
 import transformers
 from torch.nn.functional import gelu
-from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.core_model_loading import Chunk, WeightConverter, WeightRenaming
+
+# transformers 4 has no Nomic BERT at all; this module can be imported there.
+_Config: Any = getattr(transformers, "NomicBertConfig", transformers.PretrainedConfig)
+_Model: Any = getattr(transformers, "NomicBertModel", transformers.PreTrainedModel)
 
 
-class NomicExpertsConfig(transformers.NomicBertConfig):
+class NomicExpertsConfig(_Config):
     """Layers 1, 1 + `moe_every_n_layers` and so on have `num_experts` experts, of which a token takes `moe_top_k`."""
 
     model_type = "nomic_experts"
@@ -97,7 +99,7 @@ class _ExpertLayer(torch.nn.Module):
         return result
 
 
-class NomicExpertsModel(transformers.NomicBertModel):
+class NomicExpertsModel(_Model):
     """The encoder."""
 
     config_class = NomicExpertsConfig
@@ -126,22 +128,24 @@ def taking_rows(module: torch.nn.Module) -> Iterator[None]:
             one.takes_rows = False
 
 
-# The names of the published weights.
-_NAMES = (
-    WeightRenaming("encoder.layers", "layers"),
-    WeightRenaming("emb_ln", "embeddings.LayerNorm"),
-    WeightRenaming("attn.out_proj", "self_attn.o_proj"),
-    WeightRenaming("norm1", "post_attention_layernorm"),
-    WeightRenaming("norm2", "post_mlp_layernorm"),
-    WeightConverter(
-        "attn.Wqkv", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], operations=[Chunk(dim=0)]
-    ),
-)
-
-
 def register_nomic_experts() -> None:
-    """Has transformers' automatic classes know the model."""
+    """Has transformers' automatic classes know the model, and the names of its published weights."""
+    if not hasattr(transformers, "NomicBertModel"):
+        return
+    from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+    from transformers.core_model_loading import Chunk, WeightConverter, WeightRenaming
+
     kind = NomicExpertsConfig.model_type
     transformers.AutoConfig.register(kind, NomicExpertsConfig, exist_ok=True)
     transformers.AutoModel.register(NomicExpertsConfig, NomicExpertsModel, exist_ok=True)
-    register_checkpoint_conversion_mapping(kind, list(_NAMES), overwrite=True)
+    names = [
+        WeightRenaming("encoder.layers", "layers"),
+        WeightRenaming("emb_ln", "embeddings.LayerNorm"),
+        WeightRenaming("attn.out_proj", "self_attn.o_proj"),
+        WeightRenaming("norm1", "post_attention_layernorm"),
+        WeightRenaming("norm2", "post_mlp_layernorm"),
+        WeightConverter(
+            "attn.Wqkv", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], operations=[Chunk(dim=0)]
+        ),
+    ]
+    register_checkpoint_conversion_mapping(kind, names, overwrite=True)
