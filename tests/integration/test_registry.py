@@ -198,7 +198,7 @@ def make_worse(repository: Path, how: str) -> None:
     path = repository / "classifier" / "2" / MANIFEST_FILE
     content = json.loads(path.read_text())
     if how == "slower":
-        content["artifacts"][0]["properties"] = {"device_time_s": "5"}
+        content["artifacts"][0]["properties"] = {"device_time_s": "1"}
     elif how == "other answers":
         content["model"]["labels"].reverse()
     else:  # fails for the texts of Load, and not in warming up
@@ -231,8 +231,9 @@ async def test_a_promotion_ends_at_stable_or_where_it_began(
         make_worse(same_answers, worse)
     make_stable(same_answers, 1)
     _registry(same_answers, "alias", "classifier", "canary", "2")
+    # A core for each caller: no request waits for a batch of the other version.
     options = ("--repository", str(same_answers), *_POLL, "--metrics-listen", "127.0.0.1:0", "--front-processes", "2")
-    with ServiceProcess("all", *options) as process:
+    with ServiceProcess("all", *options, "--cores", str(_CALLERS)) as process:
         process.wait_until_ready()
         url = f"http://{process.wait_for('metrics')['address']}/metrics"
         async with AsyncClient(process.target) as client, under_load(client):

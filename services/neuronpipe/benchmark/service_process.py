@@ -94,4 +94,7 @@ class ServiceProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        code = self._process.poll()
+        if error and code is not None:
+            error.add_note(f"{self.service} had ended with {code}:\n{Path(self._log.name).read_text()}")
         self.stop()

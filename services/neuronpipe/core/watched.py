@@ -49,8 +49,8 @@ class Watched(Generic[ValueT]):
             self._state, self.problem = state, str(error)
             return
         if value is not None:
-            log("changed files are used", files=[str(file) for file in self._files])
             self._state, self.value, self.problem = state, value, ""
+            log("changed files are used", files=[str(file) for file in self._files])
 
     def _read_settled(self, state: _State) -> ValueT | None:
         """What the files hold. None where they are not as in `state` any more: what was read may be part old, part new.
