@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from neuronpipe.process.in_flight import InFlight
 
 _LIMIT_S = 10
 _MESSAGE_BYTES = 1000
+_connections = itertools.count()
 
 
 class _Caller:
@@ -22,7 +24,7 @@ class _Caller:
         self.is_read = False
         self.refusal: asyncio.Future[NeuronpipeError] = asyncio.get_running_loop().create_future()
         self._message: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.received = asyncio.create_task(in_flight.receive(connection or str(id(self)), self._read, self._refuse))
+        self.received = asyncio.create_task(in_flight.receive(connection or str(next(_connections)), self._read, self._refuse))
 
     async def _read(self) -> bytes:
         self.is_read = True

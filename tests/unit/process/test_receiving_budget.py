@@ -1,11 +1,14 @@
 """process/receiving_budget.py: which claims find room, and which are refused."""
 
+import itertools
+
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.process.receiving_budget import Claim, ReceivingBudget
 
 _MESSAGE_BYTES = 1600
 _SMALL_BYTES = 200
 _BUDGET_BYTES = 2 * _MESSAGE_BYTES
+_connections = itertools.count()
 
 
 class _Message(Claim):
@@ -16,7 +19,7 @@ class _Message(Claim):
     def __init__(self, connection: str = "") -> None:
         """`connection`: default one of its own."""
         self.refusals: list[str] = []
-        super().__init__(connection or str(id(self)), self._refused)
+        super().__init__(connection or str(next(_connections)), self._refused)
 
     def _refused(self, error: NeuronpipeError) -> None:
         self.refusals.append(error.message)
