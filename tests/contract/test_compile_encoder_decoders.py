@@ -14,8 +14,6 @@ from tests.encoder_decoders import MODELS, TOKENS, save_encoder_decoder
 from tests.models import for_neuron
 from tests.sampling import sample_of
 
-# T5 has attention of its own.
-_WITH_SLOTS = [family for family in MODELS if not family.startswith("t5")]
 _TASKS = {"marian": "translation", "mbart": "translation"}
 
 
@@ -40,11 +38,11 @@ def test_every_token_is_compared(family: str, tmp_path: Path, pytestconfig: pyte
     assert (facts.max_new_tokens, facts.min_new_tokens, facts.forced_eos_token_id) == (39, 4, 2)
 
 
-@pytest.mark.parametrize("family", _WITH_SLOTS)
+@pytest.mark.parametrize("family", MODELS)
 def test_every_token_in_the_slots_of_neuron_is_compared(
     family: str, tmp_path: Path, pytestconfig: pytest.Config, neuron_double: object
 ) -> None:
-    if family not in sample_of(pytestconfig).some(_WITH_SLOTS):
+    if family not in sample_of(pytestconfig).some(list(MODELS)):
         pytest.skip("not in the sample of this run")
     source = save_encoder_decoder(family, tmp_path / "source")
     bundle = _compile(source, tmp_path / "repository", **for_neuron(tmp_path, "6x48"))
@@ -65,7 +63,6 @@ def test_every_token_in_the_slots_of_neuron_is_compared(
             "4x48",
             "a text of BartForConditionalGeneration takes 5 slots, 4 for its beams and one for",
         ),
-        ("t5", "6x48", "T5ForConditionalGeneration: its attention adds biases by distance, which neuronx does not"),
     ],
 )
 def test_what_slots_cannot_hold_is_refused(

@@ -119,7 +119,7 @@ async def test_texts_of_pytorch_equal_those_of_generate(
     compared.check(at_least=100 if sample.is_whole else len(cases))
 
 
-@pytest.mark.parametrize("family", ["bart", "marian"])
+@pytest.mark.parametrize("family", ["bart", "marian", "t5"])
 async def test_texts_of_neuron_slots_equal_those_of_generate(
     family: str,
     sample: Sample,
@@ -208,7 +208,7 @@ async def test_texts_equal_those_of_the_pipeline_of_a_task(
     compared.check(at_least=len(cases) - len(cases) // 30)
 
 
-@pytest.mark.parametrize("family", ["bart", "marian"])
+@pytest.mark.parametrize("family", ["bart", "marian", "t5"])
 async def test_texts_equal_those_of_the_pipeline_with_its_own_defaults(
     family: str,
     sample: Sample,

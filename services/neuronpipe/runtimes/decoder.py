@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,17 +57,28 @@ class Run:
     source_blocks: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
+class Scores(NamedTuple):
     """The scores of a step's runs that needed them, in order. The arrays are valid until the next step.
 
     `logits`: float32 [runs, vocabulary]. `top_ids`: int32 [runs, tops], the best tokens, best first, equal ones in any
-    order. `top_logits`: float32 [runs, tops].
+    order. `top_logits`: float32 [runs, tops]. `log_sums`: float32 [runs], log(sum(exp(logits - the best of them))).
+
+    A token's log probability is its logit, less the best one, less the sum's logarithm.
     """
 
     logits: NDArray[np.float32]
     top_ids: NDArray[np.int32]
     top_logits: NDArray[np.float32]
+    log_sums: NDArray[np.float32]
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[tuple["Scores", int]]) -> "Scores":
+        """Copies of rows of several steps."""
+        return cls._make(np.array([scores[part][row] for scores, row in rows]) for part in range(len(cls._fields)))
+
+    def at(self, rows: slice) -> "Scores":
+        """Those of some runs, without a copy."""
+        return Scores._make(array[rows] for array in self)
 
 
 class DecoderModel(Protocol):

@@ -72,16 +72,12 @@ class GatheredModel:
             scores, new = self._graph.step(_inputs(together))
             self._write(together, new)
             if len(by_length) > 1:  # the graph may use its memory again
-                scores = Scores(scores.logits.copy(), scores.top_ids.copy(), scores.top_logits.copy())
+                scores = Scores._make(array.copy() for array in scores)
             found |= {place: (scores, row) for row, place in enumerate(places)}
         chosen = [found[place] for place, run in enumerate(runs) if run.is_scored]
         if len(by_length) == 1 and len(chosen) == len(runs):
             return scores
-        return Scores(
-            np.array([one.logits[row] for one, row in chosen], np.float32),
-            np.array([one.top_ids[row] for one, row in chosen], np.int32),
-            np.array([one.top_logits[row] for one, row in chosen], np.float32),
-        )
+        return Scores.of_rows(chosen)
 
     def _write(self, runs: Sequence[Run], new: Any) -> None:
         positions = [(run, run.past + number) for run in runs for number in range(len(run.token_ids))]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.decoder import ENCODER, Scores, block_count
 from neuronpipe.runtimes.openvino import engine, openvino
-from neuronpipe.runtimes.paged import add_top_tokens, encoder_request
+from neuronpipe.runtimes.paged import add_scores, encoder_request, scores_of
 
 
 class OpenVinoGraph:
@@ -20,7 +20,7 @@ class OpenVinoGraph:
         """See PagedModel."""
         try:
             graph = engine().read_model(model_file)
-            add_top_tokens(graph)
+            add_scores(graph)
             compiled = engine().compile_model(graph, "CPU", {**properties, "NUM_STREAMS": "1"})
             encoder_file = model_file.with_name(f"{ENCODER}.xml")
             self._encoder = encoder_request(encoder_file, properties) if encoder_file.exists() else None
@@ -44,10 +44,7 @@ class OpenVinoGraph:
         except RuntimeError:
             self._request = self._new_request()  # as a stream, it may fail for good with other inputs
             raise
-        logits, top_ids, top_logits, new = (
-            self._request.get_tensor(name).data for name in ("logits", "top_ids", "top_logits", "new")
-        )
-        return Scores(logits, top_ids, top_logits), new
+        return scores_of(self._request), self._request.get_tensor("new").data
 
     def read(self, token_ids: NDArray[np.int64]) -> Any:
         """See GatheringGraph."""

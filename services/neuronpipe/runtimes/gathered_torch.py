@@ -35,7 +35,8 @@ class TorchGraph:
         logits, new = self._run(self._step, **given, cache=self.cache)
         logits = logits.float()
         top_logits, top_ids = logits.topk(min(TOP_TOKENS, logits.shape[1]))
-        return Scores(*(array.cpu().numpy() for array in (logits, top_ids.int(), top_logits))), new
+        log_sums = (logits - top_logits[:, :1]).exp().sum(1).log()
+        return Scores(*(array.cpu().numpy() for array in (logits, top_ids.int(), top_logits, log_sums))), new
 
     def read(self, token_ids: NDArray[np.int64]) -> Any:
         """See GatheringGraph."""

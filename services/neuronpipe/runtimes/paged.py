@@ -36,7 +36,7 @@ class PagedModel:
             graph = engine().read_model(model_file)
             paged_attention_transformation(graph)
             of_sources = _separate_sources(graph)
-            add_top_tokens(graph)
+            add_scores(graph)
             compiled = engine().compile_model(graph, "CPU", {**properties, "NUM_STREAMS": "1"})
             self._encoder = encoder_request(model_file.with_name(f"{ENCODER}.xml"), properties) if of_sources else None
         except RuntimeError as error:
@@ -91,10 +91,7 @@ class PagedModel:
             self._request = self._new_request()  # as a stream, it may fail for good with other inputs
             raise
         scored = sum(run.is_scored for run in runs)
-        logits, top_ids, top_logits = (
-            self._request.get_tensor(name).data[:scored] for name in ("logits", "top_ids", "top_logits")
-        )
-        return Scores(logits, top_ids, top_logits)
+        return scores_of(self._request).at(slice(scored))
 
     def _new_request(self) -> "openvino.InferRequest":
         request = self._compiled.create_infer_request()
@@ -193,8 +190,8 @@ def _is_of_source(attention: "openvino.Node") -> bool:
     return bool(node.get_type_name() == "Parameter" and "source_last" in node.output(0).names)
 
 
-def add_top_tokens(graph: "openvino.Model") -> None:
-    """Adds the best tokens of each row to the outputs."""
+def add_scores(graph: "openvino.Model") -> None:
+    """Adds to the outputs what Scores has beside the logits."""
     logits = graph.output("logits").get_node().input_value(0)
     vocabulary = logits.get_partial_shape()[1].get_length()
     top = opset13.topk(
@@ -205,9 +202,18 @@ def add_top_tokens(graph: "openvino.Model") -> None:
         sort="value",
         index_element_type="i32",
     )
-    for index, name in enumerate(("top_logits", "top_ids")):
-        result = opset13.result(top.output(index))
+    of_row = opset13.constant(np.array([1], np.int64))
+    best = opset13.reduce_max(logits, of_row, keep_dims=True)
+    sums = opset13.reduce_sum(opset13.exp(opset13.subtract(logits, best)), of_row)
+    added = {"top_logits": top.output(0), "top_ids": top.output(1), "log_sums": opset13.log(sums).output(0)}
+    for name, output in added.items():
+        result = opset13.result(output)
         result.output(0).get_tensor().set_names({name})
-        top.output(index).get_tensor().set_names({name})
+        output.get_tensor().set_names({name})
         graph.add_results([result])
     graph.validate_nodes_and_infer_types()
+
+
+def scores_of(request: "openvino.InferRequest") -> Scores:
+    """What a graph with `add_scores` computed."""
+    return Scores._make(request.get_tensor(name).data for name in Scores._fields)

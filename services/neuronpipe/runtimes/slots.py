@@ -93,12 +93,7 @@ class SlotModel:
                 found |= {of_run: (scores, of_run) for of_run in singles}
             if part:
                 found[slot] = scores, slots  # the last part of a run counts
-        chosen = [found[run.blocks[0]] for run in runs if run.is_scored]
-        return Scores(
-            np.array([one.logits[row] for one, row in chosen], np.float32),
-            np.array([one.top_ids[row] for one, row in chosen], np.int32),
-            np.array([one.top_logits[row] for one, row in chosen], np.float32),
-        )
+        return Scores.of_rows([found[run.blocks[0]] for run in runs if run.is_scored])
 
     def _parts(self, runs: Sequence[Run]) -> Iterator[tuple[int, int, Sequence[int]]]:
         """The slot, the tokens before, and the tokens of each part of a prompt; an empty one where there is none."""

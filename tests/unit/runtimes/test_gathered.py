@@ -29,7 +29,9 @@ class _Graph:
                 sums += (held * is_held).sum(axis=1)  # NaN of others would spread, as with real attention
         logits = np.repeat((sums + new.sum(axis=1))[:, None], _VOCABULARY, axis=1)
         computed = np.broadcast_to(new[:, :, None, None, None], (*new.shape, 2, 1, 1))
-        return Scores(logits, np.zeros((len(new), 1), np.int32), logits[:, :1]), computed
+        return Scores(
+            logits, np.zeros((len(new), 1), np.int32), logits[:, :1], np.zeros(len(new), np.float32)
+        ), computed
 
     def read(self, token_ids: Any) -> Any:
         return np.broadcast_to(token_ids.astype(np.float32)[None, :, :, None], (2, 1, token_ids.shape[1], 1))

@@ -35,7 +35,9 @@ class _Graph:
         sums = np.array([*map(sum, self.held), sum(self.held[slot])], np.float32)[:, None]
         for of_row, (source, count) in enumerate(read[0] if read else ()):
             sums[of_row] += sum(self.sources[source][:count])
-        return Scores(np.repeat(sums, 5, axis=1), np.zeros((_SLOTS + 1, 1), np.int32), sums)
+        return Scores(
+            np.repeat(sums, 5, axis=1), np.zeros((_SLOTS + 1, 1), np.int32), sums, np.zeros(_SLOTS + 1, np.float32)
+        )
 
 
 def _model() -> tuple[SlotModel, _Graph]:

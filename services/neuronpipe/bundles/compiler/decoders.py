@@ -152,11 +152,6 @@ def _compile_slots(
             f"--bucket: what generates has one, SLOTSxTOKENS, since its traces would not share their cache; "
             f"here are {len(conversion.buckets)}"
         )
-    if module.config.model_type in WITH_SHARED_BIASES:
-        raise SetupError(
-            f"{module.architecture}: its attention adds biases by distance, which neuronx does not compute; openvino "
-            "and torch do"
-        )
     beams = module.fact("num_beams") or 1
     needed = beams + 1 if module.config.is_encoder_decoder else 1
     if bucket.batch < needed:

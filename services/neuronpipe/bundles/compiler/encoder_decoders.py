@@ -58,16 +58,18 @@ def read(
     `source_mask`: [1, 1, 1, tokens], 0 for what is part of the source; None if all is.
     """
     seen = torch.zeros(1, 1, 1, 1, dtype=model.dtype)
-    source_mask = seen if source_mask is None else source_mask
+    # The encoder of T5 in transformers 4 takes no mask of four dimensions.
+    if is_t5(model):
+        of_encoder = None if source_mask is None else (source_mask[:, 0, 0] == 0).long()
+    else:
+        of_encoder = seen if source_mask is None else source_mask
     encoder, handles = model.get_encoder(), []
     if hasattr(encoder, "embed_positions"):
         place = placing(torch.arange(input_ids.shape[1])[None])
         handles.append(encoder.embed_positions.register_forward_hook(place))
     try:
-        # T5's of transformers 4 takes no mask of four dimensions.
-        mask = None if is_t5(model) else source_mask
         with masks_as_given(model):
-            hidden = encoder(input_ids=input_ids, attention_mask=mask, return_dict=True)["last_hidden_state"]
+            hidden = encoder(input_ids=input_ids, attention_mask=of_encoder, return_dict=True)["last_hidden_state"]
     finally:
         for handle in handles:
             handle.remove()
@@ -75,7 +77,7 @@ def read(
     with masks_as_given(model):
         result = model(
             encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
-            attention_mask=source_mask,
+            attention_mask=seen if source_mask is None else source_mask,
             decoder_input_ids=input_ids[:, :1],
             decoder_attention_mask=seen,
             past_key_values=cache,

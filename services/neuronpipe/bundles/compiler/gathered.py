@@ -4,8 +4,7 @@ All that attention depends on, position biases too, is in the mask, which is com
 """
 
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from neuronpipe.bundles.compiler import encoder_decoders
+from neuronpipe.bundles.compiler.position_biases import biases_by_distance, without_biases
 from neuronpipe.bundles.compiler.stateful import arrays_of, cache_of, converted, placing, shapes_of
 from neuronpipe.runtimes.decoder import BLOCK_TOKENS, ENCODER, GATHERED
 from neuronpipe.runtimes.openvino import openvino
@@ -39,7 +39,7 @@ class GatheredStep(torch.nn.Module):
         self.parts, (self.heads, self.width, _) = 2 * len(own), own[0]
         self.has_source = bool(cross)
         # What attention adds to scores by how far a token is, [distances, heads], if it adds anything.
-        self.by_distance = None if (attention := _biased(model)) is None else _by_distance(attention)
+        self.by_distance = biases_by_distance(model)
 
     def example(self) -> dict[str, torch.Tensor]:
         """Inputs to trace it with."""
@@ -113,7 +113,7 @@ class GatheredStep(torch.nn.Module):
             for handle in handles:
                 stack.callback(handle.remove)
             stack.enter_context(encoder_decoders.masks_as_given(self.model))
-            stack.enter_context(_without_biases(self.model))
+            stack.enter_context(without_biases(self.model))
             if of_source is None:
                 kinds = set(getattr(self.model.config, "layer_types", None) or ())
                 masks: Any = dict.fromkeys(kinds, mask) if len(kinds) > 1 else mask
@@ -186,36 +186,3 @@ def _mask(is_seen: torch.Tensor, dtype: torch.dtype, biases: torch.Tensor | None
     """What is added to scores, [rows, heads or 1, new or 1, tokens]. `is_seen`: [rows, new or 1, tokens]."""
     seen = torch.zeros((), dtype=dtype, device=is_seen.device) if biases is None else biases
     return torch.where(is_seen[:, None], seen, torch.finfo(dtype).min)
-
-
-def _biased(model: Any) -> Any:
-    """The attention of a decoder with position biases that all layers share, as T5 has it; None for others."""
-    if not encoder_decoders.is_t5(model):
-        return None
-    return model.get_decoder().block[0].layer[0].SelfAttention
-
-
-def _by_distance(attention: Any) -> torch.Tensor:
-    """The biases of the distances, [distances, heads]. All from the last one on have the same."""
-    most = attention.relative_attention_max_distance
-    buckets = attention._relative_position_bucket(
-        -torch.arange(most + 1),
-        bidirectional=False,
-        num_buckets=attention.relative_attention_num_buckets,
-        max_distance=most,
-    )
-    biases: torch.Tensor = attention.relative_attention_bias.weight.detach()[buckets]
-    return biases
-
-
-@contextmanager
-def _without_biases(model: Any) -> Iterator[None]:
-    """The mask has them already."""
-    if (attention := _biased(model)) is None:
-        yield
-        return
-    attention.has_relative_attention_bias = False
-    try:
-        yield
-    finally:
-        attention.has_relative_attention_bias = True

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import embedding
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import BaseModelOutput
@@ -22,6 +23,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.bundles.compiler.encoder_decoders import read
 from neuronpipe.bundles.compiler.modules import SourceModule, pretrained_model
+from neuronpipe.bundles.compiler.position_biases import attending_by, biases_by_distance
 from neuronpipe.bundles.compiler.stateful import arrays_of, shapes_of
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.decoder import TOP_TOKENS, Scores
@@ -60,6 +62,7 @@ class SlotStep(torch.nn.Module):
         self.states = torch.nn.ParameterList(
             torch.nn.Parameter(torch.zeros(shape), requires_grad=False) for shape in shapes
         )
+        self.register_buffer("by_distance", biases_by_distance(model))
         model.set_attn_implementation(_ATTENTION)
 
     def _shapes(self, cache: Cache) -> list[tuple[int, ...]]:
@@ -78,7 +81,7 @@ class SlotStep(torch.nn.Module):
 
     def aliases(self) -> dict[torch.Tensor, int]:
         """Which output each state becomes."""
-        return {state: 3 + number for number, state in enumerate(self.states)}
+        return {state: len(Scores._fields) + number for number, state in enumerate(self.states)}
 
     @property
     def texts(self) -> Sequence[torch.Tensor]:
@@ -107,7 +110,8 @@ class SlotStep(torch.nn.Module):
         handle = self.model.get_output_embeddings().register_forward_pre_hook(choose)
         running = _running.set(step)
         try:
-            result = self._computed(token_ids, step.positions)
+            with attending_by(self.model, _attention):
+                result = self._computed(token_ids, step.positions)
         finally:
             _running.reset(running)
             handle.remove()
@@ -119,7 +123,8 @@ class SlotStep(torch.nn.Module):
             )
         logits = result["logits"][0].float()
         top_logits, top_ids = logits.topk(min(TOP_TOKENS, logits.shape[1]))
-        return logits, top_ids.int(), top_logits, *step.added, *(state for one in self.sources() for state in one)
+        scores = (logits, top_ids.int(), top_logits, (logits - top_logits[:, :1]).exp().sum(1).log())
+        return *scores, *step.added, *(state for one in self.sources() for state in one)
 
     def _computed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> Any:
         if not self.has_encoder:
@@ -196,10 +201,11 @@ class _PyTorchGraph:
 
     def execute(self, *inputs: NDArray[np.int64]) -> Scores:
         """See SlotGraph."""
-        logits, top_ids, top_logits, *states = self._run(self._step, *map(torch.from_numpy, inputs))
+        outputs = self._run(self._step, *map(torch.from_numpy, inputs))
+        scores, states = outputs[: len(Scores._fields)], outputs[len(Scores._fields) :]
         for state, new in zip(self._step.states, states, strict=True):
             state.copy_(new)
-        return Scores(logits.numpy(), top_ids.numpy(), top_logits.numpy())
+        return Scores._make(score.numpy() for score in scores)
 
     def read(self, token_ids: NDArray[np.int64], count: int, slot: int) -> None:
         """See SlotGraph."""
@@ -239,6 +245,14 @@ class _Step:
         self._of_chunk = (places - before).clamp(0, of.chunk_tokens - 1)
         self._seen = (places[None] <= past.clamp(min=0)[:, None])[:, None, None]  # [slots, 1, 1, tokens]
         self._seen_by_chunk = places[None] <= in_chunk[:, None]  # [chunk, tokens]
+        self._biases = self._chunk_biases = None
+        if of.by_distance is not None:
+            most = len(of.by_distance) - 1
+            by_place = [
+                embedding((at[:, None] - places).clamp(0, most), of.by_distance).permute(0, 2, 1)
+                for at in (past, in_chunk)
+            ]  # [slots or chunk, heads, tokens]
+            self._biases, self._chunk_biases = by_place[0][:, :, None], by_place[1].transpose(0, 1)[:, None]
         self.added: list[torch.Tensor] = []
         self.seen_sources = 0
         if read is not None:
@@ -264,8 +278,9 @@ class _Step:
         `query`: [1, heads, slots + chunk, width]. Heads of queries share those of keys.
         """
         own_keys, own_values = (one.index_select(0, self._slot) for one in (keys, values))
-        of_slots = _Seen(keys, values, self._seen)
-        return self._attended(query, of_slots, _Seen(own_keys, own_values, self._seen_by_chunk), scaling, softcap)
+        of_slots = _Seen(keys, values, self._seen, self._biases)
+        of_chunk = _Seen(own_keys, own_values, self._seen_by_chunk, self._chunk_biases)
+        return self._attended(query, of_slots, of_chunk, scaling, softcap)
 
     def attend_to_source(self, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """What each new token sees of its source, as `attend`."""
@@ -285,24 +300,27 @@ class _Step:
             scores = (of @ seen.keys.transpose(-1, -2)).float() * scaling
             if softcap is not None:
                 scores = torch.tanh(scores / softcap) * softcap
+            if seen.biases is not None:
+                scores = scores + seen.biases
             weights = torch.where(seen.mask, scores, torch.finfo(scores.dtype).min).softmax(-1)
             return weights.to(seen.values.dtype) @ seen.values
 
         grouped = query[0].unflatten(0, (of_slots.keys.shape[1], -1))  # [groups, heads of a group, new, width]
         singles = grouped[:, :, : self.slots].permute(2, 0, 1, 3)
         single = weigh(singles, of_slots).flatten(1, 2)
-        own = _Seen(of_chunk.keys[0][:, None], of_chunk.values[0][:, None], of_chunk.mask)
+        own = _Seen(of_chunk.keys[0][:, None], of_chunk.values[0][:, None], of_chunk.mask, of_chunk.biases)
         chunk = weigh(grouped[:, :, self.slots :], own).flatten(0, 1)
         return torch.cat([single, chunk.transpose(0, 1)])[None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Keys and values, [rows, groups, tokens, width], and which of them are seen."""
+    """Keys and values, [rows, groups, tokens, width], which of them are seen, and what is added to their scores."""
 
     keys: torch.Tensor
     values: torch.Tensor
     mask: torch.Tensor
+    biases: torch.Tensor | None = None
 
 
 _running: ContextVar[_Step] = ContextVar("running")

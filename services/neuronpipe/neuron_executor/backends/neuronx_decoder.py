@@ -86,8 +86,8 @@ class _NeuronGraph:
 
     def _run(self, *inputs: NDArray[np.int64]) -> Scores:
         # A trace may give its states, too, behind the others.
-        logits, top_ids, top_logits = self._trace(*map(torch.from_numpy, inputs))[:3]
-        return Scores(logits.numpy(), top_ids.numpy(), top_logits.numpy())
+        scores = self._trace(*map(torch.from_numpy, inputs))[: len(Scores._fields)]
+        return Scores._make(score.numpy() for score in scores)
 
     def _read_source(self, token_ids: NDArray[np.int64], count: int, slot: int) -> None:
         trace: Any = self._encoder

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, GenerationOptions
 from neuronpipe.neuron_executor.generation.sampling import NotFinite, TokenRules
+from neuronpipe.runtimes.decoder import Scores
 
 _Floats = NDArray[np.float32]
 _Ids = NDArray[np.int32]
@@ -51,15 +52,13 @@ class BeamSearch:
         """The result of a search that has ended."""
         return self._finished[0]
 
-    def advance(
-        self, texts: Sequence[Sequence[int]], logits: _Floats, top_ids: _Ids, top_logits: _Floats
-    ) -> list[Step]:
+    def advance(self, texts: Sequence[Sequence[int]], scores: Scores) -> list[Step]:
         """The texts that follow `texts`, each all tokens so far; none when the search has ended.
 
-        `logits`: float32 [texts, vocabulary]. `top_ids` and `top_logits`: the best of each row. Raises NotFinite.
+        `scores`: of a run for each text. Raises NotFinite.
         """
         options, length = self._options, len(texts[0]) + 1 - self._prompt_tokens
-        found = self._continuations(texts, logits, top_ids, top_logits)
+        found = self._continuations(texts, scores)
         is_last = length >= options.max_new_tokens
         ends = [is_last or step.token_id in self._end_token_ids for step, _ in found]
         for (step, score), has_ended in zip(found[: options.num_beams], ends, strict=False):
@@ -83,34 +82,32 @@ class BeamSearch:
         best = np.float32(self._scores[0] / np.float32(float(length) ** options.length_penalty))
         return float(best) > self._finished[-1].score
 
-    def _continuations(
-        self, texts: Sequence[Sequence[int]], logits: _Floats, top_ids: _Ids, top_logits: _Floats
-    ) -> list[tuple[Step, np.float32]]:
+    def _continuations(self, texts: Sequence[Sequence[int]], scores: Scores) -> list[tuple[Step, np.float32]]:
         """The best continuations of all texts with their scores, best first."""
-        parents, tokens, scores = [], [], []
+        parents, tokens, totals = [], [], []
         for row, text in enumerate(texts):
-            if not np.isfinite(top_logits[row][0]):
+            if not np.isfinite(scores.top_logits[row, 0]):
                 raise NotFinite
-            ids, log_probabilities = self._of_row(text, logits[row], top_ids[row])
+            ids, log_probabilities = self._of_row(text, scores, row)
             parents.append(np.full(len(ids), row))
             tokens.append(ids)
-            scores.append(log_probabilities + self._scores[row])
-        all_scores, all_ids, all_parents = np.concatenate(scores), np.concatenate(tokens), np.concatenate(parents)
+            totals.append(log_probabilities + self._scores[row])
+        all_scores, all_ids, all_parents = np.concatenate(totals), np.concatenate(tokens), np.concatenate(parents)
         order = np.lexsort((all_ids, all_parents, -all_scores))[: self._kept]
         steps = (Step(int(all_parents[place]), int(all_ids[place])) for place in order)
         return [
             (step, all_scores[place]) for step, place in zip(steps, order, strict=True) if all_scores[place] > -np.inf
         ]
 
-    def _of_row(self, text: Sequence[int], logits: _Floats, top_ids: _Ids) -> tuple[_Ids, _Floats]:
+    def _of_row(self, text: Sequence[int], scores: Scores, row: int) -> tuple[_Ids, _Floats]:
         """The best tokens after a text, and the logarithms of their probabilities, after the options' rules."""
         if (forced := self._rules.forced(text)) is not None:
             return np.array([forced], np.int32), np.zeros(1, np.float32)
-        banned = set(self._rules.banned(text))
-        shifted = logits - logits.max()
-        log_probabilities = shifted - np.log(np.exp(shifted).sum())
+        banned, top_ids = set(self._rules.banned(text)), scores.top_ids[row]
+        best, log_sum = scores.top_logits[row, 0], scores.log_sums[row]
         if self._options.repetition_penalty != 1 or self._kept + len(banned) > len(top_ids):
-            ids = np.arange(len(logits), dtype=np.int32)
+            log_probabilities = scores.logits[row] - best - log_sum
+            ids = np.arange(len(log_probabilities), dtype=np.int32)
             return ids, self._rules.changed(text, log_probabilities, [*banned])
-        ids = np.array([one for one in top_ids.tolist() if one not in banned], np.int32)
-        return ids, log_probabilities[ids]
+        allowed = [place for place, one in enumerate(top_ids.tolist()) if one not in banned]
+        return top_ids[allowed], scores.top_logits[row, allowed] - best - log_sum

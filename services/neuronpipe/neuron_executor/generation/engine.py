@@ -256,19 +256,18 @@ class Generator:
         for sequence in (one for one, runs in planned.items() if runs[0].is_scored):
             of_rows = slice(row, row + len(sequence.rows))
             row += len(sequence.rows)
-            found = scores.logits[of_rows], scores.top_ids[of_rows], scores.top_logits[of_rows]
+            found = scores.at(of_rows)
             try:
                 if isinstance(sequence.chooser, BeamSearch):
-                    chosen.append(sequence.chooser.advance([one.token_ids for one in sequence.rows], *found))
+                    chosen.append(sequence.chooser.advance([one.token_ids for one in sequence.rows], found))
                     continue
-                own = found[0][0], found[1][0], found[2][0]
-                token = sequence.chooser.choose(sequence.token_ids, *own)
+                token = sequence.chooser.choose(sequence.token_ids, found)
             except NotFinite:
                 chosen.append(InternalError("the model's outputs for this input are not finite"))
                 continue
             chosen.append(token)
             if sequence.options.HasField("top_logprobs"):
-                sequence.logprobs = [token_logprobs(token, *own, sequence.options.top_logprobs)]
+                sequence.logprobs = [token_logprobs(token, found, sequence.options.top_logprobs)]
         return chosen
 
     def _apply(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.items import TokenLogprobs
+from neuronpipe.runtimes.decoder import Scores
 
 _Floats = NDArray[np.float32]
 _Ids = NDArray[np.int32]
@@ -73,11 +74,9 @@ class TokenChooser:
         self._prompt_tokens = prompt_tokens
         self._rules = TokenRules(options, prompt_tokens, end_token_ids)
 
-    def choose(self, token_ids: Sequence[int], logits: _Floats, top_ids: _Ids, top_logits: _Floats) -> int:
-        """The token after `token_ids`, the prompt and all tokens so far.
-
-        `logits`: float32 [vocabulary]. `top_ids` and `top_logits`: the best of them, best first. Raises NotFinite.
-        """
+    def choose(self, token_ids: Sequence[int], scores: Scores) -> int:
+        """The token after `token_ids`, the prompt and all tokens so far. `scores`: of one run. Raises NotFinite."""
+        logits, top_ids, top_logits = scores.logits[0], scores.top_ids[0], scores.top_logits[0]
         if not np.isfinite(top_logits[0]):
             raise NotFinite
         options, position = self._options, len(token_ids) - self._prompt_tokens
@@ -113,10 +112,10 @@ class TokenChooser:
         return int(ids[min(int(drawn), len(weights) - 1)])
 
 
-def token_logprobs(token_id: int, logits: _Floats, top_ids: _Ids, top_logits: _Floats, count: int) -> TokenLogprobs:
+def token_logprobs(token_id: int, scores: Scores, count: int) -> TokenLogprobs:
     """The log probabilities of a token and of the `count` best ones, by the scores as `choose` gets them."""
-    largest = float(top_logits[0])
-    total = largest + float(np.log(np.exp(logits - np.float32(largest), dtype=np.float64).sum()))
+    logits, top_ids, top_logits = scores.logits[0], scores.top_ids[0], scores.top_logits[0]
+    total = float(top_logits[0]) + float(scores.log_sums[0])
     order = np.lexsort((top_ids, -top_logits))[:count]
     best = (top_logits[order].astype(np.float64) - total).tolist()
     return TokenLogprobs(float(logits[token_id]) - total, top_ids[order].tolist(), best)

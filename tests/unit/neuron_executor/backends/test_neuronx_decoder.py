@@ -36,7 +36,7 @@ class _Sums(torch.nn.Module):
         sums = torch.where(past >= 0, before + new, before)
         logits = torch.cat([sums, chunk[2:].float()])[:, None].expand(-1, 5)
         top_logits, top_ids = logits.topk(2)
-        return logits, top_ids.int(), top_logits, sums
+        return logits, top_ids.int(), top_logits, torch.zeros(len(logits)), sums
 
 
 class _Sources(torch.nn.Module):
@@ -74,7 +74,7 @@ class _SumsWithSources(torch.nn.Module):
         sums = after.sum((1, 2, 3)) + sources.index_select(0, read[:-1, 0]).amax((1, 2, 3))
         logits = (self.weights * torch.cat([sums, chunk[2:].float()]))[:, None].expand(-1, 5)
         top_logits, top_ids = logits.topk(2)
-        return logits, top_ids.int(), top_logits, after, *of_slots
+        return logits, top_ids.int(), top_logits, torch.zeros(len(logits)), after, *of_slots
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def request_(faults: Path) -> BackendRequest:
         torch.arange(slots),
     )
     flags = "--target=inf2 --auto-cast=none"
-    traced = sdk.trace(module, example, input_output_aliases={module.sums: 3}, compiler_args=flags, cpu_backend=True)
+    traced = sdk.trace(module, example, input_output_aliases={module.sums: 4}, compiler_args=flags, cpu_backend=True)
     torch.jit.save(traced, faults / f"{_BUCKET}.pt")
     spec, versions = model_spec("text_generation"), {"torch-neuronx": sdk.__version__}
     files, properties = [faults / f"{_BUCKET}.pt"], {"chunk_tokens": str(_CHUNK_TOKENS)}
@@ -118,7 +118,7 @@ def load_with_encoder(request_: BackendRequest, faults: Path) -> Callable[[], De
         torch.zeros(slots + 1, 2, **integers),
     )
     options: Any = {"compiler_args": "--target=inf2 --auto-cast=none", "cpu_backend": True}
-    aliases = {state: 3 + number for number, state in enumerate(module.states)}
+    aliases = {state: 4 + number for number, state in enumerate(module.states)}
     torch.jit.save(sdk.trace(module, example, input_output_aliases=aliases, **options), faults / "steps.pt")
     source = (torch.zeros(1, _BUCKET.tokens, **integers), torch.ones(1, **integers))
     torch.jit.save(sdk.trace(_Sources().eval(), source, **options), faults / "encoder.pt")

@@ -11,6 +11,7 @@ from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.neuron_executor.generation.sampling import NotFinite, TokenChooser
 from neuronpipe.tasks.text_generation import complete_options
 from tests.unit.model_specs import model_spec
+from tests.unit.neuron_executor.generation.written_decoder import written_scores
 
 _VOCABULARY = 40
 _TOPS = 16
@@ -26,7 +27,7 @@ def _choose(logits: np.ndarray, token_ids: list[int], prompt_tokens: int = 1, **
     complete = complete_options(GenerationOptions(max_new_tokens=8, **options), _SPEC, prompt_tokens)
     chooser = TokenChooser(complete, prompt_tokens, [_END])
     tops = np.argsort(-logits, kind="stable")[:_TOPS].astype(np.int32)
-    return chooser.choose(token_ids, logits, tops, logits[tops])
+    return chooser.choose(token_ids, written_scores(logits[None], tops[None]))
 
 
 def _probabilities(logits: np.ndarray, processors: list[Any]) -> np.ndarray:

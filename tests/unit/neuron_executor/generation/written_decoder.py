@@ -63,7 +63,13 @@ class WrittenDecoder:
                     logits[-1][:] = np.nan
         rows = np.array(logits, np.float32).reshape(len(logits), VOCABULARY)
         top_ids = np.argsort(-rows, axis=1, kind="stable")[:, :8].astype(np.int32)
-        return Scores(rows, top_ids, np.take_along_axis(rows, top_ids, axis=1))
+        return written_scores(rows, top_ids)
+
+
+def written_scores(logits: np.ndarray, top_ids: np.ndarray) -> Scores:
+    """Scores of runs with these logits, [runs, vocabulary], and best tokens, [runs, tops]."""
+    top_logits = np.take_along_axis(logits, top_ids, axis=1)
+    return Scores(logits, top_ids, top_logits, np.log(np.exp(logits - top_logits[:, :1]).sum(axis=1)))
 
 
 def scores_after(token_ids: Sequence[int]) -> np.ndarray:
