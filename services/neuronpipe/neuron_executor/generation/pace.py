@@ -2,6 +2,9 @@
 
 # A step beside texts that are being answered takes this many times the time of one without a prompt.
 _LONGER = 2
+# After so many steps with prompts in a row there is one without: what such a step takes depends on how many texts there
+# are, and is not known otherwise where prompts come all the time.
+_MOST_READING = 16
 # The weight of what is new in each mean.
 _NEW = 0.2
 
@@ -12,6 +15,7 @@ class Pace:
     def __init__(self, part_tokens: int) -> None:
         self._part_tokens = part_tokens
         self._answering_s = 0.0
+        self._reading_steps = 0
         self._reading_s = self._read_tokens = 0.0
         self._text_s = 0.0
 
@@ -19,7 +23,9 @@ class Pace:
         """A step has read so many tokens of prompts, beside so many texts that were being answered."""
         if not read_tokens:
             self._answering_s = _mean(self._answering_s, took_s)
+            self._reading_steps = 0
         else:
+            self._reading_steps += 1
             # Both with the same weights, so that a short prompt does not count as much as a long one.
             reading_s = max(0.0, took_s - self._answering_s) if answered else took_s
             self._reading_s = _mean(self._reading_s, reading_s)
@@ -33,6 +39,8 @@ class Pace:
         """The tokens of prompts that a step may have beside texts that are being answered."""
         if not self._reading_s or not self._answering_s:
             return float("inf")
+        if self._reading_steps >= _MOST_READING:
+            return 0
         room_s = (_LONGER - 1) * self._answering_s
         return max(self._part_tokens, room_s * self._read_tokens / self._reading_s)
 

@@ -44,6 +44,18 @@ def test_the_means_follow_what_was_measured_last() -> None:
     assert pace.most_read_tokens() == pytest.approx(200, rel=0.01)
 
 
+def test_where_prompts_come_all_the_time_a_step_without_is_measured_now_and_then() -> None:
+    pace, without = _pace(), []
+    for step in range(2, 200):  # as many texts as make a step without prompts take 200 ms, in place of 50
+        if read_tokens := int(pace.most_read_tokens()):
+            pace.note_step(read_tokens, 32, 0.2 + read_tokens * 0.001)
+        else:
+            without.append(step)
+            pace.note_step(0, 32, 0.2)
+    assert without == list(range(without[0], 200, 17))
+    assert 170 < pace.most_read_tokens() < 210
+
+
 def test_a_prompt_waits_until_those_before_it_leave_a_place() -> None:
     pace = Pace(part_tokens=16)
     assert pace.wait_s(texts=100, places=4) == 0, "nothing was measured yet"
