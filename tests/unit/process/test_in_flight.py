@@ -24,7 +24,9 @@ class _Caller:
         self.is_read = False
         self.refusal: asyncio.Future[NeuronpipeError] = asyncio.get_running_loop().create_future()
         self._message: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.received = asyncio.create_task(in_flight.receive(connection or str(next(_connections)), self._read, self._refuse))
+        self.received = asyncio.create_task(
+            in_flight.receive(connection or str(next(_connections)), self._read, self._refuse)
+        )
 
     async def _read(self) -> bytes:
         self.is_read = True
