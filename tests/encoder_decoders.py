@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.trained_tokenizers import byte_level_bpe, unigram
+from tests.trained_tokenizers import byte_level_bpe, marian, unigram
 
 # As in decoders.py.
 _SCALE = 3.0
@@ -52,7 +52,7 @@ def _t5(**settings: Any) -> Any:
 
 MODELS: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "bart": (transformers.BartConfig, byte_level_bpe),
-    "marian": (transformers.MarianConfig, unigram),
+    "marian": (transformers.MarianConfig, marian),
     "pegasus": (transformers.PegasusConfig, unigram),
     "mbart": (transformers.MBartConfig, unigram),
     "t5": (partial(_t5, feed_forward_proj="relu"), unigram),
@@ -62,11 +62,16 @@ MODELS: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 def save_encoder_decoder(
-    name: str, folder: Path, *, task_specific_params: Mapping[str, Any] | None = None, **generation: Any
+    name: str,
+    folder: Path,
+    *,
+    task_specific_params: Mapping[str, Any] | None = None,
+    tokenizer: Any = None,
+    **generation: Any,
 ) -> Path:
-    """Writes a model with its tokenizer. `generation`: fields of its generation_config."""
+    """Writes a model with its tokenizer, or another one. `generation`: fields of its generation_config."""
     make, tokenizer_of = MODELS[name]
-    tokenizer = tokenizer_of(max_tokens=TOKENS)
+    tokenizer = tokenizer or tokenizer_of(max_tokens=TOKENS)
     torch.manual_seed(0)
     model = transformers.AutoModelForSeq2SeqLM.from_config(make(vocab_size=len(tokenizer), **_SIZES)).float().eval()
     with torch.no_grad():

@@ -1,8 +1,11 @@
 """Small tokenizers of every kind, trained on the Python manual and a few words of other scripts."""
 
 import io
+import json
 import pydoc_data.topics
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import sentencepiece
@@ -10,6 +13,8 @@ import tokenizers
 import transformers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from neuronpipe.bundles.compiler.languages import SENTENCES
 
 _VOCABULARY = 1200
 _OTHER_SCRIPTS = (
@@ -136,6 +141,34 @@ def unigram_charsmap(*, max_tokens: int) -> Any:
     tokenizer = unigram(max_tokens=max_tokens)
     tokenizer.backend_tokenizer.normalizer = normalizers.Precompiled(model.normalizer_spec.precompiled_charsmap)
     return tokenizer
+
+
+def marian(*, max_tokens: int, languages: Sequence[str] = ()) -> Any:
+    """Marian's: two SentencePiece models, of the manual and of other languages, that share a vocabulary: A </s>.
+
+    `languages`: those that a text can name before it begins.
+    """
+    with tempfile.TemporaryDirectory() as written:
+        folder, pieces = Path(written), [*_ROBERTA_TOKENS]
+        other = [sentence for sentences in SENTENCES.values() for sentence in sentences]
+        for name, lines in (("source.spm", _corpus()), ("target.spm", other)):
+            with (folder / name).open("wb") as file:
+                sentencepiece.SentencePieceTrainer.train(
+                    sentence_iterator=iter(lines),
+                    model_writer=file,
+                    vocab_size=_VOCABULARY,
+                    minloglevel=2,
+                    hard_vocab_limit=False,
+                )
+            model = sentencepiece.SentencePieceProcessor(model_file=str(folder / name))
+            found = range(model.get_piece_size())
+            pieces += [model.id_to_piece(one) for one in found if not model.is_control(one)]
+        pieces += [f">>{language}<<" for language in languages]
+        numbers = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+        (folder / "vocab.json").write_text(json.dumps(numbers))
+        return transformers.MarianTokenizer(
+            *(str(folder / name) for name in ("source.spm", "target.spm", "vocab.json")), model_max_length=max_tokens
+        )
 
 
 TRAINED: dict[str, Callable[..., Any]] = {

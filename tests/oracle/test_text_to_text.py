@@ -3,6 +3,7 @@ and leave while others are generated.
 """
 
 import asyncio
+import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,12 +17,14 @@ import transformers
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, FinishReason, GeneratedText, TaskInput, Truncation
 from neuronpipe.client import AsyncClient
+from neuronpipe.core.errors import InvalidInput
 from tests.encoder_decoders import TOKENS, save_encoder_decoder
 from tests.oracle.comparison import Comparison
 from tests.oracle.serving import Served, serving, serving_slots
 from tests.oracle.texts import PICKED, generated
 from tests.oracle.transformers4 import ask
 from tests.sampling import Sample
+from tests.trained_tokenizers import marian
 
 pytestmark = pytest.mark.long
 
@@ -134,6 +137,29 @@ async def test_texts_of_neuron_slots_equal_those_of_generate(
     async with serving_slots(tmp_path, named, f"9x{TOKENS}", neuron_double, _STAGE_OPTIONS) as served:
         await _compare(family, served.client, _Reference(source), cases, compared)
     compared.check(at_least=100 if sample.is_whole else len(cases))
+
+
+async def test_the_language_of_a_translation_is_named_before_its_text(
+    sample: Sample, comparison: Callable[[str, str], Comparison], tmp_path: Path
+) -> None:
+    """As Marian's models of several languages have it, by the caller or by us."""
+    tokenizer = marian(max_tokens=TOKENS, languages=("fra", "por_Latn"))
+    source = save_encoder_decoder("marian", tmp_path / "source", tokenizer=tokenizer)
+    compared = comparison("translation-marian-languages", f"generate, transformers {transformers.__version__}")
+    texts = sample.draw(generated(47, 60, words=(1, 30)), lambda text: {}, at_least=40)
+    languages = dict(zip(texts, itertools.cycle(("fra", "por_Latn")), strict=False))
+    async with serving(tmp_path / "repository", {"marian": ("translation", source)}) as served:
+        reference, options = _Reference(source), {"max_new_tokens": 12, "num_beams": 1}
+        for text, language in languages.items():
+            named = f">>{language}<< {text}"
+            wanted = reference.generate(named, max_new_tokens=12)["token_ids"]
+            ours = await served.client.translate("marian", text, target_language=language, **options)
+            compared.compare((text, language), list(ours.token_ids), wanted)
+            ours = await served.client.translate("marian", named, **options)
+            compared.compare((named, ""), list(ours.token_ids), wanted)
+        with pytest.raises(InvalidInput, match="target_language: is missing; model 'marian' knows: fra, por_Latn"):
+            await served.client.translate("marian", texts[0])
+    compared.check(at_least=2 * len(texts))
 
 
 async def _compare(

@@ -68,9 +68,11 @@ def main(job: Path, answers: Path) -> None:
     found: dict[str, Answers] = {}
     for name, described in content["models"].items():
         source = Path(described["source"])
-        tokenizer = transformers.PreTrainedTokenizerFast(
-            tokenizer_file=str(source / "tokenizer.json"), **described["tokenizer"]
-        )
+        if (source / "tokenizer.json").exists():
+            file = str(source / "tokenizer.json")
+            tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=file, **described["tokenizer"])
+        else:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source)
         if content["task"] == "question-answering":
             model = transformers.AutoModelForQuestionAnswering.from_pretrained(source)
             pipeline = transformers.pipeline("question-answering", model=model, tokenizer=splitting(tokenizer))

@@ -67,7 +67,8 @@ def _check_translation(input: TranslationInput, model: ModelSpec) -> None:
 
 def _prefix_of(input: TranslationInput, model: ModelSpec, facts: TranslationFacts) -> str:
     """What is put before a text, by its language and that of the translation. Raises InvalidInput."""
-    known = ", ".join(f"{source} to {target}" for source, targets in facts.prefixes.items() for target in targets)
+    pairs = [(source, target) for source, targets in facts.prefixes.items() for target in targets]
+    known = ", ".join(f"{source} to {target}" if source else target for source, target in pairs)
     source, target = input.source_language or facts.source_language, input.target_language
     knows = f"model {model.name!r} knows: {known}"
     if source not in facts.prefixes:
@@ -77,6 +78,9 @@ def _prefix_of(input: TranslationInput, model: ModelSpec, facts: TranslationFact
     targets = facts.prefixes[source]
     if not target and len(targets) == 1:
         (target,) = targets
+    # A text may say it by itself, as is usual for Marian's models.
+    if not target and input.text.startswith(tuple(prefix.rstrip() for prefix in targets.values() if prefix)):
+        return ""
     if target not in targets:
         raise InvalidInput(
             "target_language", f"{target[:64]!r} is not known; {knows}" if target else f"is missing; {knows}"

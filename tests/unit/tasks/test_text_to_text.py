@@ -91,6 +91,12 @@ def test_a_direction_that_is_the_only_one_needs_no_language() -> None:
     assert _words({"en": {"de": "in German : "}}, "en") == [1, 10, 11, 14, 15, 16, 2]
 
 
+def test_a_text_may_name_its_direction_itself() -> None:
+    prefixes = {"": {"de": "a ", "fr": "b "}}
+    assert _words(prefixes) == [1, 15, 16, 2]
+    assert _words(prefixes, target_language="fr") == [1, 16, 15, 16, 2]
+
+
 def test_directions_of_one_text_are_encodings_of_their_own() -> None:
     inputs = [TranslationInput(text="a", target_language=name) for name in ("de", "fr")]
     assert TRANSLATION.traits(inputs[0]) != TRANSLATION.traits(inputs[1])
@@ -110,6 +116,12 @@ def test_a_direction_that_was_not_learned_is_refused(fields: dict[str, Any], pro
     with pytest.raises(InvalidInput) as refused:
         TRANSLATION.check(TranslationInput(text="a", **fields), model)
     assert problem in refused.value.message
+
+
+def test_targets_of_the_only_language_are_named_alone() -> None:
+    model = _model(languages={}, prefixes={"": {"de": ">>de<< ", "fr": ">>fr<< "}}, source_language="")
+    with pytest.raises(InvalidInput, match="target_language: is missing; model 'small' knows: de, fr"):
+        TRANSLATION.check(TranslationInput(text="a"), model)
 
 
 def test_a_summary_has_the_prefix_of_its_task() -> None:

@@ -1,6 +1,7 @@
 """Reads a model's tokenizer as tokenizer.json, also for models with the files of a slow tokenizer only."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import transformers
 
+from neuronpipe.bundles.compiler import marian_tokenizer
 from neuronpipe.bundles.compiler.sentence_transformers import read_json, transformer_folder
 from neuronpipe.core.errors import SetupError
 
@@ -37,14 +39,18 @@ def load_tokenizer(folder: Path) -> SourceTokenizer:
     """Reads the tokenizer and converts it if necessary. Raises SetupError if it cannot become a tokenizer.json."""
     folder = transformer_folder(folder)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
+        with warnings.catch_warnings():
+            # MarianTokenizer recommends sacremoses, and does not use it.
+            warnings.filterwarnings("ignore", ".*sacremoses", UserWarning)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
     except Exception as error:  # converters of other formats may raise anything
         raise SetupError(
             f"{folder}: transformers {transformers.__version__} cannot load its tokenizer: "
             f"{_why_not_loaded(folder, error)}"
         ) from error
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+    if isinstance(tokenizer, transformers.MarianTokenizer):
+        tokenizer = marian_tokenizer.converted(tokenizer)
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise SetupError(
             f"{folder}: {type(tokenizer).__name__} is written in Python only and has no form as tokenizer.json"
         )

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from neuronpipe.bundles.compiler.architectures import positions
+from neuronpipe.bundles.compiler.marian_tokenizer import language_codes
 from neuronpipe.bundles.compiler.modules import Named, SourceModule, source_module
 from neuronpipe.bundles.compiler.sentence_transformers import read_json
 from neuronpipe.bundles.compiler.tasks.base import SourceTask
@@ -83,6 +84,10 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
         return generation_facts(folder, model, GenerationFacts, **further)
     own = tokenizer.transformers_tokenizer
     languages = getattr(own, "lang_code_to_id", None) or {}
+    if codes := language_codes(own):
+        source = str(own.init_kwargs.get("source_lang") or "")
+        further["prefixes"], further["source_language"] = {source: {one: f">>{one}<< " for one in codes}}, source
+        return generation_facts(folder, model, TranslationFacts, **further)
     if prefixes:
         further["prefixes"], further["source_language"] = _directions(prefixes)
         return generation_facts(folder, model, TranslationFacts, **further)
