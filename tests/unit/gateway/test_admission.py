@@ -14,14 +14,14 @@ from neuronpipe.gateway.admission import Admission, Gate
 
 
 class _Clock:
-    """time.monotonic() under the test's control."""
+    """time.monotonic() under the test's control: a busy machine would make answers late."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     return _Clock(monkeypatch)
 
