@@ -92,10 +92,10 @@ def test_a_vocabulary_of_its_own_for_translations_is_refused(source: Path, tmp_p
 def test_pieces_by_merges_are_refused(source: Path, tmp_path: Path) -> None:
     for file in source.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    with (tmp_path / "source.spm").open("wb") as file:
+    with (tmp_path / "source.spm").open("wb") as written:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(["a b c d e f"] * 10),
-            model_writer=file,
+            model_writer=written,
             vocab_size=12,
             model_type="bpe",
             minloglevel=2,

@@ -149,16 +149,16 @@ async def test_the_language_of_a_translation_is_named_before_its_text(
     texts = sample.draw(generated(47, 60, words=(1, 30)), lambda text: {}, at_least=40)
     languages = dict(zip(texts, itertools.cycle(("fra", "por_Latn")), strict=False))
     async with serving(tmp_path / "repository", {"marian": ("translation", source)}) as served:
-        reference, options = _Reference(source), {"max_new_tokens": 12, "num_beams": 1}
+        reference, client = _Reference(source), served.client
         for text, language in languages.items():
             named = f">>{language}<< {text}"
             wanted = reference.generate(named, max_new_tokens=12)["token_ids"]
-            ours = await served.client.translate("marian", text, target_language=language, **options)
+            ours = await client.translate("marian", text, target_language=language, num_beams=1, max_new_tokens=12)
             compared.compare((text, language), list(ours.token_ids), wanted)
-            ours = await served.client.translate("marian", named, **options)
+            ours = await client.translate("marian", named, num_beams=1, max_new_tokens=12)
             compared.compare((named, ""), list(ours.token_ids), wanted)
         with pytest.raises(InvalidInput, match="target_language: is missing; model 'marian' knows: fra, por_Latn"):
-            await served.client.translate("marian", texts[0])
+            await client.translate("marian", texts[0])
     compared.check(at_least=2 * len(texts))
 
 

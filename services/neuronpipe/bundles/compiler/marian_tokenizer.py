@@ -49,7 +49,7 @@ def language_codes(tokenizer: Any) -> list[str]:
 def _content(tokenizer: Any, source_spm: Path) -> Mapping[str, Any]:
     from sentencepiece import sentencepiece_model_pb2
 
-    spm = sentencepiece_model_pb2.ModelProto.FromString(source_spm.read_bytes())
+    spm = sentencepiece_model_pb2.ModelProto.FromString(source_spm.read_bytes())  # type: ignore[attr-defined]
     if spm.trainer_spec.model_type != _UNIGRAM or spm.trainer_spec.treat_whitespace_as_suffix:
         raise SetupError(f"{source_spm}: is no Unigram model with spaces before words, which Marian's others are")
     numbers: dict[str, int] = tokenizer.encoder

@@ -20,7 +20,7 @@ from neuronpipe.core.errors import SetupError
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Configurations, tokenizers of every kind, and modules of sentence-transformers. Weights of other frameworks are not
 # downloaded.
-_DOWNLOADS = ("*.json", "*.txt", "*.model", "*.py", "README.md", "adapter_model.bin", *_WEIGHTS)
+_DOWNLOADS = ("*.json", "*.txt", "*.model", "*.spm", "*.py", "README.md", "adapter_model.bin", *_WEIGHTS)
 _NOT_DOWNLOADED = ("onnx/*", "openvino/*", "tf_*", "flax_*", "*.onnx*")
 
 

@@ -59,9 +59,7 @@ def _files(folder: Path) -> Iterator[Path]:
     try:
         for parent, _, names in os.walk(folder, onerror=_raise):
             has_safetensors = any(name.endswith(".safetensors") for name in names)
-            kinds = (
-                (".json", ".txt", ".model", ".safetensors") if has_safetensors else (".json", ".txt", ".model", ".bin")
-            )
+            kinds = (".json", ".txt", ".model", ".spm", ".safetensors" if has_safetensors else ".bin")
             yield from (Path(parent) / name for name in names if name.endswith(kinds))
     except PermissionError as error:
         raise _unreadable(Path(error.filename), folder) from error
