@@ -1,7 +1,6 @@
 """The contract of a loaded decoder with a key-value cache in blocks: tokens of any sequences in, scores out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -41,8 +40,7 @@ def block_count(model_file: Path, block_bytes: int, max_tokens: int, max_bytes: 
     return blocks
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """Consecutive tokens of one sequence in a step. `past`: its tokens that are in `blocks` already.
 
     `blocks` has room for both, in order. `is_scored`: whether the scores after the last of these tokens are needed.

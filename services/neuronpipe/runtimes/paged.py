@@ -117,26 +117,31 @@ def encoder_request(file: Path, properties: Mapping[str, str]) -> "openvino.Infe
 
 def _inputs(runs: Sequence[Run]) -> dict[str, NDArray[np.int64] | NDArray[np.int32]]:
     """The inputs of a paged graph for the runs of a step."""
-    lengths = [len(run.token_ids) for run in runs]
-    held = [-(-(run.past + length) // BLOCK_TOKENS) for run, length in zip(runs, lengths, strict=True)]
-    ends = np.cumsum(lengths)
-    # Of at least one, because not every kernel takes an axis of length 0.
-    scored = [int(end) - 1 for end, run in zip(ends, runs, strict=True) if run.is_scored] or [0]
+    # Of lists: for the single tokens of many texts, an array of each would take longer.
+    token_ids: list[int] = []
+    positions: list[int] = []
+    blocks: list[int] = []
+    begins, block_begins, scored, longest = [0], [0], [], 0
+    for run in runs:
+        end = run.past + len(run.token_ids)
+        token_ids += run.token_ids
+        positions += range(run.past, end)
+        blocks += run.blocks[: -(-end // BLOCK_TOKENS)]
+        begins.append(len(token_ids))
+        block_begins.append(len(blocks))
+        longest = max(longest, end)
+        if run.is_scored:
+            scored.append(len(token_ids) - 1)
     return {
-        "input_ids": np.concatenate([np.asarray(run.token_ids, np.int64) for run in runs]),
-        "position_ids": np.concatenate(
-            [np.arange(run.past, run.past + length) for run, length in zip(runs, lengths, strict=True)]
-        ),
-        "scored_rows": np.array(scored, np.int64),
-        "max_context_len": np.array(
-            max(run.past + length for run, length in zip(runs, lengths, strict=True)), np.int32
-        ),
+        "input_ids": np.array(token_ids, np.int64),
+        "position_ids": np.array(positions, np.int64),
+        # Of at least one, because not every kernel takes an axis of length 0.
+        "scored_rows": np.array(scored or [0], np.int64),
+        "max_context_len": np.array(longest, np.int32),
         "past_lens": np.array([run.past for run in runs], np.int32),
-        "subsequence_begins": np.array([0, *ends], np.int32),
-        "block_indices": np.concatenate(
-            [np.asarray(run.blocks[:count], np.int32) for run, count in zip(runs, held, strict=True)]
-        ),
-        "block_indices_begins": np.array([0, *np.cumsum(held)], np.int32),
+        "subsequence_begins": np.array(begins, np.int32),
+        "block_indices": np.array(blocks, np.int32),
+        "block_indices_begins": np.array(block_begins, np.int32),
     }
 
 

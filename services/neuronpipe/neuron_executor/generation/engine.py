@@ -1,24 +1,22 @@
-"""One generating model of the executor: takes items, and runs its steps one after the other in a thread of its own."""
+"""One generating model of the executor: takes items, and tells what the steps bring them."""
 
 import asyncio
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from hashlib import blake2b
 
 import numpy as np
 
-from neuronpipe.api.v1.tasks_pb2 import FinishReason
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import (
     DeadlineExceeded,
-    InternalError,
     InvalidInput,
     NeuronpipeError,
     Overloaded,
     Unavailable,
 )
-from neuronpipe.core.items import ExecuteItem, NewTokens, Prediction
+from neuronpipe.core.items import ExecuteItem, Prediction
 from neuronpipe.core.logs import log_fault
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
@@ -26,22 +24,22 @@ from neuronpipe.core.packed import TensorSets
 from neuronpipe.inputs.kind import input_kind
 from neuronpipe.neuron_executor.backends.base import CoreLost
 from neuronpipe.neuron_executor.cores import CoresLost
-from neuronpipe.neuron_executor.generation.beams import BeamSearch, Step
+from neuronpipe.neuron_executor.generation.beams import BeamSearch
 from neuronpipe.neuron_executor.generation.blocks import BlockPool
-from neuronpipe.neuron_executor.generation.observer import GenerationObserver
+from neuronpipe.neuron_executor.generation.observer import GenerationObserver, StepRecord
 from neuronpipe.neuron_executor.generation.pace import Pace
 from neuronpipe.neuron_executor.generation.planner import Planner, Row, Sequence
-from neuronpipe.neuron_executor.generation.sampling import NotFinite, TokenChooser, token_logprobs
+from neuronpipe.neuron_executor.generation.sampling import TokenChooser
+from neuronpipe.neuron_executor.generation.steps import Progress, StepLoop
 from neuronpipe.runtimes.cpus import ComputeThread
-from neuronpipe.runtimes.decoder import DecoderLost, DecoderModel, Run
+from neuronpipe.runtimes.decoder import DecoderLost, DecoderModel
 from neuronpipe.tasks.text_generation import GenerationFacts, check_options
 
 # The shortest retry delay of a refused caller.
 _MIN_RETRY_AFTER_S = 0.05
 _DIGEST_BYTES = 16
-# A step hangs when it has taken this many times the longest one before it, and longer than the configured limit.
-_HANGS_AFTER = 10
-_END, _LENGTH = FinishReason.FINISH_REASON_END, FinishReason.FINISH_REASON_LENGTH
+# The number of times that a step is looked at before it counts as hung.
+_LOOKS = 10
 
 
 class Generator:
@@ -77,12 +75,12 @@ class Generator:
         self._end_token_ids = frozenset(facts.end_token_ids)
         self._start_ids = list(facts.decoder_start_token_ids)
         self._numbers = itertools.count()
-        self._has_work = asyncio.Event()
+        self._steps = StepLoop(spec.name, model, self.planner, self._tell_from_thread)
         self._thread = ComputeThread(f"generate-{spec.name}")
         self._step_limit_s = step_limit_s
-        self._longest_step_s = 0.0
         self._is_closed = False
         self._working = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
         observer.watch(
             running=lambda: len(self.planner.running),
             waiting=lambda: len(self.planner.waiting),
@@ -98,16 +96,16 @@ class Generator:
         trace = self._tracer.joined(item.call.trace)
         sequence = self._sequence_of(item)
         sequence.trace = trace.child() if trace else None
-        self._check_room(sequence)
-        self.planner.add(sequence)
-        self._has_work.set()
+        with self._steps.changed:
+            self._check_room(sequence)
+            self.planner.add(sequence)
+        # Later, so that those who come at the same time are in the same step.
+        asyncio.get_running_loop().call_soon(self._steps.wake)
         try:
             finish_reason = await sequence.future
         except BaseException as error:
             self._observer.failed(sequence, trace, error)
             raise
-        finally:
-            self._has_work.set()  # if it was cancelled, the next plan frees its blocks
         self._observer.finished(sequence, trace)
         chooser = sequence.chooser
         token_ids = chooser.best.token_ids if isinstance(chooser, BeamSearch) else sequence.token_ids
@@ -126,49 +124,20 @@ class Generator:
     async def work(self) -> None:
         """Runs steps until the generator is closed. Raises CoresLost when a step hangs; its thread is left alone."""
         async with self._working:
+            self._loop = asyncio.get_running_loop()
+            stepping = asyncio.wrap_future(self._thread.submit(self._steps.run))
             try:
-                await self._run_steps()
+                while not stepping.done():
+                    await asyncio.wait([stepping], timeout=self._step_limit_s / _LOOKS)
+                    if limit_s := self._steps.hangs_after_s(self._step_limit_s):
+                        raise CoreLost(f"a step did not end within {limit_s:g} s")
+                await stepping
+            except (CoreLost, DecoderLost) as fault:
+                log_fault("core lost", fault, model=self.spec.name, sequences=len(self.planner.running))
+                raise CoresLost(f"no core is left for the model {self.spec.name!r}") from fault
             finally:
                 self._refuse()
-                self._sweep()
                 self._thread.close()
-
-    async def _run_steps(self) -> None:
-        while not self._is_closed:
-            self._sweep()
-            planned = self.planner.plan()
-            if not planned:
-                self._has_work.clear()
-                await self._has_work.wait()
-                continue
-            began_ns = time.monotonic_ns()
-            for sequence in planned:
-                sequence.started_ns = sequence.started_ns or began_ns
-            try:
-                chosen = await self._run_step(planned)
-            except CoresLost:
-                raise
-            except Exception as fault:
-                log_fault("a step could not be computed", fault, model=self.spec.name, sequences=len(planned))
-                for sequence in planned:
-                    self._fail(sequence, InternalError("the model could not compute this input"))
-                continue
-            self._apply(planned, chosen, began_ns)
-
-    async def _run_step(self, planned: Mapping[Sequence, list[Run]]) -> list[int | list[Step] | NeuronpipeError]:
-        copies, began_s = self.planner.take_copies(), time.monotonic()
-        limit_s = max(self._step_limit_s, _HANGS_AFTER * self._longest_step_s)
-        try:
-            async with asyncio.timeout(limit_s) as limit:
-                return await asyncio.wrap_future(self._thread.submit(lambda: self._step(planned, copies)))
-        except (TimeoutError, DecoderLost) as error:
-            if isinstance(error, TimeoutError) and not limit.expired():
-                raise
-            fault = CoreLost(f"a step did not end within {limit_s:g} s") if limit.expired() else error
-            log_fault("core lost", fault, model=self.spec.name, sequences=len(planned))
-            raise CoresLost(f"no core is left for the model {self.spec.name!r}") from error
-        finally:
-            self._longest_step_s = max(self._longest_step_s, time.monotonic() - began_s)
 
     async def close(self) -> None:
         """Ends all sequences, and waits until `work` has ended: for the step that runs, if it does not hang."""
@@ -179,10 +148,32 @@ class Generator:
     def _refuse(self) -> None:
         """Takes no more sequences, and ends those that are there."""
         self._is_closed = True
-        self._has_work.set()
-        for sequence in self.planner:
-            if not sequence.future.done():
-                sequence.future.set_exception(_stopping())
+        self._steps.close()
+        with self._steps.changed:
+            for sequence in self.planner:
+                if not sequence.future.done():
+                    sequence.future.set_exception(_stopping())
+
+    def _tell_from_thread(self, progress: Iterable[Progress], record: StepRecord | None) -> None:
+        assert self._loop  # noqa: S101 (steps run only while `work` does)
+        self._loop.call_soon_threadsafe(self._tell, progress, record)
+
+    def _tell(self, progress: Iterable[Progress], record: StepRecord | None) -> None:
+        """Gives callers what a step has brought them, on the event loop, while the next step is computed."""
+        if record:
+            self._observer.step(record)
+        for one in progress:
+            future, report = one.sequence.future, one.sequence.report
+            if future.done():  # its caller has left
+                continue
+            if one.gap_ns is not None:
+                self._observer.token(one.gap_ns, is_first=one.is_first)
+            if report and one.tokens:
+                report(one.tokens)
+            if isinstance(one.ends_by, NeuronpipeError):
+                future.set_exception(one.ends_by)
+            elif one.ends_by is not None:
+                future.set_result(one.ends_by)
 
     def _sequence_of(self, item: ExecuteItem) -> Sequence:
         if item.options is None or len(item.sequences) != 1:
@@ -232,100 +223,6 @@ class Generator:
             )
         if time.monotonic() + wait_s > sequence.deadline_s:
             raise DeadlineExceeded(f"the first step would begin in {wait_s:.2g} s, after the deadline")
-
-    def _sweep(self) -> None:
-        """Takes out the sequences whose callers left, or whose deadlines have passed."""
-        now_s = time.monotonic()
-        for sequence in list(self.planner):
-            if sequence.future.done():
-                self.planner.end(sequence)
-            elif now_s >= sequence.deadline_s:
-                self._fail(sequence, DeadlineExceeded("the deadline passed before the text was complete"))
-
-    def _step(
-        self, planned: Mapping[Sequence, list[Run]], copies: list[tuple[int, int]]
-    ) -> list[int | list[Step] | NeuronpipeError]:
-        """Computes a step, and chooses the next token of each sequence that is scored. Runs in the thread."""
-        self._model.copy(copies)
-        for sequence, runs in planned.items():
-            if sequence.unread:
-                self._model.read(sequence.source_ids, runs[0].source_blocks)
-        scores = self._model.compute([run for runs in planned.values() for run in runs])
-        chosen: list[int | list[Step] | NeuronpipeError] = []
-        row = 0
-        for sequence in (one for one, runs in planned.items() if runs[0].is_scored):
-            of_rows = slice(row, row + len(sequence.rows))
-            row += len(sequence.rows)
-            found = scores.at(of_rows)
-            try:
-                if isinstance(sequence.chooser, BeamSearch):
-                    chosen.append(sequence.chooser.advance([one.token_ids for one in sequence.rows], found))
-                    continue
-                token = sequence.chooser.choose(sequence.token_ids, found)
-            except NotFinite:
-                chosen.append(InternalError("the model's outputs for this input are not finite"))
-                continue
-            chosen.append(token)
-            if sequence.options.HasField("top_logprobs"):
-                sequence.logprobs = [token_logprobs(token, found, sequence.options.top_logprobs)]
-        return chosen
-
-    def _apply(
-        self,
-        planned: Mapping[Sequence, list[Run]],
-        chosen: list[int | list[Step] | NeuronpipeError],
-        began_ns: int,
-    ) -> None:
-        """Gives each sequence of a step its token, and ends those that are complete."""
-        now_ns = time.monotonic_ns()
-        self._observer.step(planned, began_ns, now_ns)
-        self._note_pace(planned, now_ns - began_ns)
-        found = iter(chosen)
-        for sequence, runs in planned.items():
-            self.planner.finish(sequence, len(runs[0].token_ids))
-            if not runs[0].is_scored:
-                continue
-            next_ = next(found)
-            if sequence.future.done():  # its caller has left
-                continue
-            if isinstance(next_, NeuronpipeError):
-                self._fail(sequence, next_)
-                continue
-            before_ns = sequence.last_token_ns or sequence.arrived_ns
-            reason = self._go_on(sequence, next_)
-            sequence.note(now_ns)
-            self._observer.token(sequence, now_ns - before_ns)
-            if sequence.report and isinstance(next_, int):
-                sequence.report(NewTokens((next_,), sequence.figures, sequence.logprobs))
-            if reason:
-                self.planner.end(sequence)
-                self.planner.pace.note_text((now_ns - sequence.started_ns) / 1e9)
-                sequence.future.set_result(reason)
-
-    def _note_pace(self, planned: Mapping[Sequence, list[Run]], took_ns: int) -> None:
-        """Of a step that read sources, nothing: these are computed as a whole, whatever they take."""
-        if not any(sequence.unread for sequence in planned):
-            prompts = [runs for sequence, runs in planned.items() if sequence.left > 1]
-            read_tokens = sum(len(run.token_ids) for runs in prompts for run in runs)
-            self.planner.pace.note_step(read_tokens, len(planned) - len(prompts), took_ns / 1e9)
-
-    def _go_on(self, sequence: Sequence, next_: int | list[Step]) -> int:
-        """Adds the next token, to all texts of a search. Returns why the text ends there, or 0."""
-        if not isinstance(next_, int):
-            if next_:
-                self.planner.fork(sequence, next_)
-                return 0
-            assert isinstance(sequence.chooser, BeamSearch)  # noqa: S101 (it has chosen)
-            return _END if sequence.chooser.best.token_ids[-1] in sequence.end_token_ids else _LENGTH
-        sequence.token_ids.append(next_)
-        if next_ in sequence.end_token_ids:
-            return _END
-        return _LENGTH if sequence.generated >= sequence.options.max_new_tokens else 0
-
-    def _fail(self, sequence: Sequence, error: NeuronpipeError) -> None:
-        self.planner.end(sequence)
-        if not sequence.future.done():
-            sequence.future.set_exception(error)
 
 
 def _stopping() -> Unavailable:

@@ -1,6 +1,7 @@
 """Records metrics of a generating model's steps and texts, and spans of those of sampled requests."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
@@ -12,6 +13,36 @@ from neuronpipe.runtimes.decoder import Run
 _FAILED = "failed"
 # A text may take thousands of steps.
 _LINKED_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A step: its rows, their tokens, and those of sampled texts to which its span has links, each with its row and its
+    tokens. Times on time.monotonic_ns().
+    """
+
+    began_ns: int
+    rows: int
+    tokens: int
+    linked: list[tuple[Sequence, int, int]]
+    ended_ns: int = 0
+
+    @classmethod
+    def of(cls, planned: Mapping[Sequence, list[Run]], began_ns: int) -> "StepRecord":
+        """A step that begins."""
+        rows = tokens = 0
+        linked = []
+        for sequence, runs in planned.items():
+            computed = sum(len(run.token_ids) for run in runs)
+            if sequence.trace and sequence.steps % _LINKED_STEPS == 0:
+                linked.append((sequence, rows, computed))
+            rows += len(runs)
+            tokens += computed
+        return cls(began_ns, rows, tokens, linked)
+
+    def ended(self, ended_ns: int) -> "StepRecord":
+        """The same step, which has ended."""
+        return replace(self, ended_ns=ended_ns)
 
 
 class GenerationObserver:
@@ -49,21 +80,19 @@ class GenerationObserver:
         for instrument in (Metrics.STEP_SEQUENCES, Metrics.QUEUE_SEQUENCES, Metrics.BLOCKS_IN_USE):
             self._meters.remove_gauge(instrument, *self._labels)
 
-    def step(self, planned: Mapping[Sequence, list[Run]], began_ns: int, ended_ns: int) -> None:
+    def step(self, record: StepRecord) -> None:
         """Records a step; its span, too, where it is the first one of a sampled text, or one of every _LINKED_STEPS."""
-        rows = sum(map(len, planned.values()))
-        tokens = sum(len(run.token_ids) for runs in planned.values() for run in runs)
         context = None
-        if any(map(_is_linked, planned)):
+        if record.linked:
             context = SpanContext.new(is_sampled=True)
-            self._record_step(Span(Spans.BATCH, context, None, began_ns, ended_ns), planned, rows, tokens)
-        self._sizes.record(rows, context)
-        self._durations.record(ended_ns - began_ns, context)
-        self._tokens.add(tokens)
+            self._record_step(Span(Spans.BATCH, context, None, record.began_ns, record.ended_ns), record)
+        self._sizes.record(record.rows, context)
+        self._durations.record(record.ended_ns - record.began_ns, context)
+        self._tokens.add(record.tokens)
 
-    def token(self, sequence: Sequence, gap_ns: int) -> None:
+    def token(self, gap_ns: int, *, is_first: bool) -> None:
         """Records a token. `gap_ns`: since the one before it; for the first one, since arrival."""
-        (self._gaps if sequence.generated > 1 else self._first_tokens).record(gap_ns)
+        (self._first_tokens if is_first else self._gaps).record(gap_ns)
         self._generated.add()
 
     def finished(self, sequence: Sequence, trace: SpanContext | None) -> None:
@@ -81,24 +110,21 @@ class GenerationObserver:
         if trace:
             self._record_spans(sequence, trace, error)
 
-    def _record_step(self, span: Span, planned: Mapping[Sequence, list[Run]], rows: int, tokens: int) -> None:
+    def _record_step(self, span: Span, record: StepRecord) -> None:
         """Records a step, with links to texts in it, and back."""
         name, version = self._labels
         span.attributes |= {
             Attributes.MODEL: name,
             Attributes.VERSION: version,
             Attributes.BACKEND: self._backend,
-            Attributes.BATCH_SIZE: rows,
-            Attributes.TOKENS: tokens,
+            Attributes.BATCH_SIZE: record.rows,
+            Attributes.TOKENS: record.tokens,
         }
-        row = 0
-        for sequence, runs in planned.items():
-            if sequence.trace and _is_linked(sequence):
-                computed = sum(len(run.token_ids) for run in runs)
-                of_row: dict[str, AttributeValue] = {Attributes.ROW: row, Attributes.TOKENS: computed}
-                span.links.append(Link(sequence.trace, of_row))
-                sequence.links.append(Link(span.context, of_row))
-            row += len(runs)
+        for sequence, row, computed in record.linked:
+            assert sequence.trace  # noqa: S101 (it is linked)
+            of_row: dict[str, AttributeValue] = {Attributes.ROW: row, Attributes.TOKENS: computed}
+            span.links.append(Link(sequence.trace, of_row))
+            sequence.links.append(Link(span.context, of_row))
         self._tracer.record(span)
 
     def _record_spans(self, sequence: Sequence, trace: SpanContext, error: BaseException | None) -> None:
@@ -125,7 +151,3 @@ class GenerationObserver:
             spans[-1].fail(error, ended_ns)
         for span in spans:
             self._tracer.record(span)
-
-
-def _is_linked(sequence: Sequence) -> bool:
-    return sequence.trace is not None and sequence.steps % _LINKED_STEPS == 0

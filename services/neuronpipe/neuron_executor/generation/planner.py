@@ -186,12 +186,19 @@ class Planner:
         most, is_reading = self._most_tokens(), False
         room, self._places = most, self._max_sequences
         # Those with one token left first: each of them costs one token of the budget, and somebody reads along.
-        for sequence in sorted(self.running, key=lambda one: (one.left > 1, one.rank)):
+        answered = [one for one in self.running if one.left == 1]
+        reading = [one for one in self.running if one.left > 1]
+        for sequence in (*answered, *reading):
+            rows = len(sequence.rows)
             # A search alone may be wider than the step.
-            count = min(sequence.left, room // len(sequence.rows) if planned else max(1, room // len(sequence.rows)))
-            if count and sequence in self.running and self._hold(sequence, count, planned):
+            count = min(sequence.left, room // rows if planned else max(1, room // rows))
+            if not count or sequence not in self.running:  # it has been preempted
+                continue
+            freed = self._hold(sequence, count, planned)
+            room += freed
+            if sequence in self.running:
                 planned[sequence] = count
-            room = most - sum(count * len(one.rows) for one, count in planned.items())
+                room -= count * rows
         while self.waiting and self._has_room_for(self.waiting[0]):
             sequence = self.waiting[0]
             if planned and room < len(sequence.rows):
@@ -202,12 +209,12 @@ class Planner:
             if is_reading and sequence.unread > room - count * len(sequence.rows):
                 self._give_back(sequence)
                 break
-            if self._missing(sequence, count) > self._pool.free:
+            if (missing := self._missing(sequence, count)) > self._pool.free:
                 self._give_back(sequence)
                 self._places = max(1, self._rows)
                 break
             del self.waiting[0]
-            self._take(sequence, count)
+            self._take(sequence, count, missing)
             insort(self.running, sequence, key=_rank)
             planned[sequence] = count
             room -= count * len(sequence.rows) + sequence.unread
@@ -260,16 +267,20 @@ class Planner:
         if not sequence.preempted_ns:
             sequence.cached_tokens = sequence.computed
 
-    def _hold(self, sequence: Sequence, count: int, planned: dict[Sequence, int]) -> bool:
-        """Gets blocks for so many more tokens, if need be from younger sequences. False: it was itself the youngest."""
-        while self._missing(sequence, count) > self._pool.free:
+    def _hold(self, sequence: Sequence, count: int, planned: dict[Sequence, int]) -> int:
+        """Gets blocks for so many more tokens, if need be from younger sequences, and at last from itself: then it has
+        been preempted. Returns the tokens of the step that those have left.
+        """
+        left = 0
+        while (missing := self._missing(sequence, count)) > self._pool.free:
             youngest = self.running[-1]
-            planned.pop(youngest, None)
+            left += planned.pop(youngest, 0) * len(youngest.rows)
             self._preempt(youngest)
             if youngest is sequence:
-                return False
-        self._take(sequence, count)
-        return True
+                return left
+        if missing:
+            self._take(sequence, count, missing)
+        return left
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -302,19 +313,22 @@ class Planner:
         return not self._rows or self._rows + sequence.most_rows <= self._max_sequences
 
     def _missing(self, sequence: Sequence, count: int) -> int:
-        of_source = self._blocks(len(sequence.source_ids)) - len(sequence.source_blocks)
-        held = self._blocks(sequence.computed + count)
-        return of_source + sum(max(0, held - len(row.blocks)) for row in sequence.rows) + self._shared_ends(sequence)
+        held, missing = self._blocks(sequence.computed + count), 0
+        for row in sequence.rows:
+            missing += max(0, held - len(row.blocks))
+        if sequence.source_ids:
+            missing += self._blocks(len(sequence.source_ids)) - len(sequence.source_blocks)
+        return missing + (self._shared_ends(sequence) if len(sequence.rows) > 1 else 0)
 
     def _shared_ends(self, sequence: Sequence) -> int:
         """How many rows are to write to a block that another one writes to, too."""
-        if len(sequence.rows) == 1 or not sequence.computed % self._pool.block_tokens:
+        if not sequence.computed % self._pool.block_tokens:
             return 0
         return len(sequence.rows) - len({row.blocks[-1] for row in sequence.rows})
 
-    def _take(self, sequence: Sequence, count: int) -> None:
-        taken = self._pool.take(self._missing(sequence, count))
-        if self._shared_ends(sequence):
+    def _take(self, sequence: Sequence, count: int, missing: int) -> None:
+        taken = self._pool.take(missing)
+        if len(sequence.rows) > 1 and self._shared_ends(sequence):
             written: set[int] = set()
             for row in sequence.rows:
                 if row.blocks[-1] in written:

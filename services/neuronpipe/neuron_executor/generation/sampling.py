@@ -4,6 +4,7 @@ Sources, in this order: the processors RepetitionPenalty, NoRepeatNGram, NoBadWo
 and ForcedEOSToken, and the warpers of temperature, top_k, top_p and min_p in transformers/generation/logits_process.py.
 """
 
+import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -25,27 +26,28 @@ class TokenRules:
     """Which tokens may follow those of one sequence. Arguments as for TokenChooser."""
 
     def __init__(self, options: GenerationOptions, prompt_tokens: int, end_token_ids: Collection[int]) -> None:
-        self._options = options
         self._prompt_tokens = prompt_tokens
         self._end_token_ids = sorted(end_token_ids)
+        # Read once: a field of a message takes as long as the rest of a step's choice.
+        self.penalty = options.repetition_penalty
+        self._min_new_tokens, self._last = options.min_new_tokens, options.max_new_tokens - 1
+        self._ngram_size = options.no_repeat_ngram_size
+        self._first_id = options.forced_bos_token_id if options.HasField("forced_bos_token_id") else None
+        self._last_id = options.forced_eos_token_id if options.HasField("forced_eos_token_id") else None
         words = [list(word.token_ids) for word in options.bad_words_ids]
         self._bad_words = [word for word in words if len(word) > 1 or word[0] not in end_token_ids]
 
     def forced(self, token_ids: Sequence[int]) -> int | None:
         """The only token that may come next, if there is one."""
-        options, position = self._options, len(token_ids) - self._prompt_tokens
-        if position == options.max_new_tokens - 1 and options.HasField("forced_eos_token_id"):
-            return options.forced_eos_token_id
+        if self._last_id is not None and len(token_ids) - self._prompt_tokens == self._last:
+            return self._last_id
         # In transformers, too, it is the second token of all, so that only prompts of one token are followed by it.
-        if len(token_ids) == 1 and options.HasField("forced_bos_token_id"):
-            return options.forced_bos_token_id
-        return None
+        return self._first_id if len(token_ids) == 1 else None
 
     def banned(self, token_ids: Sequence[int]) -> list[int]:
         """The tokens that must not come next."""
-        options, size = self._options, self._options.no_repeat_ngram_size
-        may_end = len(token_ids) - self._prompt_tokens >= options.min_new_tokens
-        banned = [] if may_end else [*self._end_token_ids]
+        may_end = len(token_ids) - self._prompt_tokens >= self._min_new_tokens
+        banned, size = [] if may_end else [*self._end_token_ids], self._ngram_size
         if 0 < size <= len(token_ids):
             end = token_ids[len(token_ids) - size + 1 :]
             places = range(len(token_ids) - size + 1)
@@ -54,7 +56,7 @@ class TokenRules:
 
     def changed(self, token_ids: Sequence[int], scores: _Floats, banned: Sequence[int]) -> _Floats:
         """The scores with the repetition penalty, and without the banned tokens."""
-        scores, penalty = scores.copy(), np.float32(self._options.repetition_penalty)
+        scores, penalty = scores.copy(), np.float32(self.penalty)
         if penalty != 1:
             seen = np.unique(np.asarray(token_ids))
             of_seen = scores[seen]
@@ -73,24 +75,30 @@ class TokenChooser:
         self._options = options
         self._prompt_tokens = prompt_tokens
         self._rules = TokenRules(options, prompt_tokens, end_token_ids)
+        self._samples = options.do_sample
+        # How many of the best tokens are needed; 0: all.
+        self._needed = options.top_k if self._samples else 1
 
-    def choose(self, token_ids: Sequence[int], scores: Scores) -> int:
-        """The token after `token_ids`, the prompt and all tokens so far. `scores`: of one run. Raises NotFinite."""
-        logits, top_ids, top_logits = scores.logits[0], scores.top_ids[0], scores.top_logits[0]
-        if not np.isfinite(top_logits[0]):
+    def choose(self, token_ids: Sequence[int], scores: Scores, row: int = 0) -> int:
+        """The token after `token_ids`, the prompt and all tokens so far. `row`: of the scores. Raises NotFinite."""
+        top_ids, top_logits = scores.top_ids[row], scores.top_logits[row]
+        if not math.isfinite(top_logits[0]):
             raise NotFinite
-        options, position = self._options, len(token_ids) - self._prompt_tokens
         if (forced := self._rules.forced(token_ids)) is not None:
             return forced
-        banned = self._rules.banned(token_ids)
-        is_changed = options.repetition_penalty != 1 or bool(banned)
-        if is_changed:
-            logits = self._rules.changed(token_ids, logits, banned)
-        if not options.do_sample:
-            return int(logits.argmax()) if is_changed else int(top_ids[top_logits == top_logits[0]].min())
-        if is_changed or not 0 < options.top_k <= len(top_ids):
-            top_ids, top_logits = np.arange(len(logits), dtype=np.int32), logits
+        if banned := self._rules.banned(token_ids):
+            is_allowed = ~np.isin(top_ids, banned)
+            top_ids, top_logits = top_ids[is_allowed], top_logits[is_allowed]
+        if self._rules.penalty != 1 or not 0 < self._needed <= len(top_ids):
+            top_logits = self._rules.changed(token_ids, scores.logits[row], banned)
+            if not self._samples:
+                return int(top_logits.argmax())
+            top_ids = np.arange(len(top_logits), dtype=np.int32)
+        elif not self._samples:
+            is_single = len(top_ids) == 1 or top_logits[0] > top_logits[1]
+            return int(top_ids[0] if is_single else top_ids[top_logits == top_logits[0]].min())
         order = np.lexsort((top_ids, -top_logits))  # equal ones by their ids, or a draw would depend on their order
+        position = len(token_ids) - self._prompt_tokens
         return self._drawn(top_ids[order], top_logits[order], position)
 
     def _drawn(self, ids: _Ids, logits: _Floats, position: int) -> int:
@@ -112,10 +120,10 @@ class TokenChooser:
         return int(ids[min(int(drawn), len(weights) - 1)])
 
 
-def token_logprobs(token_id: int, scores: Scores, count: int) -> TokenLogprobs:
+def token_logprobs(token_id: int, scores: Scores, row: int, count: int) -> TokenLogprobs:
     """The log probabilities of a token and of the `count` best ones, by the scores as `choose` gets them."""
-    logits, top_ids, top_logits = scores.logits[0], scores.top_ids[0], scores.top_logits[0]
-    total = float(top_logits[0]) + float(scores.log_sums[0])
+    logits, top_ids, top_logits = scores.logits[row], scores.top_ids[row], scores.top_logits[row]
+    total = float(top_logits[0]) + float(scores.log_sums[row])
     order = np.lexsort((top_ids, -top_logits))[:count]
     best = (top_logits[order].astype(np.float64) - total).tolist()
     return TokenLogprobs(float(logits[token_id]) - total, top_ids[order].tolist(), best)

@@ -5,7 +5,7 @@ import asyncio
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.names import Attributes, Events, Metrics, Spans
 from neuronpipe.core.tracing import SpanContext
-from neuronpipe.neuron_executor.generation.observer import GenerationObserver
+from neuronpipe.neuron_executor.generation.observer import GenerationObserver, StepRecord
 from neuronpipe.neuron_executor.generation.planner import Row, Sequence
 from neuronpipe.neuron_executor.generation.sampling import TokenChooser
 from neuronpipe.runtimes.decoder import Run
@@ -31,7 +31,7 @@ def _run_steps(observer: GenerationObserver, sequences: list[Sequence]) -> None:
     for step in range(_STEPS):
         tokens = [1] if step else [1, 2, 3]
         planned = {one: [Run(tokens, 0, [0], is_scored=True)] for one in sequences}
-        observer.step(planned, 1_000 * step, 1_000 * step + 500)
+        observer.step(StepRecord.of(planned, 1_000 * step).ended(1_000 * step + 500))
         for one in sequences:
             one.started_ns = one.started_ns or one.arrived_ns
             one.steps += 1
