@@ -39,8 +39,9 @@ class Row:
 class Sequence:
     """A text that is being generated, or several of one length of which the best is searched.
 
-    `rows`: these texts. `computed`: how many of their tokens are in their blocks. `future`: ends with
-    the finish reason. `deadline_s`: on time.monotonic()'s clock. `rank`: those with a lower one go first: interactive
+    `rows`: these texts. `computed`: how many of their tokens are in their blocks. `digests`: see block_digests, of
+    blocks that are full or will be; `published`: how many blocks of these others can share. `future`: ends with the
+    finish reason. `deadline_s`: on time.monotonic()'s clock. `rank`: those with a lower one go first: interactive
     ones before bulk, then the older one. `scope`: see block_digests. `source_ids`: the text that the model reads first,
     if it has an encoder; `source_blocks` hold it, once it `is_read`. `trace`: of its span, if its request is sampled;
     `links`: from there to some of its steps.
@@ -62,6 +63,7 @@ class Sequence:
     prompt_tokens: int = 0
     computed: int = 0
     digests: list[bytes] = field(default_factory=list)
+    published: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     steps: int = 0
     cached_tokens: int = 0
@@ -248,24 +250,29 @@ class Planner:
         sequence.steps += 1
         sequence.is_read = True
         full = sequence.computed // self._pool.block_tokens
-        if full > len(sequence.digests) and len(sequence.rows) == 1:
-            known = len(sequence.digests)
-            computed = sequence.token_ids[: full * self._pool.block_tokens]
-            sequence.digests = block_digests(computed, self._pool.block_tokens, sequence.scope, sequence.digests)
-            for index in range(known, full):
+        if full > sequence.published and len(sequence.rows) == 1:
+            self._extend_digests(sequence, full * self._pool.block_tokens)
+            for index in range(sequence.published, full):
                 self._pool.publish(sequence.rows[0].blocks[index], sequence.digests[index])
+            sequence.published = full
 
     def _begin(self, sequence: Sequence) -> None:
         """Gives a sequence the published blocks with its first tokens. The last token is always computed anew."""
         if len(sequence.rows) > 1:
             return
-        size, row = self._pool.block_tokens, sequence.rows[0]
-        digests = block_digests(sequence.token_ids[:-1], size, sequence.scope)
-        row.blocks = self._pool.share(digests)
-        sequence.digests = digests[: len(row.blocks)]
-        sequence.computed = len(row.blocks) * size
+        row, tokens = sequence.rows[0], len(sequence.token_ids) - 1
+        self._extend_digests(sequence, tokens)
+        row.blocks = self._pool.share(sequence.digests[: tokens // self._pool.block_tokens])
+        sequence.published = len(row.blocks)
+        sequence.computed = len(row.blocks) * self._pool.block_tokens
         if not sequence.preempted_ns:
             sequence.cached_tokens = sequence.computed
+
+    def _extend_digests(self, sequence: Sequence, tokens: int) -> None:
+        """Of its first so many tokens, as far as they are not there: a waiting prompt is looked at in every step."""
+        size = self._pool.block_tokens
+        if tokens // size > len(sequence.digests):
+            sequence.digests = block_digests(sequence.token_ids[:tokens], size, sequence.scope, sequence.digests)
 
     def _hold(self, sequence: Sequence, count: int, planned: dict[Sequence, int]) -> int:
         """Gets blocks for so many more tokens, if need be from younger sequences, and at last from itself: then it has
@@ -294,7 +301,7 @@ class Planner:
         for row in sequence.rows:
             self._pool.release(row.blocks)
             row.blocks = []
-        sequence.digests, sequence.computed = [], 0
+        sequence.published = sequence.computed = 0
         sequence.source_blocks, sequence.is_read = [], False
 
     def _blocks(self, tokens: int) -> int:

@@ -124,8 +124,21 @@ async def test_a_long_prompt_is_computed_in_parts_beside_others() -> None:
     assert all(len(step) >= 2 for step in parts[1:]), "a part of the prompt ran alone while others were answered"
 
 
+class _HeldDecoder(WrittenDecoder):
+    """Computes while `may_compute` is set."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__(blocks)
+        self.may_compute = threading.Event()
+        self.may_compute.set()
+
+    def compute(self, runs: Sequence[Run]) -> Scores:
+        self.may_compute.wait()
+        return super().compute(runs)
+
+
 async def test_a_long_prompt_takes_smaller_parts_beside_others_than_alone() -> None:
-    decoder, long = WrittenDecoder(64), [1] * 50
+    decoder, long = _HeldDecoder(64), [1] * 50
     async with _generator(decoder, step_tokens=64) as generator:
         generator.planner.pace.note_step(0, 1, 0.016)
         generator.planner.pace.note_step(64, 0, 0.064)  # so a step may have 16 tokens of a prompt
@@ -133,10 +146,14 @@ async def test_a_long_prompt_takes_smaller_parts_beside_others_than_alone() -> N
         await generator.generate(_item(long, 1))
         alone = [len(run.token_ids) for step in decoder.steps for run in step]
         decoder.steps.clear()
-        begun = asyncio.Event()
-        beside = asyncio.create_task(generator.generate(_item([2], 40, report=lambda _: begun.set())))
-        await begun.wait()
-        assert _tokens(await generator.generate(_item([3] * 50, 1))) == greedy([3] * 50, 1)
+        decoder.may_compute.clear()
+        beside = asyncio.create_task(generator.generate(_item([2], 40)))
+        while not generator.planner.running:
+            await asyncio.sleep(0.001)
+        other = asyncio.create_task(generator.generate(_item([3] * 50, 1)))
+        await asyncio.sleep(0)
+        decoder.may_compute.set()
+        assert _tokens(await other) == greedy([3] * 50, 1)
         assert _tokens(await beside) == greedy([2], 40)
     assert alone == [50]
     parts = [max(len(run.token_ids) for run in step) for step in decoder.steps if len(step) == 2]
