@@ -65,7 +65,6 @@ class Generator:
         self.spec = spec
         pool = BlockPool(model.blocks, model.block_tokens)
         self.planner = Planner(pool, Pace(model.part_tokens), max_sequences, step_tokens)
-        self._model = model
         self._kind = input_kind(spec)
         self._tracer = telemetry.tracer
         self._observer = observer
