@@ -46,6 +46,8 @@ PROTO_PACKAGES := $(patsubst protos/neuronpipe/%,%,$(sort $(dir $(PROTOS))))
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
 # Of the oracle suites' cases, and of other large matrices; see pytest --help.
 SHARE ?= 0.1
+# Of the same in `make oracle`. Continuous integration runs a half.
+ORACLE_SHARE ?= 1
 FUZZ_SEQUENCES ?= 20000
 FUZZ_MESSAGES ?= 1000000
 FUZZ_S ?= inf
@@ -154,7 +156,7 @@ test: setup
 
 .PHONY: oracle
 oracle: .venv/.dev .venv-transformers4/.ready
-	$(BIN)/python $(PYTEST) --share 1 tests/oracle tests/contract/test_architectures.py $(NEURON_COMPILER)
+	$(BIN)/python $(PYTEST) --share $(ORACLE_SHARE) tests/oracle tests/contract/test_architectures.py $(NEURON_COMPILER)
 
 .PHONY: sampled
 sampled: setup
