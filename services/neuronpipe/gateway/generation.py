@@ -30,6 +30,9 @@ from neuronpipe.tasks.generated_text import WINDOW_TOKENS
 from neuronpipe.tasks.text_generation import logprob_arrays, options_of_each, part_arrays, window_arrays
 
 _MORE, _STOP_STRING = FinishReason.FINISH_REASON_UNSPECIFIED, FinishReason.FINISH_REASON_STOP_STRING
+# Tokens that are no text yet are decoded again with the next ones: of many, as a long run of byte tokens, only once
+# there is a new one for so many. So a text sends each token about so many times at most, however long the run is.
+_HELD_PER_NEW = 8
 
 
 class TextRuns:
@@ -167,7 +170,8 @@ class _TextRun:
         """Makes text of tokens as they come, until there are no more, or a stop string is reached."""
         seen = 0
         while not self._is_stopped:
-            if seen < len(self._token_ids) and not _is_complete(executing):
+            waits_for = 1 if executing.done() else 1 + (seen - self._released) // _HELD_PER_NEW
+            if seen + waits_for <= len(self._token_ids) and not _is_complete(executing):
                 seen = len(self._token_ids)
                 await self._decode(call, _MORE)
             elif executing.done():
