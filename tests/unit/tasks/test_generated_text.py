@@ -2,8 +2,9 @@
 
 import random
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -106,12 +107,12 @@ _PIECES = ("a", "b c", "\u2581d", "\u2581", "\u2581\u2581e", ".", "##f", "g</w>"
 _BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in (0x0A, 0x20, 0x41, 0x80, 0x98, 0x9F, 0xBD, 0xE4, 0xA0, 0xF0, 0xFF))
 
 
-def _tokenizer(pieces: Sequence[str], decoder: object, **options: bool) -> Tokenizer:
+def _tokenizer(pieces: Sequence[str], decoder: Any, **options: bool) -> Tokenizer:
     made = Tokenizer(models.BPE(vocab={piece: number for number, piece in enumerate(pieces)}, merges=[], **options))
     return _with(made, decoder)
 
 
-def _with(tokenizer: Tokenizer, decoder: object) -> Tokenizer:
+def _with(tokenizer: Tokenizer, decoder: Any) -> Tokenizer:
     if decoder:
         tokenizer.decoder = decoder
     tokenizer.add_special_tokens(["[E]"])
@@ -153,7 +154,7 @@ def _unigram() -> Tokenizer:
     return _with(Tokenizer(models.Unigram(pieces, 0, byte_fallback=False)), decoders.Metaspace())
 
 
-_TOKENIZERS = {
+_TOKENIZERS: Mapping[str, Callable[[], Tokenizer]] = {
     "byte-level BPE": _byte_level,
     "BPE with byte fallback, of Llama": lambda: _byte_fallback(strip=True),
     "BPE with byte fallback, of Gemma": lambda: _byte_fallback(strip=False),
