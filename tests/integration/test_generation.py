@@ -5,10 +5,11 @@ import os
 import random
 import signal
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import h2.events
 import pytest
 import pytest_asyncio
 import torch
@@ -28,6 +29,8 @@ from neuronpipe.client import (
 )
 from neuronpipe.client.generation import generation_request
 from tests.decoders import make_writer
+from tests.integration.guarded import until
+from tests.integration.raw_http2 import RawHttp2
 from tests.integration.systems import two_processes
 from tests.shared_folder import shared_folder
 
@@ -39,6 +42,7 @@ _MANY = 64
 # `make soak` sends 10,000.
 _SOAKED = int(os.environ.get("NEURONPIPE_GENERATIONS", "60"))
 _METRICS = ("--metrics-listen", "127.0.0.1:0")
+_GENERATE = "/neuronpipe.api.v1.InferenceService/Generate"
 
 
 @pytest.fixture(scope="module")
@@ -328,11 +332,56 @@ async def test_many_mixed_requests_leave_no_block_in_use(processes: dict[str, di
         assert {"left", "whole"} <= set(ends)
 
 
+def test_a_caller_who_reads_late_gets_the_whole_text_and_holds_no_blocks(
+    processes: dict[str, dict[str, ServiceProcess]],
+) -> None:
+    four, before = processes["four processes"], _metric(processes["four processes"]["neuron-executor"], "tokens_total")
+    with RawHttp2(four["gateway"].target, window=0) as caller:
+        stream = caller.open_call(_GENERATE)
+        caller.send_message(stream, _request(max_new_tokens=150, min_new_tokens=150).SerializeToString())
+        until(lambda: _metric(four["neuron-executor"], "tokens_total") >= before + 150)
+        until(lambda: _in_use(four["neuron-executor"]) == 0)
+        caller.frames.increment_flow_control_window(1 << 20, stream)
+        caller.flush()
+        events = _messages(caller.events(lambda event: isinstance(event, h2.events.TrailersReceived)))
+    # Of the tokens that came while the caller did not read, one chunk.
+    assert [event.WhichOneof("event") for event in events] == ["start", "chunk", "response"]
+    (text,) = events[-1].response.result.text_generation.sequences
+    assert (events[1].chunk.text, len(events[1].chunk.token_ids)) == (text.text, 150)
+
+
+def test_a_caller_who_never_reads_loses_its_connection_and_holds_no_blocks(repository: Path) -> None:
+    options = ("--repository", str(repository), "--max-send-s", "1", *_METRICS)
+    with ServiceProcess("all", *options) as server, RawHttp2(server.wait_until_ready().target, window=0) as caller:
+        stream = caller.open_call(_GENERATE)
+        caller.send_message(stream, _request(max_new_tokens=150).SerializeToString())
+        assert caller.status(stream) == "reset"
+        until(lambda: _in_use(server) == 0)
+        with Client(server.target, timeout_s=120) as client:
+            assert client.generate_text("writer", _PROMPT, max_new_tokens=4).token_ids
+
+
+def _messages(events: Iterable[h2.events.Event]) -> list[GenerateResponse]:
+    """The messages of a call, each behind a byte and its length in four."""
+    data = b"".join(bytes(event.data) for event in events if isinstance(event, h2.events.DataReceived))
+    messages = []
+    while data:
+        end = 5 + int.from_bytes(data[1:5], "big")
+        messages.append(GenerateResponse.FromString(data[5:end]))
+        data = data[end:]
+    return messages
+
+
 def _in_use(executor: ServiceProcess) -> float:
+    return _metric(executor, "blocks_in_use")
+
+
+def _metric(executor: ServiceProcess, name: str) -> float:
+    """A metric of generation, of which there is one line; 0 until there is."""
     port = executor.wait_for("metrics")["address"]
     page = urllib.request.urlopen(f"http://{port}/metrics").read().decode()
-    (line,) = (line for line in page.splitlines() if line.startswith("neuronpipe_generation_blocks_in_use"))
-    return float(line.rpartition(" ")[2])
+    lines = [line for line in page.splitlines() if line.startswith(f"neuronpipe_generation_{name}")]
+    return float(lines[0].rpartition(" ")[2]) if lines else 0.0
 
 
 def test_the_blocking_client_reads_a_text_as_it_comes(processes: dict[str, dict[str, ServiceProcess]]) -> None:

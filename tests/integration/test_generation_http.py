@@ -252,12 +252,40 @@ def test_huggingfaces_client_gets_the_text_of_our_own(
     if path != "/generate":
         parts = list(client.text_generation(_PROMPT, max_new_tokens=12, stream=True, details=True, **options))
         assert "".join(part.token.text for part in parts) == expected.text
-        assert [part.token.id for part in parts[:-1]] == list(expected.token_ids)
-        assert [part.generated_text for part in parts] == [None] * len(expected.token_ids) + [expected.text]
+        assert [part.token.id for part in parts] == list(expected.token_ids)
+        assert [part.index for part in parts] == [*range(1, len(parts) + 1)]
+        assert [part.generated_text for part in parts] == [None] * (len(parts) - 1) + [expected.text]
+        assert [part.details is None for part in parts] == [True] * (len(parts) - 1) + [False]
         assert parts[-1].details
         assert parts[-1].details.generated_tokens == len(expected.token_ids)
-        assert all(part.token.logprob < 0 for part in parts[:-1])
+        assert parts[-1].details.seed == options.get("seed")
+        assert all(part.token.logprob < 0 for part in parts)
         assert parts[-1].details.finish_reason == ("stop_sequence" if "stop" in options else "length")
+
+
+def test_tokens_of_a_stream_have_their_log_probabilities_without_being_asked_for(
+    server: HttpServer, ours: Client
+) -> None:
+    response = [*ours.generate("writer", _PROMPT, max_new_tokens=6, top_logprobs=0)][-1].response
+    (expected,) = response.result.text_generation.sequences
+    body = {"inputs": _PROMPT, "parameters": {"max_new_tokens": 6}}
+    given = [event["token"]["logprob"] for event in _events(server, "/generate_stream", body)]
+    assert given == pytest.approx([one.logprob for one in expected.logprobs], abs=1e-6)
+
+
+def test_a_seed_alone_draws_no_tokens(server: HttpServer, ours: Client) -> None:
+    expected = ours.generate_text("writer", _PROMPT, max_new_tokens=12)
+    body = {"inputs": _PROMPT, "parameters": {"max_new_tokens": 12, "seed": 5}}
+    (*_, last) = _events(server, "/generate_stream", body)
+    assert (last["generated_text"], last["details"]["seed"]) == (expected.text, None)
+
+
+def _events(server: HttpServer, path: str, body: dict[str, Any]) -> list[Any]:
+    request = urllib.request.Request(
+        f"{server.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return [json.loads(event.removeprefix("data: ")) for event in answer.read().decode().split("\n\n")[:-1]]
 
 
 def test_what_tgi_refuses_has_its_form(server: HttpServer) -> None:

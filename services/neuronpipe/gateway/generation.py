@@ -27,9 +27,18 @@ from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, Inferen
 from neuronpipe.gateway.models import GatewayModel
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.generated_text import WINDOW_TOKENS
-from neuronpipe.tasks.text_generation import logprob_arrays, options_of_each, part_arrays, window_arrays
+from neuronpipe.tasks.text_generation import (
+    GenerationFacts,
+    logprob_arrays,
+    options_of_each,
+    part_arrays,
+    window_arrays,
+)
 
 _MORE, _STOP_STRING = FinishReason.FINISH_REASON_UNSPECIFIED, FinishReason.FINISH_REASON_STOP_STRING
+# Tokens that are no text yet are decoded again with the next ones: of many, as a long run of byte tokens, only once
+# there is a new one for so many. So a text sends each token about so many times at most, however long the run is.
+_HELD_PER_NEW = 8
 
 
 class TextRuns:
@@ -103,6 +112,7 @@ class _TextRun:
         self._number = number
         self._ended_by = 0
         self.options = options
+        self._end_token_ids = {*GenerationFacts.of(model.spec).end_token_ids, *options.stop_token_ids}
         # On time.monotonic_ns(); 0 until it is there.
         self.first_token_ns = 0
         self._token_ids: list[int] = []
@@ -167,7 +177,9 @@ class _TextRun:
         """Makes text of tokens as they come, until there are no more, or a stop string is reached."""
         seen = 0
         while not self._is_stopped:
-            if seen < len(self._token_ids) and not _is_complete(executing):
+            waits_for = 1 if executing.done() else 1 + (seen - self._released) // _HELD_PER_NEW
+            is_due = seen + waits_for <= len(self._token_ids) and (executing.done() or not self._has_ended())
+            if is_due and not _is_complete(executing):
                 seen = len(self._token_ids)
                 await self._decode(call, _MORE)
             elif executing.done():
@@ -175,6 +187,11 @@ class _TextRun:
             else:
                 self._has_news.clear()
                 await self._has_news.wait()
+
+    def _has_ended(self) -> bool:
+        """Whether the last token ends the text. It becomes text with the prediction, which says why, and comes next."""
+        ids = self._token_ids
+        return len(ids) == self.options.max_new_tokens or (bool(ids) and ids[-1] in self._end_token_ids)
 
     async def _decode(self, call: Call, finish_reason: int) -> GeneratedText:
         """The text of the tokens that are none yet, as far as it cannot change any more."""
@@ -196,7 +213,8 @@ class _TextRun:
         self._told_logprobs.extend(part.logprobs)
         self._is_stopped = part.finish_reason == _STOP_STRING
         if self._request.listener and part.token_ids:
-            told = GeneratedPart(part.text, list(part.token_ids), self._number, list(part.logprobs))
+            is_last = part.finish_reason != _MORE
+            told = GeneratedPart(part.text, list(part.token_ids), self._number, list(part.logprobs), is_last)
             self._request.listener(told)
         return part
 

@@ -39,12 +39,16 @@ class GenerationStart:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedPart:
-    """The next part of a text, and its tokens. `sequence`: which of the request's texts, from 0 on."""
+    """The next part of a text, and its tokens, at least one. `sequence`: which of the request's texts, from 0 on.
+
+    `is_last`: the text ends with it.
+    """
 
     text: str
     token_ids: list[int]
     sequence: int = 0
     logprobs: Sequence[TokenLogprob] = ()
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,22 +12,22 @@ from neuronpipe.core.items import PostprocessItem
 from neuronpipe.core.lanes import Lane, Lanes, is_on_event_loop
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import Packed, pack_result
-from neuronpipe.postprocessor.text import load_text_of
+from neuronpipe.postprocessor.text import load_detokenizer
 from neuronpipe.tasks import ANSWERED_TASKS, TASKS
 from neuronpipe.tasks.decoding_checks import check_decodable
-from neuronpipe.tasks.generated_text import TextOf
+from neuronpipe.tasks.generated_text import Detokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class DecodingModel:
     """One model of the stage, and the lane in which its outputs are decoded.
 
-    `text_of`: of a model that generates, its tokenizer's text of tokens.
+    `detokenizer`: of a model that generates.
     """
 
     spec: ModelSpec
     lane: Lane
-    text_of: TextOf | None = None
+    detokenizer: Detokenizer | None = None
 
     def decode(self, item: PostprocessItem) -> Packed[TaskResult]:
         """Decodes the outputs of one input, on its lane."""
@@ -37,7 +37,7 @@ class DecodingModel:
         annotations, outputs = item.annotations.arrays, item.outputs.arrays
         if task.name in TASKS:
             check_decodable(task, self.spec, annotations, outputs)
-        further = (self.text_of,) if task.generates else ()
+        further = (self.detokenizer,) if task.generates else ()
         decoded = task.decode(getattr(item.input.message, task.name), self.spec, annotations, outputs, *further)
         result = pack_result(TaskResult(**{task.name: decoded}))
         if not is_on_event_loop():
@@ -71,9 +71,11 @@ async def running_postprocessor(bundles: list[Bundle]) -> AsyncIterator[Postproc
         async def open_model(bundle: Bundle) -> AsyncIterator[DecodingModel]:
             spec, lane = await asyncio.to_thread(bundle.decoding_spec), lanes.lane(bundle.spec.name)
             generates = TASKS[spec.task].generates
-            text_of = await asyncio.to_thread(lambda: load_text_of(bundle.tokenizer_json())) if generates else None
+            detokenizer = (
+                await asyncio.to_thread(lambda: load_detokenizer(bundle.tokenizer_json())) if generates else None
+            )
             try:
-                yield DecodingModel(spec, lane, text_of)
+                yield DecodingModel(spec, lane, detokenizer)
             finally:
                 await lane.close()
 

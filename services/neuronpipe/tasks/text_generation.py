@@ -40,7 +40,7 @@ from neuronpipe.tasks.base import (
     or_default,
     side_of,
 )
-from neuronpipe.tasks.generated_text import WINDOW_TOKENS, TextOf, release
+from neuronpipe.tasks.generated_text import WINDOW_TOKENS, Detokenizer, release
 
 # Without a value of the model's own; transformers' pipeline has the same.
 _MAX_NEW_TOKENS = 256
@@ -334,7 +334,7 @@ def decode(
     model: ModelSpec,
     annotations: ArraySets,
     outputs: ArraySets,
-    text_of: TextOf,
+    detokenizer: Detokenizer,
 ) -> TextGenerationResult:
     """The text of `token_ids`, int32 [tokens], as far as it cannot change any more.
 
@@ -344,11 +344,11 @@ def decode(
     token_ids, finish_reason = _read_part(outputs[0], model)
     is_last = finish_reason != FinishReason.FINISH_REASON_UNSPECIFIED
     window = annotations[0]["window"].tolist()
-    released = release(text_of, window, token_ids, input.options.stop_strings, is_last=is_last)
+    released = release(detokenizer, window, token_ids, input.options.stop_strings, is_last=is_last)
     reason = FinishReason.FINISH_REASON_STOP_STRING if released.is_stopped else FinishReason.ValueType(finish_reason)
     text = GeneratedText(text=released.text, token_ids=token_ids[: released.tokens], finish_reason=reason)
     if input.options.HasField("top_logprobs"):
-        text.logprobs.extend(_logprobs(outputs[0], token_ids, text_of)[: released.tokens])
+        text.logprobs.extend(_logprobs(outputs[0], token_ids, detokenizer)[: released.tokens])
     return TextGenerationResult(sequences=[text])
 
 
@@ -365,7 +365,7 @@ def _read_part(arrays: Arrays, model: ModelSpec) -> tuple[list[int], int]:
     return ids.tolist(), int(reason)
 
 
-def _logprobs(arrays: Arrays, token_ids: list[int], text_of: TextOf) -> list[TokenLogprob]:
+def _logprobs(arrays: Arrays, token_ids: list[int], detokenizer: Detokenizer) -> list[TokenLogprob]:
     """The log probabilities of tokens, with their texts. Raises InvalidInput for what no stage makes."""
     logprobs, ids, tops = (arrays.get(name) for name in ("logprobs", "top_ids", "top_logprobs"))
     tokens = len(token_ids)
@@ -380,10 +380,10 @@ def _logprobs(arrays: Arrays, token_ids: list[int], text_of: TextOf) -> list[Tok
     return [
         TokenLogprob(
             token_id=token_id,
-            text=text_of([token_id]),
+            text=detokenizer.text_of([token_id]),
             logprob=logprob,
             top=[
-                TopLogprob(token_id=top, text=text_of([top]), logprob=value)
+                TopLogprob(token_id=top, text=detokenizer.text_of([top]), logprob=value)
                 for top, value in zip(ids[row].tolist(), tops[row].tolist(), strict=True)
             ],
         )

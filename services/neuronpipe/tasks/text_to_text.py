@@ -21,7 +21,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks import text_generation
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
-from neuronpipe.tasks.generated_text import TextOf
+from neuronpipe.tasks.generated_text import Detokenizer
 from neuronpipe.tasks.text_generation import GenerationFacts, check_all_options, complete, window_arrays
 
 
@@ -120,18 +120,18 @@ def _complete_translation(input: TranslationInput, model: ModelSpec, tokens: int
 
 
 def _decode_summary(
-    input: SummarizationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets, text_of: TextOf
+    input: SummarizationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets, detokenizer: Detokenizer
 ) -> SummarizationResult:
     """See text_generation.decode."""
-    decoded = text_generation.decode(input, model, annotations, outputs, text_of)
+    decoded = text_generation.decode(input, model, annotations, outputs, detokenizer)
     return SummarizationResult(sequences=decoded.sequences)
 
 
 def _decode_translation(
-    input: TranslationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets, text_of: TextOf
+    input: TranslationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets, detokenizer: Detokenizer
 ) -> TranslationResult:
     """See text_generation.decode."""
-    decoded = text_generation.decode(input, model, annotations, outputs, text_of)
+    decoded = text_generation.decode(input, model, annotations, outputs, detokenizer)
     return TranslationResult(sequences=decoded.sequences)
 
 

@@ -73,4 +73,4 @@ def _joined(events: Iterable[GenerationStart | GeneratedPart]) -> Iterable[Gener
     for sequence, several in parts.items():
         token_ids = [token_id for one in several for token_id in one.token_ids]
         logprobs = [logprob for one in several for logprob in one.logprobs]
-        yield GeneratedPart("".join(one.text for one in several), token_ids, sequence, logprobs)
+        yield GeneratedPart("".join(one.text for one in several), token_ids, sequence, logprobs, several[-1].is_last)

@@ -22,6 +22,7 @@ from neuronpipe.runtimes.decoder import DecoderLost, DecoderModel, Run, Scores
 _END, _LENGTH = FinishReason.FINISH_REASON_END, FinishReason.FINISH_REASON_LENGTH
 # A step hangs when it has taken this many times the longest one before it, and longer than the configured limit.
 _HANGS_AFTER = 10
+_NOT_COMPUTED = "the model could not compute this input"
 
 _Chosen = int | list[Step] | NeuronpipeError
 
@@ -115,7 +116,7 @@ class StepLoop:
             raise
         except Exception as fault:
             log_fault("a step could not be computed", fault, model=self._name, sequences=len(planned))
-            error = InternalError("the model could not compute this input")
+            error = InternalError(_NOT_COMPUTED)
             with self.changed:
                 self._tell([self._fail(sequence, error) for sequence in planned], None)
             return
@@ -128,39 +129,54 @@ class StepLoop:
             progress = [*self._advance(planned, chosen, ended_ns)]
         self._tell(progress, record.ended(ended_ns))
 
-    def _compute(self, planned: Mapping[Sequence, list[Run]]) -> list[_Chosen]:
-        """Computes a step, and chooses the next token of each sequence that is scored."""
+    def _compute(self, planned: Mapping[Sequence, list[Run]]) -> dict[Sequence, _Chosen]:
+        """Computes a step. Returns the next token of each sequence that is scored, and the error of each that failed.
+
+        Raises DecoderLost, and what the step as a whole raises.
+        """
         self._model.copy(self._planner.take_copies())
+        chosen: dict[Sequence, _Chosen] = {}
         for sequence, runs in planned.items():
             if sequence.unread:
-                self._model.read(sequence.source_ids, runs[0].source_blocks)
-        scores = self._model.compute([run for runs in planned.values() for run in runs])
-        chosen: list[_Chosen] = []
+                try:
+                    self._model.read(sequence.source_ids, runs[0].source_blocks)
+                except DecoderLost:
+                    raise
+                except Exception as fault:
+                    chosen[sequence] = self._fault("a source could not be read", fault, _NOT_COMPUTED)
+        computed = {sequence: runs for sequence, runs in planned.items() if sequence not in chosen}
+        if not computed:
+            return chosen
+        scores = self._model.compute([run for runs in computed.values() for run in runs])
         row = 0
-        for sequence, runs in planned.items():
+        for sequence, runs in computed.items():
             if not runs[0].is_scored:
                 continue
             try:
-                chosen.append(_choose(sequence, scores, row))
+                chosen[sequence] = _choose(sequence, scores, row)
             except NotFinite:
-                chosen.append(InternalError("the model's outputs for this input are not finite"))
+                chosen[sequence] = InternalError("the model's outputs for this input are not finite")
+            except Exception as fault:
+                chosen[sequence] = self._fault("a token could not be chosen", fault, "the next token was not chosen")
             row += len(runs)
         return chosen
 
+    def _fault(self, event: str, fault: Exception, told: str) -> InternalError:
+        """Logs the fault of one sequence, which is the only one to end. Returns what its caller is told."""
+        log_fault(event, fault, model=self._name)
+        return InternalError(told)
+
     def _advance(
-        self, planned: Mapping[Sequence, list[Run]], chosen: Iterable[_Chosen], now_ns: int
+        self, planned: Mapping[Sequence, list[Run]], chosen: Mapping[Sequence, _Chosen], now_ns: int
     ) -> Iterable[Progress]:
-        """Gives each sequence of a step its token, and ends those that are complete."""
-        found = iter(chosen)
+        """Gives each sequence of a step its token, and ends those that are complete, and those that failed."""
         for sequence, runs in planned.items():
-            self._planner.finish(sequence, len(runs[0].token_ids))
-            if not runs[0].is_scored:
-                continue
-            next_ = next(found)
-            if sequence.future.done():  # its caller has left
-                continue
+            next_ = chosen.get(sequence)
             if isinstance(next_, NeuronpipeError):
-                yield self._fail(sequence, next_)
+                yield self._fail(sequence, next_)  # its blocks are not published: others would share what is in them
+                continue
+            self._planner.finish(sequence, len(runs[0].token_ids))
+            if next_ is None or sequence.future.done():  # a part of its prompt; or its caller has left
                 continue
             is_first, before_ns = not sequence.first_token_ns, sequence.last_token_ns or sequence.arrived_ns
             reason = self._go_on(sequence, next_)

@@ -23,6 +23,7 @@ from neuronpipe.core.packed import TensorSets
 from neuronpipe.neuron_executor.cores import CoresLost
 from neuronpipe.neuron_executor.generation.engine import Generator
 from neuronpipe.neuron_executor.generation.observer import GenerationObserver
+from neuronpipe.neuron_executor.generation.sampling import TokenRules
 from neuronpipe.runtimes.decoder import Run, Scores
 from neuronpipe.tasks.text_generation import complete_options
 from tests.unit.model_specs import model_spec
@@ -298,6 +299,28 @@ async def test_scores_that_are_not_finite_fail_one_text_alone() -> None:
         with pytest.raises(InternalError, match="not finite"):
             await generator.generate(_item([_UNUSED], 8))
         assert _tokens(await beside) == greedy([1, 2], 8)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}], ids=str)
+async def test_a_token_that_cannot_be_chosen_fails_one_text_alone(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    item = _item([3, 4], 8, repetition_penalty=1.5, **options)
+
+    def fail(rules: TokenRules, token_ids: Sequence[int], *others: Any) -> Any:
+        if [*token_ids[:2]] == [3, 4]:
+            raise IndexError("a text that the test chose")
+        return unbroken(rules, token_ids, *others)
+
+    unbroken = TokenRules.changed
+    monkeypatch.setattr(TokenRules, "changed", fail)
+    async with _generator(WrittenDecoder(64)) as generator:
+        beside = asyncio.create_task(generator.generate(_item([1, 2], 8)))
+        with pytest.raises(InternalError, match="not chosen"):
+            await generator.generate(item)
+        assert _tokens(await beside) == greedy([1, 2], 8)
+        assert generator.planner.blocks_in_use == 0
+    assert [record.message for record in caplog.records] == ["a token could not be chosen"]
 
 
 async def test_a_step_that_fails_ends_its_texts_and_the_next_ones_are_right() -> None:

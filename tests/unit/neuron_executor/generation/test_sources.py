@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.background import run_beside
 from neuronpipe.core.callers import Caller
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.errors import InternalError, InvalidInput
 from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import TensorSets
@@ -104,6 +104,28 @@ async def test_texts_of_other_sources_share_no_blocks() -> None:
     assert other.generation
     assert other.generation.cached_tokens == 0
     assert _tokens(other) == [9, *greedy([*_START, 9], 19, [6, 5])]
+
+
+class _UnreadableDecoder(WrittenDecoder):
+    """Cannot read one source."""
+
+    unreadable = (8, 9)
+
+    def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
+        if tuple(token_ids) == self.unreadable:
+            raise RuntimeError("a source that the test chose")
+        super().read(token_ids, blocks)
+
+
+async def test_a_source_that_cannot_be_read_fails_its_text_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async with _generator(_UnreadableDecoder(32)) as generator:
+        first = asyncio.create_task(generator.generate(_item([5, 6])))
+        for _ in range(2):  # beside another text, and, at last, in a step of its own
+            with pytest.raises(InternalError, match="could not compute"):
+                await generator.generate(_item([*_UnreadableDecoder.unreadable]))
+            assert _tokens(await first) == greedy(_START, 8, [5, 6])
+        assert generator.planner.blocks_in_use == 0
+    assert [record.message for record in caplog.records] == ["a source could not be read"] * 2
 
 
 async def test_a_source_that_the_cache_could_not_hold_beside_its_text_is_refused_alone() -> None:

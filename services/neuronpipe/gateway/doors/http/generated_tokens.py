@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from neuronpipe.api.v1.tasks_pb2 import FinishReason
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.gateway.doors.http.events import event_response
 from neuronpipe.gateway.doors.http.exchange import HttpRequest, HttpResponse
@@ -21,6 +22,7 @@ async def answer_tokens(
 ) -> HttpResponse:
     """One text as events. Raises NeuronpipeError for what is wrong before its first token."""
     input = CONVERTERS["text_generation"].read(prompt, body, model)
+    input.text_generation.options.top_logprobs = 0  # of each token its own
     events = await inference.stream(request.call, request.model(model.name), input, _FIELDS)
     return event_response(_values(events, prompt, body), TGI_ERROR)
 
@@ -28,28 +30,32 @@ async def answer_tokens(
 async def _values(
     events: AsyncGenerator[Event, None], prompt: str, body: Prompted
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """A value for each token, and a last one for the whole text, which repeats the last token without its text.
-
-    Of tokens that become text together, the last one has it.
-    """
-    index, last = 0, 0
+    """A value for each token; the last one has the whole text, too. Of tokens that become text together, one has it."""
+    index, last = 0, dict[str, Any]()
     async with aclosing(events):
         async for event in events:
             if isinstance(event, GeneratedPart):
-                given: list[float | None] = [one.logprob for one in event.logprobs]
-                logprobs = given or [None] * len(event.token_ids)
-                for place, (token_id, logprob) in enumerate(zip(event.token_ids, logprobs, strict=True), 1):
-                    index, last = index + 1, token_id
-                    yield _value(index, token_id, event.text if place == len(event.token_ids) else "", logprob)
+                values = [_value(number, token) for number, token in enumerate(_tokens(event), index + 1)]
+                index += len(values)
+                if event.is_last:
+                    last = values.pop()
+                for value in values:
+                    yield value
             elif isinstance(event, InferenceResult):
                 text = event.result.message.text_generation.sequences[0]
+                is_end = text.finish_reason == FinishReason.FINISH_REASON_END
+                last["token"]["special"] = is_end and not last["token"]["text"]
                 whole = write_text(text, prompt, body)["generated_text"]
                 details = text_details(text, body) | {"input_length": event.usage.tokens}
-                yield _value(index, last, "", is_special=True) | {"generated_text": whole, "details": details}
+                yield last | {"generated_text": whole, "details": details}
 
 
-def _value(
-    index: int, token_id: int, text: str, logprob: float | None = None, *, is_special: bool = False
-) -> dict[str, Any]:
-    token = {"id": token_id, "text": text, "logprob": logprob, "special": is_special}
+def _tokens(part: GeneratedPart) -> list[dict[str, Any]]:
+    """The tokens of a part."""
+    tokens = [{"id": one.token_id, "text": "", "logprob": one.logprob, "special": False} for one in part.logprobs]
+    tokens[-1]["text"] = part.text
+    return tokens
+
+
+def _value(index: int, token: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "token": token, "generated_text": None, "details": None}

@@ -64,6 +64,7 @@ from neuronpipe.gateway.doors.http.huggingface_bodies import (
 )
 from neuronpipe.gateway.doors.inference import truncation_of
 from neuronpipe.gateway.doors.vectors import token_vectors, vector
+from neuronpipe.tasks.text_generation import GenerationFacts
 
 _FUNCTIONS = {
     None: ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
@@ -287,7 +288,8 @@ class Prompted(Protocol):
         """How to continue its text."""
 
 
-_SAMPLING = ("temperature", "top_k", "top_p", "seed")
+_DRAWING = ("temperature", "top_k", "top_p")
+_SAMPLING = (*_DRAWING, "seed")
 _OPTIONS = ("max_new_tokens", "repetition_penalty", *_SAMPLING)
 _REASONS = {
     FinishReason.FINISH_REASON_END: "eos_token",
@@ -299,14 +301,20 @@ _REASONS = {
 def _read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
     given = body.parameters
     options: dict[str, Any] = {name: value for name in _OPTIONS if (value := getattr(given, name)) is not None}
-    if given.do_sample is not None or any(name in options for name in _SAMPLING):
-        options["do_sample"] = given.do_sample is not False
-    if given.do_sample is False:
+    if given.do_sample is not None or _is_drawn(given):
+        options["do_sample"] = _is_drawn(given)
+    if not (_is_drawn(given) or (given.do_sample is None and GenerationFacts.of(model).do_sample)):
         options = {name: value for name, value in options.items() if name not in _SAMPLING}
     if given.details:
         options["top_logprobs"] = 0
     options["stop_strings"] = [*(given.stop or ()), *(given.stop_sequences or ())]
     return TaskInput(text_generation=TextGenerationInput(prompt=input, options=GenerationOptions(**options)))
+
+
+def _is_drawn(given: GenerateParameters) -> bool:
+    """Whether the parameters say that tokens are drawn. A seed alone does not."""
+    has_limits = any(getattr(given, name) is not None for name in _DRAWING)
+    return has_limits if given.do_sample is None else given.do_sample
 
 
 def _read_text(input: str, body: Summarization | Translation) -> dict[str, Any]:
@@ -344,7 +352,7 @@ def text_details(text: GeneratedText, body: Prompted) -> dict[str, Any]:
     return {
         "finish_reason": _REASONS[text.finish_reason],
         "generated_tokens": len(text.token_ids),
-        "seed": body.parameters.seed,
+        "seed": body.parameters.seed if _is_drawn(body.parameters) else None,
     }
 
 

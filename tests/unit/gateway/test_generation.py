@@ -1,0 +1,110 @@
+"""gateway/generation.py: tokens become text as they come, and the last one says why the text ends."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TaskInput, TaskResult, TextGenerationInput
+from neuronpipe.core.calls import Call
+from neuronpipe.core.items import (
+    EncodedInput,
+    ExecuteItem,
+    GenerationFigures,
+    ModelKey,
+    NewTokens,
+    PostprocessItem,
+    Prediction,
+    Stages,
+    TokenizeItem,
+)
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.packed import Packed, TensorSets, pack_input, pack_result
+from neuronpipe.gateway.generation import TextRuns
+from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, InferenceRequest
+from neuronpipe.gateway.models import GatewayModel
+from neuronpipe.gateway.request_observer import ModelMeters
+from neuronpipe.tasks import TASKS
+from neuronpipe.tasks.generated_text import Detokenizer
+from neuronpipe.tasks.text_generation import window_arrays
+from tests.unit.model_specs import model_spec
+
+_END, _BYTE = 2, 65
+_SPEC = model_spec("text_generation", max_tokens=1000, end_token_ids=(_END,))
+_DETOKENIZER = Detokenizer(
+    lambda token_ids: bytes(token_ids).decode(), lambda token_id: token_id == _END, frozenset({_BYTE})
+)
+
+
+class _System:
+    """Stages that generate these tokens. The gateway reads along as fast as they come."""
+
+    def __init__(self, token_ids: Sequence[int], reason: int) -> None:
+        self._token_ids = token_ids
+        self._reason = reason
+        self.parts: list[GeneratedPart] = []
+        # How many tokens were sent to be decoded, each time.
+        self.sent: list[int] = []
+
+    async def run(self, max_new_tokens: int) -> str:
+        input = TextGenerationInput(prompt="a", options=GenerationOptions(max_new_tokens=max_new_tokens))
+        packed = pack_input(TaskInput(text_generation=input))
+        request = InferenceRequest(Call(), _SPEC.name, "", packed, listener=self._listen)
+        key = ModelKey(_SPEC.name, 1)
+        model = GatewayModel(key, _SPEC, ModelMeters(Telemetry().meters, key))
+        sequences = TensorSets(arrays=[{"input_ids": np.array([97], np.int32)}])
+        encoded = EncodedInput(sequences, TensorSets(arrays=window_arrays([97])), tokens=1)
+        texts = TextRuns(Stages(self._tokenize, self._execute, self._postprocess), request, model, encoded)
+        await texts.predict(Call())
+        result = await texts.postprocess(Call())
+        return str(result.message.text_generation.sequences[0].text)
+
+    def _listen(self, event: GenerationStart | GeneratedPart) -> None:
+        if isinstance(event, GeneratedPart):
+            self.parts.append(event)
+
+    async def _tokenize(self, item: TokenizeItem) -> EncodedInput:
+        raise NotImplementedError
+
+    async def _execute(self, item: ExecuteItem) -> Prediction:
+        assert item.report
+        for token_id in self._token_ids:
+            item.report(NewTokens([token_id], GenerationFigures()))
+            for _ in range(10):  # as between two messages
+                await asyncio.sleep(0)
+        arrays = {"token_ids": np.array(self._token_ids, np.int32), "finish_reason": np.array(self._reason, np.int32)}
+        return Prediction(TensorSets(arrays=[arrays]), generation=GenerationFigures())
+
+    async def _postprocess(self, item: PostprocessItem) -> Packed[TaskResult]:
+        self.sent.append(len(item.outputs.arrays[0]["token_ids"]))
+        input = item.input.message.text_generation
+        decoded = TASKS["text_generation"].decode(
+            input, _SPEC, item.annotations.arrays, item.outputs.arrays, _DETOKENIZER
+        )
+        return pack_result(TaskResult(text_generation=decoded))
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "reason"),
+    [
+        ([*b"xyz"], FinishReason.FINISH_REASON_LENGTH),
+        ([*b"xy", _END], FinishReason.FINISH_REASON_END),
+    ],
+    ids=["length", "end"],
+)
+async def test_the_last_token_comes_with_the_reason_although_the_prediction_comes_later(
+    token_ids: list[int], reason: int
+) -> None:
+    system = _System(token_ids, reason)
+    assert await system.run(3) == bytes(token_ids).decode().strip("\2")
+    assert [part.is_last for part in system.parts] == [False, False, True]
+    assert [part.token_ids for part in system.parts] == [[token_id] for token_id in token_ids]
+
+
+async def test_a_long_run_of_bytes_is_sent_less_often_the_longer_it_is() -> None:
+    system = _System([_BYTE] * 400 + [*b"xy"], FinishReason.FINISH_REASON_LENGTH)
+    assert await system.run(402) == "A" * 400 + "xy"
+    # 400 tokens, each about eight times or less; with every token it would be 400 * 401 / 2, 80,200.
+    assert sum(system.sent) <= 402 * 9
+    assert system.parts[-1].is_last
