@@ -76,7 +76,9 @@ def _in_words(fields: Fields) -> Iterator[None]:
         yield
     except InvalidInput as error:
         name = fields.get(error.field) or re.sub(r"[a-z_]+", lambda word: fields.get(word[0], word[0]), error.field)
-        raise InvalidInput(name, error.problem) from error
+        # Of options with a word of their own, so that no other word is taken for one.
+        problem = re.sub(r"\b[a-z]+(_[a-z]+)+\b", lambda word: fields.get(f"options.{word[0]}", word[0]), error.problem)
+        raise InvalidInput(name, problem) from error
 
 
 def truncation_of(truncate: bool | None, direction: str | None) -> "Truncation.ValueType":
