@@ -377,11 +377,47 @@ def test_what_tgi_refuses_has_its_form(server: HttpServer) -> None:
             list(client.text_generation(_PROMPT, stream=True, **options))
 
 
+def _read_by_triton(server: HttpServer, parameters: dict[str, Any]) -> Any:
+    program = [sys.executable, "-m", "tests.integration.triton_stream", server.process.target, "writer", _PROMPT]
+    done = subprocess.run([*program, json.dumps(parameters)], capture_output=True, timeout=120, check=True)
+    return json.loads(done.stdout)
+
+
+def test_tritons_client_gets_several_texts_and_log_probabilities(server: HttpServer, ours: Client) -> None:
+    sampling: dict[str, Any] = {"max_new_tokens": 6, "do_sample": True, "seed": 11}
+    texts = [ours.generate_text("writer", _PROMPT, **sampling | {"seed": seed}).text for seed in (11, 12)]
+    (whole,) = _read_by_triton(server, sampling | {"num_return_sequences": 2})["responses"]
+    assert whole["tensors"]["text"] == [texts]
+    events = [*ours.generate("writer", _PROMPT, max_new_tokens=6, top_logprobs=2)]
+    tokens = events[-1].response.result.text_generation.sequences[0].logprobs
+    for is_stream in (False, True):
+        given = {"max_new_tokens": 6, "top_logprobs": 2, "stream": is_stream}
+        found = [one["tensors"] for one in _read_by_triton(server, given)["responses"]]
+        logprobs = [value for one in found for value in one["logprobs"][0][0]]
+        assert logprobs == pytest.approx([one.logprob for one in tokens])
+        ids = [top for one in found for top in one["top_token_ids"][0][0]]
+        assert ids == [[top.token_id for top in one.top] for one in tokens]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        ({"max_tokens": 5}, "parameters: there is no parameter 'max_tokens', only "),
+        ({"stream": True, "stop": "a"}, "parameters: there is no parameter 'stop', only "),
+        ({"stream": True, "num_return_sequences": 2, "do_sample": True}, "num_return_sequences: must be 1 with stream"),
+        ({"early_stopping": "often"}, "early_stopping: 'often', must be false or true or never"),
+        ({"max_new_tokens": 400}, "options.max_new_tokens: 400, must be 1 to 191"),
+    ],
+    ids=str,
+)
+def test_tritons_client_is_told_what_is_refused(server: HttpServer, parameters: dict[str, Any], problem: str) -> None:
+    (refused,) = _read_by_triton(server, parameters)["responses"]
+    assert refused["error"].startswith(problem)
+
+
 def test_tritons_client_reads_a_text_as_it_comes(server: HttpServer, ours: Client) -> None:
     def read(parameters: dict[str, Any]) -> Any:
-        program = [sys.executable, "-m", "tests.integration.triton_stream", server.process.target, "writer", _PROMPT]
-        done = subprocess.run([*program, json.dumps(parameters)], capture_output=True, timeout=120, check=True)
-        return json.loads(done.stdout)
+        return _read_by_triton(server, parameters)
 
     parameters = {"stream": True, "max_new_tokens": 12, "do_sample": True, "temperature": 0.9, "seed": 11}
     answer = read(parameters)
@@ -392,6 +428,7 @@ def test_tritons_client_reads_a_text_as_it_comes(server: HttpServer, ours: Clien
     assert "".join(part["text"] for part in parts) == expected.text
     assert [token for part in parts for token in part["token_ids"]] == list(expected.token_ids)
     assert {part["reason"] for part in parts} == {0}
+    assert last.pop("tensors") == {"text": [[""]], "logprobs": [[[]]], "top_token_ids": [[[]]]}
     assert last == {"id": "mine", "text": "", "token_ids": [], "reason": FinishReason.FINISH_REASON_LENGTH}
     (whole,) = read(parameters | {"stream": False})["responses"]
     assert (whole["text"], whole["token_ids"]) == (expected.text, list(expected.token_ids))
