@@ -157,7 +157,7 @@ def _leaves(field: FieldDescriptor, path: _Path) -> Iterator[tuple[str, FieldDes
 
 def _leaf(field: FieldDescriptor, way: _Path) -> FieldDescriptor:
     for name in way:
-        field = field.message_type.fields_by_name[name]
+        (field,) = (one for one in _fields(field) if one.name == name)
     return field
 
 
