@@ -66,6 +66,27 @@ async def test_a_chat_is_answered_as_our_own_client_has_it(theirs: openai.AsyncO
         ({}, {}),
         ({"temperature": 0, "top_p": 0.5}, {}),
         (
+            # What clients send by default, or for the services of OpenAI.
+            {
+                "temperature": 0,
+                "top_p": 1,
+                "n": 1,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0,
+                "logit_bias": {},
+                "user": "somebody",
+                "metadata": {"a": "b"},
+                "store": False,
+                "service_tier": "auto",
+                "safety_identifier": "one",
+                "prompt_cache_key": "two",
+                "response_format": {"type": "text"},
+                "parallel_tool_calls": True,
+                "extra_body": {"ignore_eos": False, "skip_special_tokens": True, "top_k": -1},
+            },
+            {},
+        ),
+        (
             {"temperature": 0.8, "top_p": 0.9, "seed": 7},
             {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "seed": 7},
         ),
@@ -134,8 +155,91 @@ async def test_n_texts_are_choices(theirs: openai.AsyncOpenAI, ours: Client) -> 
     assert (read, ends) == (texts, {0: "length", 1: "length"})
     several = await theirs.completions.create(model="writer", prompt=[_PROMPT, "A class"], **options)
     assert [one.index for one in several.choices] == [0, 1, 2, 3]
-    with pytest.raises(openai.BadRequestError, match="n: "):
+    with pytest.raises(openai.BadRequestError, match="n: must be 1 with a temperature of 0"):
         await theirs.completions.create(model="writer", prompt=_PROMPT, n=2, temperature=0)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_several_prompts_in_one_stream_are_choices_in_their_order(
+    theirs: openai.AsyncOpenAI, ours: Client, n: int
+) -> None:
+    prompts, options = [_PROMPT, "A class", "The tower"], {"max_tokens": 12, "seed": 3, "temperature": 1.2, "n": n}
+    own: dict[str, Any] = {"max_new_tokens": 12, "do_sample": True, "temperature": 1.2}
+    expected = [ours.generate_text("writer", one, seed=3 + k, **own).text for one in prompts for k in range(n)]
+    stream = await theirs.completions.create(
+        model="writer", prompt=prompts, stream=True, stream_options={"include_usage": True}, **options
+    )
+    read, ends, order = [""] * len(expected), {}, []
+    async for chunk in stream:
+        last = chunk
+        for choice in chunk.choices:
+            read[choice.index] += choice.text
+            order.append(choice.index)
+            if choice.finish_reason:
+                ends[choice.index] = choice.finish_reason
+    assert read == expected
+    assert ends == dict.fromkeys(range(len(expected)), "length")
+    assert order != sorted(order), "texts did not come side by side"
+    assert (last.choices, last.usage and last.usage.completion_tokens) == ([], 12 * len(expected))
+
+
+async def test_echo_puts_the_prompt_before_each_text(theirs: openai.AsyncOpenAI, ours: Client) -> None:
+    prompts = [_PROMPT, "A class"]
+    expected = [one + ours.generate_text("writer", one, max_new_tokens=6).text for one in prompts]
+    options: dict[str, Any] = {"model": "writer", "prompt": prompts, "max_tokens": 6, "echo": True, "best_of": 1}
+    answer = await theirs.completions.create(**options)
+    assert [one.text for one in answer.choices] == expected
+    read = ["", ""]
+    async for chunk in await theirs.completions.create(stream=True, **options):
+        read[chunk.choices[0].index] += chunk.choices[0].text
+    assert read == expected
+
+
+async def test_the_text_of_a_beam_search_comes_as_one_part(theirs: openai.AsyncOpenAI, ours: Client) -> None:
+    events = [*ours.generate("writer", _PROMPT, max_new_tokens=8, num_beams=3, length_penalty=2.0)]
+    expected = events[-1].response.result.text_generation.sequences[0]
+    extra = {"num_beams": 3, "length_penalty": 2.0}
+    options: dict[str, Any] = {"model": "writer", "prompt": _PROMPT, "max_tokens": 8, "extra_body": extra}
+    answer = await theirs.completions.create(temperature=0, **options)
+    assert answer.choices[0].text == expected.text
+    stream = await theirs.completions.create(stream=True, **options)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == expected.text
+
+
+async def test_of_several_prompts_a_wrong_one_is_named(theirs: openai.AsyncOpenAI) -> None:
+    for is_stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await theirs.completions.create(model="writer", prompt=[_PROMPT, ""], max_tokens=8, stream=is_stream)
+        assert refused.value.param == "prompt[1]"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": [[1, 2], [3]]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "end"}, "suffix"),
+        ({"extra_body": {"ignore_eos": True}}, "ignore_eos"),
+        ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
+        ({"extra_body": {"num_beams": 2}, "seed": 1}, "seed"),
+        ({"extra_body": {"min_tokens": 9}, "max_tokens": 8}, "min_tokens"),
+    ],
+    ids=str,
+)
+async def test_completions_name_what_they_refuse(
+    theirs: openai.AsyncOpenAI, options: dict[str, Any], param: str, is_stream: bool
+) -> None:
+    given: dict[str, Any] = {"model": "writer", "prompt": _PROMPT} | options
+    with pytest.raises(openai.BadRequestError) as refused:
+        await theirs.completions.create(stream=is_stream, **given)
+    assert refused.value.param == param
+    for word in ("do_sample", "max_new_tokens", "num_return_sequences", "options"):
+        assert word not in refused.value.message
 
 
 async def test_log_probabilities_have_openais_forms(theirs: openai.AsyncOpenAI, ours: Client) -> None:
@@ -173,6 +277,12 @@ async def test_a_stop_string_ends_both_forms(theirs: openai.AsyncOpenAI, ours: C
     ("options", "param"),
     [
         ({"max_tokens": 400}, "max_tokens"),
+        ({"max_completion_tokens": 400}, "max_completion_tokens"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"n": 2, "temperature": 0}, "n"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, "chat_template_kwargs"),
         ({"temperature": 200}, "temperature"),
         ({"top_p": 2}, "top_p"),
         ({"stop": [""]}, "stop"),
@@ -295,11 +405,47 @@ def test_what_tgi_refuses_has_its_form(server: HttpServer) -> None:
             list(client.text_generation(_PROMPT, stream=True, **options))
 
 
+def _read_by_triton(server: HttpServer, parameters: dict[str, Any]) -> Any:
+    program = [sys.executable, "-m", "tests.integration.triton_stream", server.process.target, "writer", _PROMPT]
+    done = subprocess.run([*program, json.dumps(parameters)], capture_output=True, timeout=120, check=True)
+    return json.loads(done.stdout)
+
+
+def test_tritons_client_gets_several_texts_and_log_probabilities(server: HttpServer, ours: Client) -> None:
+    sampling: dict[str, Any] = {"max_new_tokens": 6, "do_sample": True, "seed": 11}
+    texts = [ours.generate_text("writer", _PROMPT, **sampling | {"seed": seed}).text for seed in (11, 12)]
+    (whole,) = _read_by_triton(server, sampling | {"num_return_sequences": 2})["responses"]
+    assert whole["tensors"]["text"] == [texts]
+    events = [*ours.generate("writer", _PROMPT, max_new_tokens=6, top_logprobs=2)]
+    tokens = events[-1].response.result.text_generation.sequences[0].logprobs
+    for is_stream in (False, True):
+        given = {"max_new_tokens": 6, "top_logprobs": 2, "stream": is_stream}
+        found = [one["tensors"] for one in _read_by_triton(server, given)["responses"]]
+        logprobs = [value for one in found for value in one["logprobs"][0][0]]
+        assert logprobs == pytest.approx([one.logprob for one in tokens])
+        ids = [top for one in found for top in one["top_token_ids"][0][0]]
+        assert ids == [[top.token_id for top in one.top] for one in tokens]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        ({"max_tokens": 5}, "parameters: there is no parameter 'max_tokens', only "),
+        ({"stream": True, "stop": "a"}, "parameters: there is no parameter 'stop', only "),
+        ({"stream": True, "num_return_sequences": 2, "do_sample": True}, "num_return_sequences: must be 1 with stream"),
+        ({"early_stopping": "often"}, "early_stopping: 'often', must be false or true or never"),
+        ({"max_new_tokens": 400}, "options.max_new_tokens: 400, must be 1 to 191"),
+    ],
+    ids=str,
+)
+def test_tritons_client_is_told_what_is_refused(server: HttpServer, parameters: dict[str, Any], problem: str) -> None:
+    (refused,) = _read_by_triton(server, parameters)["responses"]
+    assert refused["error"].startswith(problem)
+
+
 def test_tritons_client_reads_a_text_as_it_comes(server: HttpServer, ours: Client) -> None:
     def read(parameters: dict[str, Any]) -> Any:
-        program = [sys.executable, "-m", "tests.integration.triton_stream", server.process.target, "writer", _PROMPT]
-        done = subprocess.run([*program, json.dumps(parameters)], capture_output=True, timeout=120, check=True)
-        return json.loads(done.stdout)
+        return _read_by_triton(server, parameters)
 
     parameters = {"stream": True, "max_new_tokens": 12, "do_sample": True, "temperature": 0.9, "seed": 11}
     answer = read(parameters)
@@ -310,6 +456,7 @@ def test_tritons_client_reads_a_text_as_it_comes(server: HttpServer, ours: Clien
     assert "".join(part["text"] for part in parts) == expected.text
     assert [token for part in parts for token in part["token_ids"]] == list(expected.token_ids)
     assert {part["reason"] for part in parts} == {0}
+    assert last.pop("tensors") == {"text": [[""]], "logprobs": [[[]]], "top_token_ids": [[[]]]}
     assert last == {"id": "mine", "text": "", "token_ids": [], "reason": FinishReason.FINISH_REASON_LENGTH}
     (whole,) = read(parameters | {"stream": False})["responses"]
     assert (whole["text"], whole["token_ids"]) == (expected.text, list(expected.token_ids))

@@ -33,7 +33,9 @@ def main(address: str, model: str, prompt: str, parameters: str) -> None:
             text = b"".join(result.as_numpy("text").ravel().tolist()).decode()
             ids = result.as_numpy("token_ids").ravel().tolist()
             reason = int(result.as_numpy("finish_reason").ravel()[0])
-            responses.append({"id": response.id, "text": text, "token_ids": ids, "reason": reason})
+            tensors = {name: result.as_numpy(name).tolist() for name in ("text", "logprobs", "top_token_ids")}
+            tensors["text"] = [[text.decode() for text in row] for row in tensors["text"]]
+            responses.append({"id": response.id, "text": text, "token_ids": ids, "reason": reason, "tensors": tensors})
         is_decoupled = client.get_model_config(model).config.model_transaction_policy.decoupled
         client.stop_stream()
     print(json.dumps({"responses": responses, "is_decoupled": is_decoupled}))

@@ -452,6 +452,22 @@ class Metrics:
     INTER_TOKEN_LATENCY = _durations(
         "neuronpipe.generation.inter_token_latency", "times between two tokens of a text", *_OF_MODEL
     )
+    TIME_PER_OUTPUT_TOKEN = _durations(
+        "neuronpipe.generation.time_per_output_token",
+        "decode time of a complete text by its tokens but the first",
+        *_OF_MODEL,
+    )
+    PREFILL_DURATION = _durations(
+        "neuronpipe.generation.prefill_duration",
+        "from the first step with a prompt to its first token, of complete texts",
+        *_OF_MODEL,
+    )
+    DECODE_DURATION = _durations(
+        "neuronpipe.generation.decode_duration", "from the first token to the last, of complete texts", *_OF_MODEL
+    )
+    LONGEST_GAP = _durations(
+        "neuronpipe.generation.longest_gap", "the longest time between two tokens of a complete text", *_OF_MODEL
+    )
     GENERATED = _counter("neuronpipe.generation.tokens", "{token}", "tokens generated", *_OF_MODEL)
     PROMPT_TOKENS = _counter(
         "neuronpipe.generation.prompt_tokens", "{token}", "tokens of prompts, computed or cached", *_OF_MODEL

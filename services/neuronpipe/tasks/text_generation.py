@@ -51,7 +51,8 @@ MOST_BEAMS, _MOST_LENGTH_PENALTY = 16, 10
 _MAX_SEQUENCES = 16
 _MAX_LOGPROBS = 20
 _SEEDS = 1 << 64
-_MOST = 100.0
+# Of temperature and repetition_penalty: far from where float32 ends. vLLM has the same least temperature.
+_LEAST, _MOST = 0.01, 100.0
 _MAX_MESSAGES, _MAX_ROLE_LENGTH = 1024, 64
 # Fields that have an effect with do_sample only.
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
@@ -182,16 +183,15 @@ def _check_numbers(options: GenerationOptions, model: ModelSpec) -> None:
         raise InvalidInput("options.num_return_sequences", problem)
     if options.top_logprobs > _MAX_LOGPROBS:
         raise InvalidInput("options.top_logprobs", f"{options.top_logprobs}, must be 0 to {_MAX_LOGPROBS}")
-    for name, most, is_included in (
-        ("temperature", _MOST, False),
-        ("repetition_penalty", _MOST, False),
-        ("top_p", 1.0, False),
-        ("min_p", 1.0, True),
+    for name, least, most in (
+        ("temperature", _LEAST, _MOST),
+        ("repetition_penalty", _LEAST, _MOST),
+        ("top_p", math.ulp(0.0), 1.0),
+        ("min_p", 0.0, 1.0),
     ):
         value = getattr(options, name)
-        fits = (value >= 0 if is_included else value > 0) and value <= most
-        if name in given and not (math.isfinite(value) and fits):
-            bounds = f"0 to {most:g}" if is_included else f"more than 0, and at most {most:g}"
+        if name in given and not least <= value <= most:  # true for NaN, too
+            bounds = f"more than 0, and at most {most:g}" if name == "top_p" else f"{least:g} to {most:g}"
             raise InvalidInput(f"options.{name}", f"{value:g}, must be {bounds}")
 
 

@@ -1592,7 +1592,7 @@ class GenerationOptions(_message.Message):
     fields temperature, top_k, top_p, min_p and seed must not be set. Default: false.
     """
     temperature: _builtins.float
-    """Logits are divided by it: more than 0, at most 100. Default: 1."""
+    """Logits are divided by it: 0.01 to 100. Default: 1."""
     top_k: _builtins.int
     """Only so many tokens with the highest logits are drawn from; 0 for all. Default: 50."""
     top_p: _builtins.float
@@ -1605,7 +1605,7 @@ class GenerationOptions(_message.Message):
     """The same seed gives the same answer, alone and in any batch. Default: a random one."""
     repetition_penalty: _builtins.float
     """Divides the positive logits, and multiplies the negative ones, of tokens that the prompt or the text has already:
-    more than 0, at most 100. Default: 1.
+    0.01 to 100. Default: 1.
     """
     num_return_sequences: _builtins.int
     """So many texts for one prompt: 1 to 16. More than 1 need do_sample. The text n, from 0 on, is that of a request with

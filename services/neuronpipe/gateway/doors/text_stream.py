@@ -1,16 +1,17 @@
 """A generated text as it comes, for the doors that stream."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, InferenceRequest, InferenceResult
 from neuronpipe.gateway.pipeline import Pipeline
 
 Event: TypeAlias = GenerationStart | GeneratedPart | InferenceResult
+EventT = TypeVar("EventT")
 
 
 async def text_stream(
@@ -42,9 +43,9 @@ async def text_stream(
         await asyncio.gather(answering, return_exceptions=True)
 
 
-async def begun(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+async def begun(events: AsyncGenerator[EventT, None]) -> AsyncGenerator[EventT, None]:
     """The same events, once there is a part, or the result. Raises what comes before it. The caller closes it."""
-    first: list[Event] = []
+    first: list[EventT] = []
     try:
         while not first or isinstance(first[-1], GenerationStart):
             first.append(await anext(events))
@@ -54,12 +55,44 @@ async def begun(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, No
     return _continued(first, events)
 
 
-async def _continued(first: Iterable[Event], events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+async def _continued(first: Iterable[EventT], events: AsyncGenerator[EventT, None]) -> AsyncGenerator[EventT, None]:
     async with aclosing(events):
         for event in first:
             yield event
         async for event in events:
             yield event
+
+
+async def side_by_side(streams: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerator[tuple[int, Event], None]:
+    """The parts and results of several texts as they come, each with the place of its stream.
+
+    The first error ends all of them, and is raised. No stream is more than one event ahead of the caller, so one who
+    reads slowly gets joined parts here, too.
+    """
+
+    def next_of(place: int) -> "asyncio.Future[Event | None]":
+        return asyncio.ensure_future(_next(streams[place]))
+
+    reading = {next_of(place): place for place in range(len(streams))}
+    try:
+        while reading:
+            done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            for future in sorted(done, key=lambda one: reading[one]):
+                place, event = reading.pop(future), future.result()
+                if event is not None:
+                    reading[next_of(place)] = place
+                    if not isinstance(event, GenerationStart):
+                        yield place, event
+    finally:
+        for future in reading:
+            future.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _next(stream: AsyncGenerator[Event, None]) -> Event | None:
+    return await anext(stream, None)
 
 
 def _joined(events: Iterable[GenerationStart | GeneratedPart]) -> Iterable[GenerationStart | GeneratedPart]:

@@ -55,6 +55,10 @@ class GenerationObserver:
         self._labels = labels = (spec.name, str(spec.version))
         self._first_tokens = meters.histogram(Metrics.TIME_TO_FIRST_TOKEN, *labels)
         self._gaps = meters.histogram(Metrics.INTER_TOKEN_LATENCY, *labels)
+        self._prefills = meters.histogram(Metrics.PREFILL_DURATION, *labels)
+        self._decodes = meters.histogram(Metrics.DECODE_DURATION, *labels)
+        self._paces = meters.histogram(Metrics.TIME_PER_OUTPUT_TOKEN, *labels)
+        self._longest_gaps = meters.histogram(Metrics.LONGEST_GAP, *labels)
         self._generated = meters.counter(Metrics.GENERATED, *labels)
         self._prompts = meters.counter(Metrics.PROMPT_TOKENS, *labels)
         self._cached = meters.counter(Metrics.CACHED_PROMPT_TOKENS, *labels)
@@ -97,6 +101,12 @@ class GenerationObserver:
 
     def finished(self, sequence: Sequence, trace: SpanContext | None) -> None:
         """Records a text that is complete."""
+        figures, later_tokens = sequence.figures, sequence.generated - 1
+        self._prefills.record(figures.prefill_ns, trace)
+        if later_tokens > 0:
+            self._decodes.record(figures.decode_ns, trace)
+            self._paces.record(figures.decode_ns / later_tokens, trace)
+            self._longest_gaps.record(figures.longest_gap_ns, trace)
         self._prompts.add(sequence.input_tokens)
         self._cached.add(sequence.cached_tokens)
         self._preemptions.add(len(sequence.preempted_ns))

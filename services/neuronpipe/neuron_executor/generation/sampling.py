@@ -107,8 +107,9 @@ class TokenChooser:
         if options.top_k:
             kept = int(np.count_nonzero(logits >= logits[min(options.top_k, len(logits)) - 1]))  # with equal ones
             ids, logits = ids[:kept], logits[:kept]
-        scaled = logits.astype(np.float64) / options.temperature
-        weights = np.exp(scaled - scaled[0])
+        # Differences are divided, so that a small temperature leaves the best token with a weight of 1.
+        gaps = logits.astype(np.float64) - float(logits[0])
+        weights = np.exp(gaps / options.temperature)
         if options.top_p < 1:
             shares = weights / weights.sum()
             kept = max(1, int(np.count_nonzero(np.cumsum(shares[::-1])[::-1] > 1 - options.top_p)))

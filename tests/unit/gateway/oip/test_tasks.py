@@ -11,6 +11,7 @@ from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority
 from neuronpipe.api.v1.tasks_pb2 import (
     Aggregation,
     Answer,
+    EarlyStopping,
     Entity,
     FeatureExtractionInput,
     FeatureExtractionResult,
@@ -21,6 +22,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     FillMaskResult,
     FinishReason,
     GeneratedText,
+    GenerationOptions,
     ImageClassificationInput,
     ImageClassificationResult,
     ImageEmbeddingInput,
@@ -50,8 +52,10 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TextGenerationResult,
     TokenClassificationInput,
     TokenClassificationResult,
+    TokenLogprob,
     TokenScore,
     TokenWeight,
+    TopLogprob,
     TranslationInput,
     TranslationResult,
     Truncation,
@@ -70,6 +74,8 @@ from tests.unit.model_specs import image_spec, model_spec
 _VECTORS = np.arange(8, dtype=np.float32).reshape(2, 4)
 _LABELS = [LabelScore(label="b", score=0.75), LabelScore(label="a", score=0.25)]
 # task → tensors of one row, parameters, the input that they are, the result, and the outputs of a row.
+# One text, of which no log probabilities are asked for.
+_NO_LOGPROBS: dict[str, Any] = {"logprobs": [[]], "top_token_ids": [[]], "top_logprobs": [[]]}
 _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, dict[str, Any]]] = {
     "text_classification": (
         {"text": [["so"]], "text_pair": [["and so"]]},
@@ -139,14 +145,46 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, d
     ),
     "text_generation": (
         {"prompt": [["so"]]},
-        {"truncation": "left"},
-        TaskInput(text_generation=TextGenerationInput(prompt="so", truncation=Truncation.TRUNCATION_LEFT)),
-        TaskResult(
-            text_generation=TextGenerationResult(
-                sequences=[GeneratedText(text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH)]
+        {"truncation": "left", "top_logprobs": 2, "early_stopping": True},
+        TaskInput(
+            text_generation=TextGenerationInput(
+                prompt="so",
+                truncation=Truncation.TRUNCATION_LEFT,
+                options=GenerationOptions(top_logprobs=2, early_stopping=EarlyStopping.EARLY_STOPPING_TRUE),
             )
         ),
-        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "count": [1]},
+        TaskResult(
+            text_generation=TextGenerationResult(
+                sequences=[
+                    GeneratedText(
+                        text=" it",
+                        token_ids=[7, 6],
+                        finish_reason=FinishReason.FINISH_REASON_LENGTH,
+                        logprobs=[
+                            TokenLogprob(
+                                token_id=7,
+                                text=" ",
+                                logprob=-1.5,
+                                top=[
+                                    TopLogprob(token_id=9, text="a", logprob=-0.5),
+                                    TopLogprob(token_id=7, text=" ", logprob=-1.5),
+                                ],
+                            ),
+                            TokenLogprob(token_id=6, logprob=-2.0),
+                        ],
+                    ),
+                ]
+            )
+        ),
+        {
+            "text": [" it"],
+            "token_ids": [[7, 6]],
+            "finish_reason": [3],
+            "logprobs": [[-1.5, -2.0]],
+            "top_token_ids": [[[9, 7], [0, 0]]],
+            "top_logprobs": [[[-0.5, -1.5], [0, 0]]],
+            "count": [1],
+        },
     ),
     "summarization": (
         {"text": [["so"]]},
@@ -157,7 +195,7 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, d
                 sequences=[GeneratedText(text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH)]
             )
         ),
-        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "count": [1]},
+        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "count": [1], **_NO_LOGPROBS},
     ),
     "translation": (
         {"text": [["so"]]},
@@ -168,7 +206,7 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, d
                 sequences=[GeneratedText(text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH)]
             )
         ),
-        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "count": [1]},
+        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "count": [1], **_NO_LOGPROBS},
     ),
     "fill_mask": (
         {"text": [["a [M]"]], "targets": [["x", "y"]]},

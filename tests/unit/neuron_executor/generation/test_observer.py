@@ -78,3 +78,34 @@ async def test_preemptions_are_events_and_are_counted() -> None:
     assert events == [(Events.FIRST_TOKEN, 1_000), (Events.PREEMPTED, 10), (Events.PREEMPTED, 20)]
     assert compute.attributes[Attributes.PREEMPTIONS] == 2
     assert sum(telemetry.counts(Metrics.PREEMPTIONS).values()) == 2
+
+
+async def test_a_complete_text_has_its_prefill_its_decode_and_its_time_per_output_token() -> None:
+    telemetry = Recorded()
+    observer, text = GenerationObserver(telemetry, _SPEC, "fake"), _sequence(None)
+    # The prompt's step begins after 200 ns, tokens come after 1,000, 1,300 and 2,000 ns.
+    text.started_ns = text.arrived_ns + 200
+    for at_ns in (1_000, 1_300, 2_000):
+        text.token_ids.append(7)
+        text.note(text.arrived_ns + at_ns)
+    observer.finished(text, None)
+
+    sums = {
+        Metrics.PREFILL_DURATION: 800,  # 1,000 - 200
+        Metrics.DECODE_DURATION: 1_000,  # 2,000 - 1,000
+        Metrics.TIME_PER_OUTPUT_TOKEN: 500,  # 1,000 by two tokens
+        Metrics.LONGEST_GAP: 700,  # 2,000 - 1,300
+    }
+    assert {one: telemetry.meters.histogram(one, _SPEC.name, "1").total for one in sums} == sums
+
+
+async def test_a_text_of_one_token_has_no_time_per_output_token() -> None:
+    telemetry = Recorded()
+    observer, text = GenerationObserver(telemetry, _SPEC, "fake"), _sequence(None)
+    text.started_ns = text.arrived_ns
+    text.token_ids.append(7)
+    text.note(text.arrived_ns + 1_000)
+    observer.finished(text, None)
+    assert telemetry.counts(Metrics.PREFILL_DURATION)[_SPEC.name, "1"] == 1
+    assert not sum(telemetry.counts(Metrics.TIME_PER_OUTPUT_TOKEN).values())
+    assert not sum(telemetry.counts(Metrics.DECODE_DURATION).values())

@@ -54,6 +54,26 @@ def test_no_end_before_min_new_tokens() -> None:
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 5e-324},
+        {"temperature": 1e-300},
+        {"top_p": 5e-324},
+        {"min_p": 1.0},
+        {"temperature": 100.0, "top_p": 1e-12, "min_p": 1.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_of_a_single_token_that_is_left_it_is_the_best_one(options: dict[str, Any], top_k: int) -> None:
+    """Also at the ends of float64, beyond what requests may have: a model's generation_config may say anything."""
+    logits = _logits() * np.float32(1e4)
+    with np.errstate(all="raise", under="ignore", over="ignore"):
+        drawn = {_choose(logits, [1], do_sample=True, seed=seed, top_k=top_k, **options) for seed in range(20)}
+    assert drawn == {int(logits.argmax())}
+
+
+@pytest.mark.parametrize(
     ("options", "processors"),
     [
         ({"top_k": 0}, []),

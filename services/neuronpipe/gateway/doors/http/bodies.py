@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic_core import ErrorDetails
 
 from neuronpipe.core.errors import InvalidInput
 
@@ -22,6 +23,12 @@ class Body(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class StrictBody(Body):
+    """A part of a body whose fields change the answer: one that we do not have is refused."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 def _refuse(value: Any) -> None:
@@ -48,8 +55,9 @@ ItemT = TypeVar("ItemT")
 # A list whose first wrong item is its only error: of 64 MiB of wrong items the errors would take gigabytes.
 Many = Annotated[list[ItemT], Field(fail_fast=True)]
 Count = Annotated[int, Field(ge=1, lt=1 << 32)]
+Whole = Annotated[int, Field(ge=0, lt=1 << 32)]
 # Of one text: more than any model takes, and few enough to be converted on the event loop, in about 10 ms.
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(fail_fast=True, max_length=1 << 16)]
+TokenIds = Annotated[list[Whole], Field(fail_fast=True, max_length=1 << 16)]
 Direction = Literal["Right", "Left", "right", "left"]
 
 
@@ -81,7 +89,7 @@ def check_body(kind: TypeAdapter[Any], value: Any) -> Any:
                 [step for step in one["loc"] if isinstance(step, int)],
             ),
         )
-        raise InvalidInput(_path(value, worst["loc"], worst["type"] == "missing"), _problem(worst["msg"])) from None
+        raise InvalidInput(_path(value, worst["loc"], worst["type"] == "missing"), _problem(worst)) from None
 
 
 def write_body(value: Any) -> bytes:
@@ -105,6 +113,8 @@ def _path(value: Any, location: tuple[int | str, ...], is_missing: bool) -> str:
     return path.removeprefix(".")[:_MAX_PATH] or "body"
 
 
-def _problem(message: str) -> str:
-    message = message.removeprefix("Value error, ")
+def _problem(error: ErrorDetails) -> str:
+    if error["type"] == "extra_forbidden":
+        return "is not supported"
+    message = error["msg"].removeprefix("Value error, ")
     return message[:1].lower() + message[1:]

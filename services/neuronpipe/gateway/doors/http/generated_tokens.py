@@ -8,7 +8,13 @@ from neuronpipe.api.v1.tasks_pb2 import FinishReason
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.gateway.doors.http.events import event_response
 from neuronpipe.gateway.doors.http.exchange import HttpRequest, HttpResponse
-from neuronpipe.gateway.doors.http.huggingface_tasks import CONVERTERS, TEXT_FIELDS, Prompted, text_details, write_text
+from neuronpipe.gateway.doors.http.huggingface_tasks import (
+    TEXT_FIELDS,
+    Prompted,
+    read_one_prompt,
+    text_details,
+    write_text,
+)
 from neuronpipe.gateway.doors.http.problems import TGI_ERROR
 from neuronpipe.gateway.doors.inference import Inference
 from neuronpipe.gateway.doors.text_stream import Event
@@ -21,7 +27,7 @@ async def answer_tokens(
     inference: Inference, request: HttpRequest, model: ModelSpec, body: Prompted, prompt: str
 ) -> HttpResponse:
     """One text as events. Raises NeuronpipeError for what is wrong before its first token."""
-    input = CONVERTERS["text_generation"].read(prompt, body, model)
+    input = read_one_prompt(prompt, body, model)
     input.text_generation.options.top_logprobs = 0  # of each token its own
     events = await inference.stream(request.call, request.model(model.name), input, _FIELDS)
     return event_response(_values(events, prompt, body), TGI_ERROR)

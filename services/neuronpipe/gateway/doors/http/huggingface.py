@@ -100,9 +100,10 @@ async def answer_body(inference: Inference, request: HttpRequest, model: ModelSp
     inputs = image if isinstance(image, bytes) else body.inputs
     is_list = isinstance(inputs, list)
     several = inputs if is_list else [inputs]
+    names = {**converter.fields, **converter.option_fields(body)}
 
     def fields(index: int) -> dict[str, str]:
-        return {ours: theirs.replace("…", f"[{index}]" if is_list else "") for ours, theirs in converter.fields.items()}
+        return {ours: theirs.replace("…", f"[{index}]" if is_list else "") for ours, theirs in names.items()}
 
     results = await inference.each(
         request.call,

@@ -2,9 +2,29 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
-from neuronpipe.gateway.doors.http.bodies import Body, Count, Direction, Many, Unsupported, only
+from neuronpipe.gateway.doors.http.bodies import (
+    Body,
+    Count,
+    Direction,
+    Many,
+    StrictBody,
+    TokenIds,
+    Unsupported,
+    Whole,
+    only,
+)
+
+Seed = Annotated[int, Field(ge=0, le=(1 << 64) - 1)]
+
+
+def _refuse_length(value: Any) -> None:
+    if value is not None:
+        raise ValueError("is not supported, since it counts the prompt; use max_new_tokens or min_new_tokens")
+
+
+_PromptAndText = Annotated[Any, AfterValidator(_refuse_length), WithJsonSchema({"type": "null"})]
 
 
 class Pair(Body):
@@ -133,20 +153,48 @@ class TextRanking(Body):
     parameters: RankParameters = RankParameters()
 
 
-class GenerateParameters(Body):
-    """TGI's. Without any of those of sampling, the most probable tokens are taken."""
+class WritingOptions(StrictBody):
+    """Those of transformers' `generate`, and what pipelines have beside them."""
 
-    do_sample: bool | None = None
     max_new_tokens: Count | None = None
+    min_new_tokens: Whole | None = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: Whole | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: Seed | None = None
     repetition_penalty: float | None = None
+    no_repeat_ngram_size: Whole | None = None
+    bad_words_ids: Many[TokenIds] | None = None
+    forced_bos_token_id: Whole | None = None
+    forced_eos_token_id: Whole | None = None
+    num_beams: Count | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    num_return_sequences: Count | None = None
+    stop_strings: str | Many[str] | None = None
+    stop_token_ids: Many[Whole] | None = Field(None, description="tokens that end the text, besides the model's own")
+    truncation: bool | Literal["do_not_truncate", "longest_first", "only_first"] | None = None
+    clean_up_tokenization_spaces: Annotated[Any, only(False)] = None
+    use_cache: bool | None = Field(None, description="changes nothing")
+    # What leaves a text as it is.
+    epsilon_cutoff: Annotated[Any, only(0)] = None
+    eta_cutoff: Annotated[Any, only(0)] = None
+    num_beam_groups: Annotated[Any, only(1)] = None
+    penalty_alpha: Annotated[Any, only(0)] = None
+    typical_p: Annotated[Any, only(1)] = None
+
+
+class GenerateParameters(WritingOptions):
+    """TGI's, too. Without any of those of sampling, the most probable tokens are taken."""
+
     return_full_text: bool | None = Field(None, description="the prompt before the text; default: no")
-    seed: Annotated[int, Field(ge=0, le=(1 << 64) - 1)] | None = None
     stop: Many[str] | None = None
     stop_sequences: Many[str] | None = None
-    temperature: float | None = None
-    top_k: Annotated[int, Field(ge=0, lt=1 << 32)] | None = None
-    top_p: float | None = None
     details: bool | None = None
+    max_length: _PromptAndText = None
+    min_length: _PromptAndText = None
     adapter_id: Unsupported = None
     best_of: Annotated[Any, only(1)] = None
     decoder_input_details: Annotated[Any, only(False)] = None
@@ -154,7 +202,6 @@ class GenerateParameters(Body):
     grammar: Unsupported = None
     top_n_tokens: Annotated[Any, only(0)] = None
     truncate: Unsupported = None
-    typical_p: Annotated[Any, only(1)] = None
     watermark: Annotated[Any, only(False)] = None
 
 
@@ -164,21 +211,17 @@ class TextGeneration(Body):
     stream: bool | None = Field(None, description="one text as server-sent events, an event for each token")
 
 
-class WritingOptions(Body):
-    """Those of `generate`."""
+class SummaryOptions(WritingOptions):
+    """`max_length` and `min_length` count the token that the text follows."""
 
-    max_new_tokens: Count | None = None
-    min_new_tokens: Count | None = None
-    num_beams: Count | None = None
-    length_penalty: float | None = None
-    no_repeat_ngram_size: Count | None = None
-    repetition_penalty: float | None = None
+    max_length: Annotated[int, Field(ge=2, lt=1 << 32)] | None = None
+    min_length: Whole | None = None
 
 
-class SummaryParameters(Body):
-    generate_parameters: WritingOptions = WritingOptions()
-    truncation: Literal["do_not_truncate", "longest_first", "only_first"] | None = None
-    clean_up_tokenization_spaces: Annotated[Any, only(False)] = None
+class SummaryParameters(SummaryOptions):
+    """Options stand here, as of the pipelines, or in `generate_parameters`, as of InferenceClient."""
+
+    generate_parameters: SummaryOptions = SummaryOptions()
 
 
 class Summarization(Body):

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from neuronpipe.api.v1.tasks_pb2 import (
     Aggregation,
+    EarlyStopping,
     FeatureExtractionInput,
     FillMaskInput,
     FinishReason,
@@ -34,7 +35,9 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TextClassificationInput,
     TextGenerationInput,
     TokenClassificationInput,
+    TokenSequence,
     TranslationInput,
+    Truncation,
     ZeroShotClassificationInput,
     ZeroShotImageClassificationInput,
 )
@@ -87,7 +90,7 @@ class Converter:
 
     `takes`: the type of a body. `read`: converts one of its inputs to a TaskInput. `write`: converts a result to JSON.
     `fields`: the protocol's names for the fields of our input; "inputs…" is followed by the index if there are several.
-    `is_nested`: a single input has its result in a list, too.
+    `is_nested`: a single input has its result in a list, too. `option_fields`: names of fields that depend on the body.
     """
 
     takes: TypeAdapter[Any]
@@ -95,6 +98,7 @@ class Converter:
     write: Callable[[TaskResult, Any, Any], Any]
     fields: Mapping[str, str]
     is_nested: bool = False
+    option_fields: Callable[[Any], Mapping[str, str]] = lambda body: {}
 
 
 def _read_text_classification(input: str | Pair, body: TextClassification, model: ModelSpec) -> TaskInput:
@@ -288,9 +292,12 @@ class Prompted(Protocol):
         """How to continue its text."""
 
 
-_DRAWING = ("temperature", "top_k", "top_p")
+_DRAWING = ("temperature", "top_k", "top_p", "min_p")
 _SAMPLING = (*_DRAWING, "seed")
-_OPTIONS = ("max_new_tokens", "repetition_penalty", *_SAMPLING)
+# Those that requests give by the same names.
+_OPTIONS = tuple(name for name in WritingOptions.model_fields if name in GenerationOptions.DESCRIPTOR.fields_by_name)
+# By what transformers calls them of a model with a decoder only, and with the token that the text follows.
+_LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
 _REASONS = {
     FinishReason.FINISH_REASON_END: "eos_token",
     FinishReason.FINISH_REASON_STOP_STRING: "stop_sequence",
@@ -298,31 +305,80 @@ _REASONS = {
 }
 
 
+def _options(given: Mapping[str, Any]) -> GenerationOptions:
+    """Options by transformers' names."""
+    options = {name: value for name, value in given.items() if name in _OPTIONS}
+    if isinstance(stops := options.get("stop_strings"), str):
+        options["stop_strings"] = [stops]
+    if "bad_words_ids" in options:
+        options["bad_words_ids"] = [TokenSequence(token_ids=word) for word in options["bad_words_ids"]]
+    if "early_stopping" in options:
+        options["early_stopping"] = EarlyStopping.Value(f"EARLY_STOPPING_{str(options['early_stopping']).upper()}")
+    return GenerationOptions(**options)
+
+
+def _cuts(given: WritingOptions) -> "Truncation.ValueType":
+    return truncation_of(given.truncation not in (None, False, "do_not_truncate"), None)
+
+
 def _read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
     given = body.parameters
-    options: dict[str, Any] = {name: value for name in _OPTIONS if (value := getattr(given, name)) is not None}
-    if given.do_sample is not None or _is_drawn(given):
-        options["do_sample"] = _is_drawn(given)
-    if not (_is_drawn(given) or (given.do_sample is None and GenerationFacts.of(model).do_sample)):
-        options = {name: value for name, value in options.items() if name not in _SAMPLING}
+    fields = given.model_dump(exclude_none=True)
+    is_drawn = _is_drawn(given)
+    if given.do_sample is not None or is_drawn:
+        fields["do_sample"] = is_drawn
+    is_left_to_model = given.do_sample is None and (GenerationFacts.of(model).do_sample or (given.num_beams or 1) > 1)
+    if not (is_drawn or is_left_to_model):
+        fields = {name: value for name, value in fields.items() if name not in _SAMPLING}
+    options = _options(fields)
     if given.details:
-        options["top_logprobs"] = 0
-    options["stop_strings"] = [*(given.stop or ()), *(given.stop_sequences or ())]
-    return TaskInput(text_generation=TextGenerationInput(prompt=input, options=GenerationOptions(**options)))
+        options.top_logprobs = 0
+    options.stop_strings.extend([*(given.stop or ()), *(given.stop_sequences or ())])
+    return TaskInput(text_generation=TextGenerationInput(prompt=input, options=options, truncation=_cuts(given)))
+
+
+def read_one_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
+    """The input of a request whose answer has one text. Raises InvalidInput."""
+    if (body.parameters.num_return_sequences or 1) > 1:
+        raise InvalidInput("parameters.num_return_sequences", "must be 1, since the answer has one text")
+    return _read_prompt(input, body, model)
 
 
 def _is_drawn(given: GenerateParameters) -> bool:
     """Whether the parameters say that tokens are drawn. A seed alone does not."""
-    has_limits = any(getattr(given, name) is not None for name in _DRAWING)
+    has_limits = (given.num_beams or 1) == 1 and any(getattr(given, name) is not None for name in _DRAWING)
     return has_limits if given.do_sample is None else given.do_sample
 
 
 def _read_text(input: str, body: Summarization | Translation) -> dict[str, Any]:
-    """The fields of a text that another is to be written about."""
+    """The fields of a text that another is to be written about. Raises InvalidInput."""
     given = body.parameters
-    options = given.generate_parameters.model_dump(exclude_none=True)
-    cuts = given.truncation not in (None, "do_not_truncate")
-    return {"text": input, "options": GenerationOptions(**options), "truncation": truncation_of(cuts, None)}
+    beside = given.model_dump(exclude_none=True, exclude={"generate_parameters"})
+    fields = given.generate_parameters.model_dump(exclude_none=True)
+    for name in sorted(beside.keys() & fields.keys()):
+        raise InvalidInput(f"parameters.{name}", "is in generate_parameters, too")
+    fields |= beside
+    for ours, theirs in _LENGTHS.items():
+        if ours in fields and theirs in fields:
+            raise InvalidInput(f"{_place(theirs, body)}.{theirs}", f"cannot be combined with {ours}")
+        if theirs in fields:
+            fields[ours] = max(0, fields[theirs] - 1)
+    cuts = _cuts(given if given.truncation is not None else given.generate_parameters)
+    return {"text": input, "options": _options(fields), "truncation": cuts}
+
+
+def _place(name: str, body: Summarization | Translation) -> str:
+    is_within = getattr(body.parameters.generate_parameters, name) is not None
+    return "parameters.generate_parameters" if is_within else "parameters"
+
+
+def _writing_fields(body: Summarization | Translation) -> dict[str, str]:
+    """A request's names of options."""
+    names = {f"options.{name}": f"{_place(name, body)}.{name}" for name in _OPTIONS}
+    for ours, theirs in _LENGTHS.items():
+        if getattr(body.parameters, theirs) or getattr(body.parameters.generate_parameters, theirs):
+            names[f"options.{ours}"] = f"{_place(theirs, body)}.{theirs} - 1"
+    return names
 
 
 def _read_summary(input: str, body: Summarization, model: ModelSpec) -> TaskInput:
@@ -365,12 +421,10 @@ _LABEL_OPTIONS = {"top_k": "parameters.top_k", "function": "parameters.function_
 
 TEXT_FIELDS = {
     "prompt": "inputs…",
-    "options.stop_strings": "parameters.stop",
+    "truncation": "parameters.truncation",
     **{f"options.{name}": f"parameters.{name}" for name in _OPTIONS},
-}
-
-_WRITING_FIELDS = _TEXT | {
-    f"options.{name}": f"parameters.generate_parameters.{name}" for name in WritingOptions.model_fields
+    "options.stop_strings": "parameters.stop",
+    "options.top_logprobs": "parameters.details",
 }
 
 CONVERTERS: dict[str, Converter] = {
@@ -472,20 +526,22 @@ CONVERTERS: dict[str, Converter] = {
     "text_generation": Converter(
         TypeAdapter(TextGeneration),
         _read_prompt,
-        lambda result, given, body: [write_text(result.text_generation.sequences[0], given, body)],
+        lambda result, given, body: [write_text(one, given, body) for one in result.text_generation.sequences],
         TEXT_FIELDS,
     ),
     "summarization": Converter(
         TypeAdapter(Summarization),
         _read_summary,
-        lambda result, given, body: [{"summary_text": result.summarization.sequences[0].text}],
-        _WRITING_FIELDS,
+        lambda result, given, body: [{"summary_text": one.text} for one in result.summarization.sequences],
+        _TEXT,
+        option_fields=_writing_fields,
     ),
     "translation": Converter(
         TypeAdapter(Translation),
         _read_translation,
-        lambda result, given, body: [{"translation_text": result.translation.sequences[0].text}],
-        _WRITING_FIELDS | {"source_language": "parameters.src_lang", "target_language": "parameters.tgt_lang"},
+        lambda result, given, body: [{"translation_text": one.text} for one in result.translation.sequences],
+        _TEXT | {"source_language": "parameters.src_lang", "target_language": "parameters.tgt_lang"},
+        option_fields=_writing_fields,
     ),
     "rerank": Converter(
         TypeAdapter(TextRanking),

@@ -6,9 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from neuronpipe.api.v1.tasks_pb2 import (
     ChatMessage,
@@ -21,9 +19,17 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TopLogprob,
 )
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.gateway.doors.http.bodies import Body, Count, Many, Unsupported, only, write_body
+from neuronpipe.gateway.doors.http.bodies import write_body
 from neuronpipe.gateway.doors.http.events import event_response
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.gateway.doors.http.openai_text_bodies import (
+    ChatCompletion,
+    ChatRequest,
+    Completion,
+    CompletionOptions,
+    CompletionRequest,
+    SaidMessage,
+)
 from neuronpipe.gateway.doors.http.problems import OPENAI_ERROR
 from neuronpipe.gateway.doors.inference import Inference
 from neuronpipe.gateway.doors.text_stream import Event
@@ -32,126 +38,16 @@ from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, Usage
 # Of completions, as OpenAI has it.
 _MAX_TOKENS = 16
 _SEEDS = 1 << 64
+# Fields of the same name and meaning.
+_SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "num_beams", "length_penalty")
+_DRAWN = ("temperature", "top_k", "top_p", "min_p", "seed")
 _FIELDS = {
-    "options.max_new_tokens": "max_tokens",
     "options.min_new_tokens": "min_tokens",
     "options.stop_strings": "stop",
     "options.num_return_sequences": "n",
-    "options.top_logprobs": "top_logprobs",
-    **{f"options.{name}": name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty")},
-    "options.stop_token_ids": "stop_token_ids",
+    **{f"options.{name}": name for name in (*_SAME, "early_stopping", "stop_token_ids")},
 }
 _REASONS = {FinishReason.FINISH_REASON_LENGTH: "length"}
-
-
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
-
-
-class SaidMessage(Body):
-    role: str
-    content: Annotated[str | Many[TextPart] | None, Field(description="a text, or parts of it")] = None
-    tool_calls: Annotated[Any, only([])] = None
-
-
-class StreamOptions(Body):
-    include_usage: bool = False
-
-
-class _Completion(Body):
-    """What both have. Of the fields after `stream_options`, OpenAI has none; as in vLLM.
-
-    `user`, `metadata`, `store` and other fields of OpenAI's that do not change the text are ignored.
-    """
-
-    model: str
-    max_tokens: Count | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: str | Many[str] | None = None
-    n: Annotated[Count | None, Field(description="so many texts, drawn at random")] = None
-    frequency_penalty: Annotated[Any, only(0)] = None
-    presence_penalty: Annotated[Any, only(0)] = None
-    logit_bias: Annotated[Any, only({})] = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    min_tokens: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: Many[Annotated[int, Field(ge=0, lt=1 << 32)]] | None = None
-
-
-class ChatRequest(_Completion):
-    messages: Annotated[Many[SaidMessage], Field(min_length=1)]
-    max_completion_tokens: Count | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, lt=1 << 32)] | None = None
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
-    functions: Annotated[Any, only([])] = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
-    modalities: Annotated[Any, only(["text"])] = None
-    audio: Unsupported = None
-
-
-class CompletionRequest(_Completion):
-    prompt: Annotated[str | Many[str], Field(description="a text; or several, of which each gets a choice")]
-    logprobs: Annotated[int, Field(ge=0, lt=1 << 32)] | None = None
-    echo: Annotated[Any, only(False)] = None
-    best_of: Annotated[Any, only(1)] = None
-    suffix: Annotated[Any, only("")] = None
-
-
-class Answered(Body):
-    role: Literal["assistant"]
-    content: str
-    refusal: None
-
-
-class ChatChoice(Body):
-    index: int
-    message: Answered
-    logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length"]
-
-
-class CompletionChoice(Body):
-    index: int
-    text: str
-    logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length"]
-
-
-class CachedTokens(Body):
-    cached_tokens: int
-
-
-class TextUsage(Body):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
-
-
-class ChatCompletion(Body):
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: TextUsage
-
-
-class Completion(Body):
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: TextUsage
 
 
 CHAT = Route(
@@ -231,23 +127,30 @@ def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
     """The handlers, by route."""
 
     async def answer(request: HttpRequest, form: _Form, inputs: list[TextGenerationInput], name: str) -> HttpResponse:
-        body: _Completion = request.body
-        model, tasks = request.model(body.model), [TaskInput(text_generation=one) for one in inputs]
+        body: CompletionOptions = request.body
+        tasks, names = [TaskInput(text_generation=one) for one in inputs], _fields(body)
         head = {"id": f"{form.id}-{request.call.request_id}", "created": int(time.time()), "model": body.model}
-        if body.stream:
-            events = await inference.stream(request.call, model, tasks[0], _FIELDS)
-            return event_response(_chunks(events, form, head, body), OPENAI_ERROR, "[DONE]")
-        results = await inference.each(
+        asked = (
             request.call,
-            model,
+            request.model(body.model),
             tasks,
             name,
-            lambda index: _FIELDS | {name: f"{name}[{index}]"} if tasks[1:] else _FIELDS,
+            lambda index: names | {name: f"{name}[{index}]"} if tasks[1:] else names,
         )
-        texts = [text for one in results for text in one.result.message.text_generation.sequences]
+        begins = [one.prompt if _echoes(body) else "" for one in inputs]
+        if body.stream:
+            return event_response(
+                _chunks(await inference.stream_each(*asked), form, head, body, begins), OPENAI_ERROR, "[DONE]"
+            )
+        results = await inference.each(*asked)
+        texts = [
+            (begin, text)
+            for begin, one in zip(begins, results, strict=True)
+            for text in one.result.message.text_generation.sequences
+        ]
         choices = [
-            _choice(index, form.whole(one.text), _reason(one), one.logprobs and form.logprobs(one.logprobs, 0))
-            for index, one in enumerate(texts)
+            _choice(index, form.whole(begin + one.text), _reason(one), one.logprobs and form.logprobs(one.logprobs, 0))
+            for index, (begin, one) in enumerate(texts)
         ]
         usage = _usage([one.usage for one in results])
         return HttpResponse(write_body(head | {"object": form.whole_object, "choices": choices, "usage": usage}))
@@ -264,37 +167,56 @@ def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
 
     async def completions(request: HttpRequest) -> HttpResponse:
         body: CompletionRequest = request.body
+        if body.best_of not in (None, body.n or 1):
+            raise InvalidInput(
+                "best_of", f"{body.best_of}, must be n, {body.n or 1}: no more texts are made than asked"
+            )
+        if body.echo and body.logprobs is not None:
+            raise InvalidInput("echo", "cannot be combined with logprobs: those of the prompt are not computed")
         options = _options(body, body.max_tokens or _MAX_TOKENS, body.logprobs)
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        if body.stream and len(prompts) > 1:
-            raise InvalidInput("prompt", f"{len(prompts)} texts, a stream takes one")
         inputs = [TextGenerationInput(prompt=prompt, options=options) for prompt in prompts]
         return await answer(request, _COMPLETION, inputs, "prompt")
 
     return {CHAT.key: chat, COMPLETIONS.key: completions}
 
 
+def _echoes(body: CompletionOptions) -> bool:
+    return isinstance(body, CompletionRequest) and bool(body.echo)
+
+
 async def _chunks(
-    events: AsyncGenerator[Event, None], form: _Form, head: dict[str, Any], body: _Completion
+    events: AsyncGenerator[tuple[int, Event], None],
+    form: _Form,
+    head: dict[str, Any],
+    body: CompletionOptions,
+    begins: Sequence[str],
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """The chunks of a stream."""
-    has_usage = body.stream_options is not None and body.stream_options.include_usage
+    """The chunks of a stream; events with the place of their input. `begins`: what each input's texts begin with.
+
+    As in vLLM, the first text of the input in a place is the choice of index place * n.
+    """
+    has_usage, texts = body.stream_options is not None and body.stream_options.include_usage, body.n or 1
     head |= {"object": form.part_object} | ({"usage": None} if has_usage else {})
     offsets: Counter[int] = Counter()
-    for index in range(body.n or 1) if form.begin else ():
-        yield head | {"choices": [_choice(index, form.begin or {}, None)]}
+    used: list[Usage] = []
     async with aclosing(events):
-        async for event in events:
+        for index in range(texts * len(begins)):
+            if begin := form.begin or (form.part(begins[index // texts]) if begins[index // texts] else None):
+                yield head | {"choices": [_choice(index, begin, None)]}
+        async for place, event in events:
             if isinstance(event, GeneratedPart) and (event.text or event.logprobs):
-                offset = offsets[event.sequence]
-                offsets[event.sequence] += sum(len(one.text) for one in event.logprobs)
+                index = place * texts + event.sequence
+                offset = offsets[index]
+                offsets[index] += sum(len(one.text) for one in event.logprobs)
                 logprobs = form.logprobs(event.logprobs, offset) if event.logprobs else None
-                yield head | {"choices": [_choice(event.sequence, form.part(event.text), None, logprobs)]}
+                yield head | {"choices": [_choice(index, form.part(event.text), None, logprobs)]}
             elif isinstance(event, InferenceResult):
-                for index, text in enumerate(event.result.message.text_generation.sequences):
-                    yield head | {"choices": [_choice(index, form.part(""), _reason(text))]}
-                if has_usage:
-                    yield head | {"choices": [], "usage": _usage([event.usage])}
+                used.append(event.usage)
+                for number, text in enumerate(event.result.message.text_generation.sequences):
+                    yield head | {"choices": [_choice(place * texts + number, form.part(""), _reason(text))]}
+        if has_usage:
+            yield head | {"choices": [], "usage": _usage(used)}
 
 
 def _choice(index: int, text: Mapping[str, Any], reason: str | None, logprobs: Any = None) -> dict[str, Any]:
@@ -320,29 +242,44 @@ def _content(message: SaidMessage) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def _options(body: _Completion, max_tokens: int | None, top_logprobs: int | None) -> GenerationOptions:
-    """The options. Tokens are drawn where something says how; a temperature of 0 says that they are not."""
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop
-    options = GenerationOptions(stop_strings=stops or (), stop_token_ids=body.stop_token_ids or ())
-    drawn = {
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "min_p": body.min_p,
-        "seed": None if body.seed is None else body.seed % _SEEDS,
-    }
-    given: dict[str, Any] = {name: value for name, value in drawn.items() if value is not None}
+def _fields(body: CompletionOptions) -> dict[str, str]:
+    """A request's names of fields."""
+    most, best = "max_tokens", "logprobs"
+    if isinstance(body, ChatRequest):
+        most = "max_completion_tokens" if body.max_completion_tokens else most
+        best = "top_logprobs" if body.top_logprobs else best
+    return _FIELDS | {"options.max_new_tokens": most, "options.top_logprobs": best}
+
+
+def _options(body: CompletionOptions, max_tokens: int | None, top_logprobs: int | None) -> GenerationOptions:
+    """The options. Tokens are drawn where something says how; a temperature of 0 says that they are not.
+
+    Raises InvalidInput.
+    """
+    given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    drawn = [name for name in _DRAWN if name in given]
+    texts, beams = body.n or 1, body.num_beams or 1
     if body.temperature == 0:
-        given = {"do_sample": False}
-    elif given or (body.n or 1) > 1:
+        if texts > 1 and beams == 1:
+            raise InvalidInput("n", "must be 1 with a temperature of 0, which gives the same text each time")
+        given = {"do_sample": False} | {name: value for name, value in given.items() if name not in drawn}
+    elif drawn and beams > 1:
+        raise InvalidInput(drawn[0], "cannot be combined with num_beams, which draws nothing")
+    elif drawn or (texts > 1 and beams == 1):
         given["do_sample"] = True
-    given |= {"max_new_tokens": max_tokens, "min_new_tokens": body.min_tokens}
-    given |= {"repetition_penalty": body.repetition_penalty, "num_return_sequences": body.n}
-    given["top_logprobs"] = top_logprobs
-    for name, value in given.items():
-        if value is not None:
-            try:
-                setattr(options, name, value)
-            except ValueError:
-                raise InvalidInput(_FIELDS[f"options.{name}"], f"{value}, is out of range") from None
-    return options
+    if "seed" in given:
+        given["seed"] %= _SEEDS
+    if given.get("top_k") == -1:
+        given["top_k"] = 0
+    if body.early_stopping is not None:
+        given["early_stopping"] = f"EARLY_STOPPING_{str(body.early_stopping).upper()}"
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop
+    return GenerationOptions(
+        **given,
+        max_new_tokens=max_tokens,
+        min_new_tokens=body.min_tokens,
+        num_return_sequences=body.n,
+        top_logprobs=top_logprobs,
+        stop_strings=stops or (),
+        stop_token_ids=body.stop_token_ids or (),
+    )

@@ -11,7 +11,7 @@ from neuronpipe.gateway.doors.http.bodies import Body, write_body
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.doors.http.generated_tokens import answer_tokens
 from neuronpipe.gateway.doors.http.huggingface_bodies import GenerateParameters
-from neuronpipe.gateway.doors.http.huggingface_tasks import CONVERTERS, TEXT_FIELDS, write_text
+from neuronpipe.gateway.doors.http.huggingface_tasks import TEXT_FIELDS, read_one_prompt, write_text
 from neuronpipe.gateway.doors.http.problems import TGI_ERROR
 from neuronpipe.gateway.doors.inference import Inference
 
@@ -52,7 +52,7 @@ def tgi_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) ->
     async def generate(request: HttpRequest) -> HttpResponse:
         body: Generate = request.body
         model = models.choose(request.model(body.model), "text_generation")
-        input = CONVERTERS["text_generation"].read(body.inputs, body, catalog.spec(*model))
+        input = read_one_prompt(body.inputs, body, catalog.spec(*model))
         result = await inference.one(request.call, model, input, _FIELDS)
         text = result.result.message.text_generation.sequences[0]
         return HttpResponse(write_body(write_text(text, body.inputs, body)))

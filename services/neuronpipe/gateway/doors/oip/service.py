@@ -275,7 +275,7 @@ class TensorService:
 def _part(event: GeneratedPart | InferenceResult, call: Call, model: NamedModel) -> InferenceResult:
     """A part of a text as a result, or its end without the text that was in the parts."""
     if isinstance(event, GeneratedPart):
-        text = GeneratedText(text=event.text, token_ids=event.token_ids)
+        text = GeneratedText(text=event.text, token_ids=event.token_ids, logprobs=event.logprobs)
     else:
         text = GeneratedText(finish_reason=getattr(event.result.message, model.spec.task).sequences[0].finish_reason)
     result = TaskResult()

@@ -27,8 +27,9 @@ _OPTIONAL = frozenset({"text_pair", "targets", "ignore_labels"})
 _PARAMETERS = frozenset({"hypothesis_template", "prompt_name", "source_language", "target_language"})
 # Outputs have one datatype, and token ids are the input of MODEL/raw; the others are messages.
 _LEFT_OUT = frozenset({"type", "precision", "token_ids", "options", "messages", "chunks"})
-# An output has one shape for all rows and texts.
-_LOGPROBS = frozenset({"logprobs", "top_logprobs"})
+# Outputs of log probabilities, whose messages have fields of the same names as others, and the way to each.
+_LOGPROBS = "logprobs"
+_OF_LOGPROBS = {"logprobs": ("logprob",), "top_token_ids": ("top", "token_id"), "top_logprobs": ("top", "logprob")}
 _DATATYPES = {
     FieldDescriptor.TYPE_STRING: BYTES,
     FieldDescriptor.TYPE_DOUBLE: "FP64",
@@ -55,8 +56,8 @@ class TaskModel:
         fields = _fields(TaskInput.DESCRIPTOR.fields_by_name[task])
         self._texts = [one for one in fields if one.type in _TEXTS and one.name not in _PARAMETERS]
         self._options = {one.name: one for one in fields if one not in self._texts and one.name not in _LEFT_OUT}
-        nested = [one for field in fields if field.name == "options" for one in _fields(field) if not one.is_repeated]
-        self._nested = {one.name: one for one in nested if one.name not in _LOGPROBS}
+        nested = [one for field in fields if field.name == "options" for one in _fields(field)]
+        self._nested = {one.name: one for one in nested if not one.is_repeated}
         self.parameters = {name: _described(one) for name, one in (self._options | self._nested).items()}
         if TASKS[task].generates:
             self.parameters[STREAM] = "a boolean, for ModelStreamInfer"
@@ -70,9 +71,9 @@ class TaskModel:
             self.outputs = [TensorSpec(_VECTORS[task], "FP32", dims)]
         else:
             leaves = list(_leaves(TaskResult.DESCRIPTOR.fields_by_name[task], ()))
-            self._paths = {leaf.name: path for leaf, path in leaves}
+            self._paths = {name: path for name, _, path in leaves}
             self.outputs = [
-                TensorSpec(leaf.name, _DATATYPES[leaf.type], (-1,) * _axes(leaf, path)) for leaf, path in leaves
+                TensorSpec(name, _DATATYPES[leaf.type], (-1,) * _axes(leaf, path)) for name, leaf, path in leaves
             ]
         self._first = next((path[0] for path in self._paths.values() if len(path) > 1), "")
         if self._first or task in _TOKEN_VECTORS:
@@ -142,14 +143,22 @@ def _fields(field: FieldDescriptor) -> list[FieldDescriptor]:
     return list(field.message_type.fields) if field.message_type else []
 
 
-def _leaves(field: FieldDescriptor, path: _Path) -> Iterator[tuple[FieldDescriptor, _Path]]:
+def _leaves(field: FieldDescriptor, path: _Path) -> Iterator[tuple[str, FieldDescriptor, _Path]]:
+    """The outputs: the name, the field and the way to it."""
     for one in _fields(field):
-        if one.name in _LOGPROBS:
-            continue
-        if one.message_type:
+        if one.name == _LOGPROBS:
+            for name, way in _OF_LOGPROBS.items():
+                yield name, _leaf(one, way), (*path, one.name, *way)
+        elif one.message_type:
             yield from _leaves(one, (*path, one.name))
         else:
-            yield one, (*path, one.name)
+            yield one.name, one, (*path, one.name)
+
+
+def _leaf(field: FieldDescriptor, way: _Path) -> FieldDescriptor:
+    for name in way:
+        (field,) = (one for one in _fields(field) if one.name == name)
+    return field
 
 
 def _axes(leaf: FieldDescriptor, path: _Path) -> int:
@@ -217,8 +226,8 @@ def _read(field: FieldDescriptor, value: Parameter) -> Parameter:
     """A parameter as its field takes it. Raises InvalidInput."""
     if field.enum_type:
         words = _words(field.enum_type)
-        if isinstance(value, str) and value.lower() in words:
-            return words[value.lower()]
+        if (word := str(value).lower()) in words:  # a boolean is the word true or false
+            return words[word]
     elif field.type == FieldDescriptor.TYPE_BOOL:
         if isinstance(value, bool):
             return value
