@@ -146,7 +146,7 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, d
                 sequences=[GeneratedText(text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH)]
             )
         ),
-        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "count": [1]},
+        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "score": [0.0], "count": [1]},
     ),
     "summarization": (
         {"text": [["so"]]},
@@ -154,10 +154,14 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, d
         TaskInput(summarization=SummarizationInput(text="so", truncation=Truncation.TRUNCATION_LEFT)),
         TaskResult(
             summarization=SummarizationResult(
-                sequences=[GeneratedText(text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH)]
+                sequences=[
+                    GeneratedText(
+                        text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH, score=-0.5
+                    )
+                ]
             )
         ),
-        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "count": [1]},
+        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "score": [-0.5], "count": [1]},
     ),
     "translation": (
         {"text": [["so"]]},
@@ -168,7 +172,7 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, d
                 sequences=[GeneratedText(text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH)]
             )
         ),
-        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "count": [1]},
+        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "score": [0.0], "count": [1]},
     ),
     "fill_mask": (
         {"text": [["a [M]"]], "targets": [["x", "y"]]},
