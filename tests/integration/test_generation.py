@@ -346,6 +346,20 @@ async def test_callers_that_leave_free_their_blocks(processes: dict[str, dict[st
         assert (await client.generate_text("writer", _PROMPT, max_new_tokens=4)).token_ids
 
 
+async def test_the_prompt_of_several_texts_is_computed_once(processes: dict[str, dict[str, ServiceProcess]]) -> None:
+    """The others get its full blocks, of 32 tokens each."""
+    four = processes["four processes"]
+    prompt = " ".join(f"once {number}" for number in range(1000, 1017))
+    async with AsyncClient(four["gateway"].target, timeout_s=120) as client:
+        before = _metric(four["neuron-executor"], "neuronpipe_generation_cached_tokens_total")
+        options: dict[str, Any] = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 4}
+        events = [event async for event in client.generate("writer", prompt, **options)]
+        after = _metric(four["neuron-executor"], "neuronpipe_generation_cached_tokens_total")
+    full = (events[0].start.prompt_tokens - 1) // 32 * 32
+    assert full >= 64
+    assert after - before == 2 * full
+
+
 async def test_many_mixed_requests_leave_no_block_in_use(processes: dict[str, dict[str, ServiceProcess]]) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -387,9 +401,13 @@ async def test_many_mixed_requests_leave_no_block_in_use(processes: dict[str, di
 
 
 def _in_use(executor: ServiceProcess) -> float:
+    return _metric(executor, "neuronpipe_generation_blocks_in_use")
+
+
+def _metric(executor: ServiceProcess, name: str) -> float:
     port = executor.wait_for("metrics")["address"]
     page = urllib.request.urlopen(f"http://{port}/metrics").read().decode()
-    (line,) = (line for line in page.splitlines() if line.startswith("neuronpipe_generation_blocks_in_use"))
+    (line,) = (line for line in page.splitlines() if line.startswith(name))
     return float(line.rpartition(" ")[2])
 
 

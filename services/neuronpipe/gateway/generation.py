@@ -70,9 +70,11 @@ class TextRuns:
         """
         if self._request.listener:
             self._request.listener(self._start)
-        # One search finds all its texts.
-        predicted = self._runs[:1] if self._is_search else self._runs
-        predictions = await run_together(one.predict(call) for one in predicted)
+        first, *others = self._runs
+        predictions = await run_together(
+            # One search finds all its texts.
+            [first.predict(call), *(one.predict_after(first, call) for one in others if not self._is_search)]
+        )
         if self._is_search:
             texts = predictions[0].outputs.arrays
             del self._runs[max(1, len(texts)) :]  # it may have found fewer
@@ -120,6 +122,7 @@ class _TextRun:
         self._logprobs: list[TokenLogprobs] = []
         self._told_logprobs: list[TokenLogprob] = []
         self._figures = GenerationFigures()
+        self._has_begun = asyncio.Event()
         self._has_news = asyncio.Event()
         # The text so far, and the number of its tokens.
         self._text = ""
@@ -136,6 +139,11 @@ class _TextRun:
         """The tokens that came after its end."""
         return len(self._token_ids) - self._released
 
+    async def predict_after(self, first: "_TextRun", call: Call) -> Prediction:
+        """Begins when another text has begun, so that the prompt is computed once: the executor keeps it."""
+        await first._has_begun.wait()
+        return await self.predict(call)
+
     async def predict(self, call: Call) -> Prediction:
         """Generates the tokens, up to a stop string, and passes their text to the request's listener."""
         request = self._request
@@ -143,6 +151,7 @@ class _TextRun:
         item = ExecuteItem(call, self._model.key, sequences, options, self._note, sequence=number)
         executing = asyncio.ensure_future(self._stages.execute(item))
         executing.add_done_callback(lambda _: self._has_news.set())
+        executing.add_done_callback(lambda _: self._has_begun.set())
         try:
             if request.listener or self.options.stop_strings:
                 await self._read_along(call, executing)
@@ -183,6 +192,7 @@ class _TextRun:
         self._token_ids.extend(tokens.token_ids)
         self._logprobs.extend(tokens.logprobs)
         self._figures = tokens.figures
+        self._has_begun.set()
         self._has_news.set()
 
     async def _read_along(self, call: Call, executing: "asyncio.Future[Prediction]") -> None:
