@@ -75,10 +75,9 @@ def test_several_texts_are_printed_one_after_the_other(target: str, client: Clie
     options = ["--do-sample", "--seed", "3", "--num-return-sequences", "3", "--max-new-tokens", "6"]
     done = _run(target, "--prompt", _PROMPT, *options)
     assert done.returncode == 0, done.stderr
-    alone = [
-        client.generate_text("writer", _PROMPT, do_sample=True, seed=seed, max_new_tokens=6).text for seed in (3, 4, 5)
-    ]
-    assert done.stdout == "\n---\n".join(map(_printable, alone)) + "\n"
+    *_, last = client.generate("writer", _PROMPT, do_sample=True, seed=3, num_return_sequences=3, max_new_tokens=6)
+    texts = [one.text for one in last.response.result.text_generation.sequences]
+    assert done.stdout == "\n---\n".join(map(_printable, texts)) + "\n"
     assert "ended by: length, length, length" in done.stderr
 
 
@@ -104,17 +103,30 @@ def test_a_text_of_a_beam_search_is_printed_as_a_whole(target: str, client: Clie
         "never",
         "--no-repeat-ngram-size",
         "2",
+        "--forced-bos-token-id",
+        "40",
+        "--forced-eos-token-id",
+        "41",
     ]
-    done = _run(target, "--prompt", _PROMPT, "--max-new-tokens", "8", *options)
-    text = _text(
-        client,
+    first = _text(client, max_new_tokens=8).token_ids
+    words = ["--bad-words-ids", str(first[0]), str(first[1]), "--bad-words-ids", str(first[2])]
+    done = _run(target, "--prompt", _PROMPT, "--max-new-tokens", "8", *options, *words, "--num-return-sequences", "2")
+    *_, last = client.generate(
+        "writer",
+        _PROMPT,
         max_new_tokens=8,
         num_beams=3,
         length_penalty=0.5,
         early_stopping=EarlyStopping.EARLY_STOPPING_NEVER,
         no_repeat_ngram_size=2,
+        forced_bos_token_id=40,
+        forced_eos_token_id=41,
+        bad_words_ids=[first[:2], [first[2]]],
+        num_return_sequences=2,
     )
-    assert (done.returncode, done.stdout) == (0, f"{_printable(text.text)}\n"), done.stderr
+    texts = last.response.result.text_generation.sequences
+    assert (done.returncode, done.stdout) == (0, "\n---\n".join(_printable(one.text) for one in texts) + "\n")
+    assert f"; score: {texts[0].score:.4f}, {texts[1].score:.4f}\n" in done.stderr
 
 
 def test_a_text_is_summarized_or_translated(target: str, client: Client) -> None:

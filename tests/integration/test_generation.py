@@ -174,19 +174,74 @@ async def test_log_probabilities_are_those_of_the_model(client: AsyncClient, rep
     assert whole.text_generation.sequences[0] == text
 
 
-async def test_several_texts_are_those_of_seeds_in_a_row(client: AsyncClient) -> None:
-    options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": True, "temperature": 1.5}
-    seeds = ((1 << 64) - 1, 0, 1)
-    alone = [await client.generate_text("writer", _PROMPT, seed=seed, **options) for seed in seeds]
-    events = await _generate(client, num_return_sequences=3, seed=seeds[0], stop_strings=["never said"], **options)
+async def test_several_texts_of_a_seed_begin_with_the_one_that_it_gives_alone(client: AsyncClient) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": True, "temperature": 1.5, "seed": (1 << 64) - 1}
+    alone = await client.generate_text("writer", _PROMPT, **options)
+    several = _request(num_return_sequences=3, **options)
+    answers = await asyncio.gather(*(client.infer(several) for _ in range(2)))
+    events = await _generate(client, num_return_sequences=3, stop_strings=["never said"], **options)
     response = events[-1].response
-    assert list(response.result.text_generation.sequences) == alone
-    for number, text in enumerate(alone):
+    texts = list(response.result.text_generation.sequences)
+    assert [list(one.result.text_generation.sequences) for one in answers] == [texts, texts]
+    assert texts[0] == alone
+    assert len({one.text for one in texts}) == 3
+    assert not any(one.HasField("score") for one in texts)
+    for number, text in enumerate(texts):
         chunks = [event.chunk for event in events if event.HasField("chunk") and event.chunk.sequence == number]
         assert "".join(chunk.text for chunk in chunks) == text.text
         assert [token for chunk in chunks for token in chunk.token_ids] == list(text.token_ids)
-    assert response.usage.generated_tokens == sum(len(one.token_ids) for one in alone)
+    assert response.usage.generated_tokens == sum(len(one.token_ids) for one in texts)
     assert (response.usage.tokens, events[0].start.prompt_tokens) == (9, 9)
+
+
+async def test_a_search_returns_its_best_texts_with_their_scores_and_log_probabilities(
+    client: AsyncClient, repository: Path
+) -> None:
+    source = repository.parent / "source"
+    model = transformers.AutoModelForCausalLM.from_pretrained(source).float().eval()
+    prompt = transformers.AutoTokenizer.from_pretrained(source)(_PROMPT)["input_ids"]
+    options: dict[str, Any] = {"max_new_tokens": 12, "num_beams": 4, "num_return_sequences": 3, "length_penalty": 1.5}
+    with torch.inference_mode():
+        found = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            do_sample=False,
+            repetition_penalty=1.2,
+            output_scores=True,
+            output_logits=True,
+            return_dict_in_generate=True,
+            **options,
+        )
+        logprobs = model.compute_transition_scores(
+            found.sequences, found.logits, found.beam_indices, normalize_logits=True
+        )
+    events = await _generate(client, top_logprobs=2, repetition_penalty=1.2, **options)
+    texts = events[-1].response.result.text_generation.sequences
+    assert len(texts) == 3
+    wanted = zip(found.sequences[:, len(prompt) :].tolist(), found.sequences_scores.tolist(), logprobs, strict=True)
+    for text, (token_ids, score, row) in zip(texts, wanted, strict=True):
+        assert list(text.token_ids) == token_ids[: len(text.token_ids)]
+        assert text.score == pytest.approx(score, abs=1e-4)
+        assert [one.logprob for one in text.logprobs] == pytest.approx(row[: len(text.token_ids)].tolist(), abs=1e-3)
+        assert all(len(one.top) == 2 and one.top[0].logprob >= one.logprob for one in text.logprobs)
+    for number, text in enumerate(texts):
+        chunks = [event.chunk for event in events if event.HasField("chunk") and event.chunk.sequence == number]
+        assert "".join(chunk.text for chunk in chunks) == text.text
+        assert [one for chunk in chunks for one in chunk.logprobs] == list(text.logprobs)
+    request = _request(top_logprobs=2, repetition_penalty=1.2, **options)
+    assert (await client.infer(request)).result == events[-1].response.result
+    best = await client.generate_text("writer", _PROMPT, repetition_penalty=1.2, max_new_tokens=12, num_beams=4)
+    assert best.HasField("score")
+
+
+async def test_a_search_that_draws_gives_the_same_texts_for_the_same_seed(client: AsyncClient) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 8, "num_beams": 3, "num_return_sequences": 3, "do_sample": True}
+    request = _request(seed=5, temperature=1.5, **options)
+    alone = (await client.infer(request)).result
+    others = [_request(seed=seed, temperature=1.5, **options) for seed in range(8)]
+    among = [one.response.result for one in await client.infer_batch(others)]
+    assert among[5] == alone
+    assert len({one.text_generation.sequences[0].text for one in among}) > 4
 
 
 async def test_a_stop_string_ends_the_text_before_it(client: AsyncClient) -> None:
@@ -242,7 +297,9 @@ async def test_other_tasks_of_texts_are_refused(client: AsyncClient) -> None:
         ({"do_sample": True, "top_p": 1.5}, "options.top_p: 1.5, must be more than 0, and at most 1"),
         ({"do_sample": True, "min_p": -0.1}, "options.min_p: -0.1, must be 0 to 1"),
         ({"top_logprobs": 21}, "options.top_logprobs: 21, must be 0 to 20"),
-        ({"num_return_sequences": 2}, "options.num_return_sequences: more than 1 text need do_sample"),
+        ({"num_return_sequences": 2}, "options.num_return_sequences: more than 1 text need do_sample or num_beams"),
+        ({"num_return_sequences": 4, "num_beams": 3}, "options.num_return_sequences: 4, must be at most num_beams, 3"),
+        ({"num_beams": 2, "stop_strings": ["a"]}, "options.stop_strings: cannot be combined with num_beams"),
         ({"do_sample": True, "num_return_sequences": 17}, "options.num_return_sequences: 17, must be 1 to 16"),
         ({"do_sample": True, "num_return_sequences": 0}, "options.num_return_sequences: 0, must be 1 to 16"),
         ({"do_sample": True, "temperature": 5e-324}, "options.temperature: 4.94066e-324, must be 0.01 to 100"),
@@ -295,6 +352,20 @@ async def test_callers_that_leave_free_their_blocks(processes: dict[str, dict[st
         assert (await client.generate_text("writer", _PROMPT, max_new_tokens=4)).token_ids
 
 
+async def test_the_prompt_of_several_texts_is_computed_once(processes: dict[str, dict[str, ServiceProcess]]) -> None:
+    """The others get its full blocks, of 32 tokens each."""
+    four = processes["four processes"]
+    prompt = " ".join(f"once {number}" for number in range(1000, 1017))
+    async with AsyncClient(four["gateway"].target, timeout_s=120) as client:
+        before = _metric(four["neuron-executor"], "cached_tokens_total")
+        options: dict[str, Any] = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 4}
+        events = [event async for event in client.generate("writer", prompt, **options)]
+        after = _metric(four["neuron-executor"], "cached_tokens_total")
+    full = (events[0].start.prompt_tokens - 1) // 32 * 32
+    assert full >= 64
+    assert after - before == 2 * full
+
+
 async def test_many_mixed_requests_leave_no_block_in_use(processes: dict[str, dict[str, ServiceProcess]]) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -304,6 +375,7 @@ async def test_many_mixed_requests_leave_no_block_in_use(processes: dict[str, di
         {"do_sample": True, "num_return_sequences": 3},
         {"stop_strings": ["e"]},
         {"top_logprobs": 2},
+        {"num_beams": 3, "num_return_sequences": 2},
         {"repetition_penalty": 1.2},
     )
 

@@ -142,7 +142,8 @@ async def test_completions_continue_texts(theirs: openai.AsyncOpenAI, ours: Clie
 async def test_n_texts_are_choices(theirs: openai.AsyncOpenAI, ours: Client) -> None:
     options: dict[str, Any] = {"max_tokens": 8, "n": 2, "seed": 3, "temperature": 1.2}
     own: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "temperature": 1.2}
-    texts = [ours.generate_text("writer", messages=_CHAT, seed=seed, **own).text for seed in (3, 4)]
+    *_, last = ours.generate("writer", messages=_CHAT, seed=3, num_return_sequences=2, **own)
+    texts = [one.text for one in last.response.result.text_generation.sequences]
     answer = await theirs.chat.completions.create(model="writer", messages=_CHAT, **options)
     assert [(one.index, one.message.content) for one in answer.choices] == [*enumerate(texts)]
     stream = await theirs.chat.completions.create(model="writer", messages=_CHAT, stream=True, **options)

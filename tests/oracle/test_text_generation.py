@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from neuronpipe.api.v1.inference_pb2 import GenerateResponse
-from neuronpipe.api.v1.tasks_pb2 import FinishReason, Truncation
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, Truncation
 from neuronpipe.client import AsyncClient
 from tests.decoders import save_decoder
 from tests.oracle.comparison import Comparison
@@ -30,6 +30,8 @@ _STAGE_OPTIONS = {
     "neuron-executor": ("--step-tokens", "24", "--max-batch-size", "12", "--kv-cache-bytes", str(768 << 10))
 }
 _AT_ONCE = 24
+# Sums of the logarithms of up to 60 probabilities, in float32.
+_SCORES = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
             {"stop_token_ids": chosen.sample(range(5, 1200), 40)},
             {"repetition_penalty": 0.8, "min_new_tokens": 1},
             {"stop_strings": ["e", "at"]},
-            {"num_beams": 4, "no_repeat_ngram_size": 3},
+            {"num_beams": 4, "no_repeat_ngram_size": 3, "num_return_sequences": 4},
             {"num_beams": 3, "length_penalty": 2.0, "stop_token_ids": chosen.sample(range(5, 1200), 40)},
         )[number % 8]
         yield prompt, options
@@ -133,12 +135,18 @@ async def _compare(
 
     found = await asyncio.gather(*(ask(number, *case) for number, case in enumerate(cases)))
     for (prompt, options), events in zip(cases, found, strict=True):
-        text = events[-1].response.result.text_generation.sequences[0]
-        chunks = [event.chunk for event in events if event.HasField("chunk")]
-        ours = {"text": text.text, "token_ids": list(text.token_ids), "end": FinishReason.Name(text.finish_reason)}
-        compared.compare((prompt, options), ours, reference.generate(prompt, **options))
-        assert "".join(chunk.text for chunk in chunks) == text.text
-        assert [token_id for chunk in chunks for token_id in chunk.token_ids] == list(text.token_ids)
+        texts = events[-1].response.result.text_generation.sequences
+        expected = reference.generate(prompt, **options)
+        compared.compare((prompt, options), [*map(_said, texts)], expected, tolerance=_SCORES)
+        for number, text in enumerate(texts):
+            chunks = [event.chunk for event in events if event.HasField("chunk") and event.chunk.sequence == number]
+            assert "".join(chunk.text for chunk in chunks) == text.text
+            assert [token_id for chunk in chunks for token_id in chunk.token_ids] == list(text.token_ids)
+
+
+def _said(text: GeneratedText) -> dict[str, Any]:
+    said = {"text": text.text, "token_ids": list(text.token_ids), "end": FinishReason.Name(text.finish_reason)}
+    return said | ({"score": text.score} if text.HasField("score") else {})
 
 
 async def _leave(client: AsyncClient, model: str, prompt: str) -> None:
@@ -166,8 +174,8 @@ class _Reference:
         stop_token_ids: Sequence[int] = (),
         stop_strings: Sequence[str] = (),
         **options: Any,
-    ) -> dict[str, Any]:
-        """The text, its tokens, and why it ended."""
+    ) -> list[dict[str, Any]]:
+        """The texts, their tokens, why they ended, and the scores of a search."""
         ids = self._prompt_ids(prompt, max_new_tokens)
         ends = [*self._ends, *stop_token_ids]
         found = self._model.generate(
@@ -177,8 +185,18 @@ class _Reference:
             do_sample=False,
             eos_token_id=ends,
             pad_token_id=1,
+            output_scores=True,
+            return_dict_in_generate=True,
             **options,
-        )[0].tolist()[len(ids) :]
+        )
+        texts = [self._ended(ids, one, ends, stop_strings) for one in found.sequences[:, len(ids) :].tolist()]
+        for said, score in zip(texts, getattr(found, "sequences_scores", ()), strict=False):
+            said["score"] = float(score)
+        return texts
+
+    def _ended(self, ids: list[int], found: list[int], ends: list[int], stop_strings: Sequence[str]) -> dict[str, Any]:
+        # What follows the end of a text is padding.
+        found = found[: next((place for place, one in enumerate(found, 1) if one in ends), len(found))]
         for count in range(1, len(found) + 1):
             text = self._text(ids, found[:count])
             if places := [place for stop in stop_strings if (place := text.find(stop)) >= 0]:

@@ -14,9 +14,10 @@ import pytest_asyncio
 import torch
 import transformers
 
-from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
 from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, FinishReason, GeneratedText, TaskInput, Truncation
 from neuronpipe.client import AsyncClient
+from neuronpipe.client.generation import text_request
 from neuronpipe.core.errors import InvalidInput
 from tests.encoder_decoders import TOKENS, save_encoder_decoder
 from tests.oracle.comparison import Comparison
@@ -41,6 +42,8 @@ _STAGE_OPTIONS = {
     "neuron-executor": ("--step-tokens", "48", "--max-batch-size", "12", "--kv-cache-bytes", str(700 << 10))
 }
 _AT_ONCE = 24
+# Sums of the logarithms of up to 50 probabilities, in float32. With t5-gated's random weights they are of large logits.
+_SCORES = dict.fromkeys(_TASKS, 1e-4) | {"t5-gated": 1e-3}
 # Of float32, and how often weights are moved by it. Of 16, 6 and more decided otherwise where two beams were equal.
 _ROUNDING, _ROUNDED = 1e-7, 16
 _EARLY, _NEVER = EarlyStopping.EARLY_STOPPING_TRUE, EarlyStopping.EARLY_STOPPING_NEVER
@@ -74,9 +77,9 @@ def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
             {"no_repeat_ngram_size": 1, "forced_bos_token_id": chosen.randrange(5, 1200)},
             {"forced_eos_token_id": 2, "bad_words_ids": [[chosen.randrange(5, 1200)] for _ in range(60)]},
             {"no_repeat_ngram_size": 2, "bad_words_ids": [[chosen.randrange(5, 1200), 7]]},
-            {"num_beams": 4},
+            {"num_beams": 4, "num_return_sequences": 4},
             {"num_beams": 3, "length_penalty": 2.0, "early_stopping": _EARLY, "no_repeat_ngram_size": 3},
-            {"num_beams": 2, "length_penalty": -1.0, "early_stopping": _NEVER},
+            {"num_beams": 2, "length_penalty": -1.0, "early_stopping": _NEVER, "num_return_sequences": 2},
             {
                 "num_beams": 4,
                 "length_penalty": 0.8,
@@ -85,7 +88,13 @@ def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
                 "forced_eos_token_id": 2,
                 "min_new_tokens": min(6, options["max_new_tokens"]),
             },
-            {"num_beams": 5, "repetition_penalty": 1.2, "stop_token_ids": chosen.sample(range(5, 1200), 10)},
+            {
+                "num_beams": 5,
+                "repetition_penalty": 1.2,
+                "stop_token_ids": chosen.sample(range(5, 1200), 10),
+                "num_return_sequences": 3,
+                "top_logprobs": 2,
+            },
             {"num_beams": 4, "bad_words_ids": [[chosen.randrange(5, 1200)] for _ in range(60)]},
             {"num_beams": 4, "early_stopping": _EARLY, "stop_token_ids": chosen.sample(range(5, 1200), 60)},
         )[number % 14]
@@ -152,7 +161,7 @@ async def test_the_language_of_a_translation_is_named_before_its_text(
         reference, client = _Reference(source), served.client
         for text, language in languages.items():
             named = f">>{language}<< {text}"
-            wanted = reference.generate(named, max_new_tokens=12)["token_ids"]
+            wanted = reference.generate(named, max_new_tokens=12)[0]["token_ids"]
             ours = await client.translate("marian", text, target_language=language, num_beams=1, max_new_tokens=12)
             compared.compare((text, language), list(ours.token_ids), wanted)
             ours = await client.translate("marian", named, num_beams=1, max_new_tokens=12)
@@ -171,19 +180,38 @@ async def _compare(
 ) -> None:
     turns, chance = asyncio.Semaphore(_AT_ONCE), random.Random(44)
 
-    async def ask(number: int, text: str, options: dict[str, Any]) -> GeneratedText:
+    async def ask(number: int, text: str, options: dict[str, Any]) -> Sequence[GeneratedText]:
         async with turns:
             await asyncio.sleep(chance.random() / 50)
             if number % 4 == 0:
                 await _leave(client, family, text)
-            method = client.summarize if _TASKS[family] == "summarization" else client.translate
-            options = {"num_beams": 1, **options}
-            return await method(family, text, truncation=Truncation.TRUNCATION_RIGHT, **options)
+            request = text_request(
+                _TASKS[family],
+                family,
+                {"text": text},
+                {"num_beams": 1, **options},
+                truncation=Truncation.TRUNCATION_RIGHT,
+                version="",
+                priority=Priority.PRIORITY_INTERACTIVE,
+            )
+            sequences: Sequence[GeneratedText] = getattr((await client.infer(request)).result, _TASKS[family]).sequences
+            return sequences
 
     found = await asyncio.gather(*(ask(number, *case) for number, case in enumerate(cases)))
     for (text, options), ours in zip(cases, found, strict=True):
-        said = {"text": ours.text, "token_ids": list(ours.token_ids), "end": FinishReason.Name(ours.finish_reason)}
-        compared.compare((text, options), said, reference.generate(text, **options))
+        expected = reference.generate(text, **options)
+        # A score is a sum over a power of the text's length, and so is its difference, which grows with the sum.
+        power, scored = options.get("length_penalty", 1.0), [one for one in expected if "score" in one]
+        sizes = [max(len(one["token_ids"]) ** -power, abs(one["score"])) for one in scored]
+        compared.compare(
+            (text, options), [*map(_said, ours)], expected, tolerance=_SCORES[family] * max(1.0, *sizes, 0.0)
+        )
+        assert all(len(one.logprobs) == ("top_logprobs" in options) * len(one.token_ids) for one in ours)
+
+
+def _said(text: GeneratedText) -> dict[str, Any]:
+    said = {"text": text.text, "token_ids": list(text.token_ids), "end": FinishReason.Name(text.finish_reason)}
+    return said | ({"score": text.score} if text.HasField("score") else {})
 
 
 _T5_SETTINGS = {"num_beams": 4, "early_stopping": True, "max_length": 30, "min_length": 9, "no_repeat_ngram_size": 2}
@@ -322,8 +350,10 @@ class _Reference:
         self._model = transformers.AutoModelForSeq2SeqLM.from_pretrained(source).float().eval()
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(source)
 
-    def generate(self, text: str, *, stop_token_ids: tuple[int, ...] = (), **options: Any) -> dict[str, Any]:
-        """The text, its tokens, and why it ended."""
+    def generate(
+        self, text: str, *, stop_token_ids: tuple[int, ...] = (), top_logprobs: int = 0, **options: Any
+    ) -> list[dict[str, Any]]:
+        """The texts, their tokens, why they ended, and the scores of a search. Log probabilities change nothing."""
         # Special tokens that a text spells are text.
         ids = self._tokenizer(text, truncation=True, max_length=TOKENS, return_tensors="pt", split_special_tokens=True)
         ends = [2, *stop_token_ids]
@@ -332,13 +362,20 @@ class _Reference:
             attention_mask=torch.ones_like(ids["input_ids"]),
             do_sample=False,
             eos_token_id=ends,
+            output_scores=True,
+            return_dict_in_generate=True,
             **{"num_beams": 1, **options, "early_stopping": _MEANINGS[options.get("early_stopping", 0)]},
-        )[0].tolist()[1:]
-        # What follows the end of the best text is padding.
+        )
+        texts = [self._said(one, ends) for one in found.sequences[:, 1:].tolist()]
+        for said, score in zip(texts, getattr(found, "sequences_scores", ()), strict=False):
+            said["score"] = float(score)
+        return texts
+
+    def _said(self, found: list[int], ends: list[int]) -> dict[str, Any]:
+        # What follows the end of a text is padding.
         found = found[: next((place for place, one in enumerate(found, 1) if one in ends), len(found))]
-        end = "END" if found[-1] in ends else "LENGTH"
         return {
             "text": self._tokenizer.decode(found, skip_special_tokens=True),
             "token_ids": found,
-            "end": f"FINISH_REASON_{end}",
+            "end": f"FINISH_REASON_{'END' if found[-1] in ends else 'LENGTH'}",
         }

@@ -31,7 +31,13 @@ _NUMBERS = {
     "seed": (int, "with --do-sample: the same seed gives the same text"),
     "repetition_penalty": (float, "makes tokens less probable that are there already; 1 changes nothing"),
     "no_repeat_ngram_size": (int, "no so many tokens in a row come twice"),
-    "num_return_sequences": (int, "with --do-sample: so many texts; the first one is printed as it comes"),
+    "forced_bos_token_id": (int, "the first token of the text"),
+    "forced_eos_token_id": (int, "the last token of a text that reaches --max-new-tokens"),
+    "num_return_sequences": (
+        int,
+        "so many texts: with --num-beams the best ones, with --do-sample each drawn by itself; the first one is "
+        "printed as it comes",
+    ),
     "num_beams": (int, "search so many texts for the best one, which comes as a whole"),
     "length_penalty": (float, "with --num-beams: more than 0 for longer texts, less for shorter ones"),
     "top_logprobs": (int, "print the log probability of each token, and of so many of the best in its place"),
@@ -86,6 +92,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--stop-token-ids", type=int, action="extend", nargs="+", metavar="ID", help="tokens that end the text, too"
     )
     parser.add_argument(
+        "--bad-words-ids",
+        type=int,
+        action="append",
+        nargs="+",
+        metavar="ID",
+        help="the tokens of a word that the text must not have; once for each word",
+    )
+    parser.add_argument(
         "--truncation",
         choices=("error", "right", "left"),
         default="error",
@@ -117,7 +131,7 @@ def _request(options: argparse.Namespace, client: "Client") -> "InferRequest":
     from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, Truncation
     from neuronpipe.client.generation import generation_request, text_request
 
-    names = ("do_sample", *_NUMBERS, "stop_strings", "stop_token_ids")
+    names = ("do_sample", *_NUMBERS, "stop_strings", "stop_token_ids", "bad_words_ids")
     given: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.early_stopping:
         given["early_stopping"] = EarlyStopping.Value(f"EARLY_STOPPING_{options.early_stopping.upper()}")
@@ -190,6 +204,8 @@ def _summary(response: "InferResponse", texts: "Sequence[GeneratedText]") -> str
         FinishReason.Name(text.finish_reason).removeprefix("FINISH_REASON_").replace("_", " ").lower() for text in texts
     ]
     tokens = f"{usage.tokens} + {usage.generated_tokens} tokens; ended by: {', '.join(reasons)}"
+    if scores := [f"{text.score:.4f}" for text in texts if text.HasField("score")]:
+        tokens += f"; score: {', '.join(scores)}"
     first_ms = timings.first_token_ns / 1e6
     if len(texts) > 1:
         return f"{tokens}\nfirst token after {first_ms:.1f} ms, all after {timings.total_ns / 1e6:.1f} ms"

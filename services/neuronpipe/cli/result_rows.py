@@ -32,7 +32,7 @@ def _labels(result: Any, _: Any) -> _Rows:
 
 
 def _texts(result: Any, _: Any) -> _Rows:
-    return ((one.text,) for one in result.sequences)
+    return ((one.score if one.HasField("score") else "", one.text) for one in result.sequences)
 
 
 def _vector(result: Any, _: Any) -> _Rows:
@@ -68,9 +68,9 @@ _TABLES: Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]] = {
             (one.score, number, one.token) for number, mask in enumerate(result.masks, 1) for one in mask.tokens
         ),
     ),
-    "text_generation": ("TEXT", _texts),
-    "summarization": ("TEXT", _texts),
-    "translation": ("TEXT", _texts),
+    "text_generation": ("SCORE TEXT", _texts),
+    "summarization": ("SCORE TEXT", _texts),
+    "translation": ("SCORE TEXT", _texts),
     "multi_vector_embedding": ("SHAPE VECTOR", lambda result, _: [_features(to_array(result))]),
     "sparse_embedding": (
         "WEIGHT ID TOKEN",

@@ -97,6 +97,8 @@ def _options(options: Any) -> GenerationOptions:
     for name, value in options.items():
         if name not in GenerationOptions.DESCRIPTOR.fields_by_name:
             raise TypeError(f"there is no option {name!r}")
+        if value is None:  # the model's own
+            continue
         try:
             if name == "bad_words_ids":
                 value = [{"token_ids": word} for word in value]

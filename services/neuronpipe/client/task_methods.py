@@ -368,37 +368,14 @@ class TaskMethods:
         prompt: str | None = None,
         *,
         messages: Messages | None = None,
-        max_new_tokens: int | None = None,
-        min_new_tokens: int | None = None,
-        do_sample: bool | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        seed: int | None = None,
-        repetition_penalty: float | None = None,
-        stop_strings: Iterable[str] = (),
-        stop_token_ids: Iterable[int] = (),
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
+        **options: Unpack[Options],
     ) -> TaskCall[GeneratedText]:
-        """The whole text that continues a prompt, or messages of a chat; None for the model's own values.
+        """The whole text that continues a prompt, or messages of a chat. `options` are the fields of GenerationOptions.
 
-        `generate` gets it as it comes.
+        `generate` gets it as it comes, and several texts.
         """
-        numbers = {
-            "max_new_tokens": max_new_tokens,
-            "min_new_tokens": min_new_tokens,
-            "do_sample": do_sample,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "seed": seed,
-            "repetition_penalty": repetition_penalty,
-        }
-        options: dict[str, object] = {name: value for name, value in numbers.items() if value is not None}
-        options |= {"stop_strings": stop_strings, "stop_token_ids": stop_token_ids}
         request = generation_request(
             model,
             prompt,
@@ -408,7 +385,7 @@ class TaskMethods:
             version=version,
             priority=self._priority,
         )
-        return TaskCall(request, lambda result: result.text_generation.sequences[0])
+        return _text_call(request, "text_generation")
 
     @TaskMethod
     def summarize(
@@ -430,7 +407,7 @@ class TaskMethods:
             version=version,
             priority=self._priority,
         )
-        return TaskCall(request, lambda result: result.summarization.sequences[0])
+        return _text_call(request, "summarization")
 
     @TaskMethod
     def translate(
@@ -452,7 +429,7 @@ class TaskMethods:
         request = text_request(
             "translation", model, texts, options, truncation=truncation, version=version, priority=self._priority
         )
-        return TaskCall(request, lambda result: result.translation.sequences[0])
+        return _text_call(request, "translation")
 
     @TaskMethod
     def tokenize(
@@ -477,6 +454,14 @@ class TaskMethods:
         checked = {name: _checked(kinds[name], value) for name, value in fields.items()}
         input = cast(TaskInput, {task: checked})  # protobuf makes messages of dictionaries
         return TaskCall(InferRequest(model=model, version=version, input=input, priority=self._priority), read)
+
+
+def _text_call(request: InferRequest, task: str) -> TaskCall[GeneratedText]:
+    """Raises InvalidInput for a request of several texts, of which the method would return one."""
+    if (texts := getattr(request.input, task).options.num_return_sequences) > 1:
+        advice = "this method returns one; call infer, or stream, with an InferRequest"
+        raise InvalidInput("options.num_return_sequences", f"{texts} texts, {advice}")
+    return TaskCall(request, lambda result: getattr(result, task).sequences[0])
 
 
 def _checked(field: FieldDescriptor, value: object) -> object:

@@ -109,12 +109,14 @@ Report: TypeAlias = Callable[[NewTokens], None]
 class ExecuteItem(StageItem):
     """The sequences of one input, for the executor.
 
-    `options`: of a task that generates, with every field set. `report`: gets its tokens as they come.
+    `options`: of a task that generates, with every field set. `report`: gets its tokens as they come. `sequence`: which
+    of the texts that are drawn for one prompt it is, from 0 on.
     """
 
     sequences: TensorSets
     options: GenerationOptions | None = None
     report: Report | None = None
+    sequence: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -129,6 +131,8 @@ class Prediction:
     """The model's outputs for one input, one set for each sequence in order, and their timings (stages.proto).
 
     `generation`: of an item that generates, whose outputs are token_ids, int32 [tokens], and finish_reason, int32 [].
+    Of a beam search there is a set for each text that it has found, best first, with its score, float32 [], and where
+    they are asked for, the arrays of logprob_arrays.
     """
 
     outputs: TensorSets

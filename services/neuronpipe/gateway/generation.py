@@ -23,6 +23,7 @@ from neuronpipe.core.items import (
     TokenLogprobs,
 )
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
+from neuronpipe.core.tensors import Arrays
 from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, InferenceRequest
 from neuronpipe.gateway.models import GatewayModel
 from neuronpipe.tasks import TASKS
@@ -30,8 +31,8 @@ from neuronpipe.tasks.generated_text import WINDOW_TOKENS
 from neuronpipe.tasks.text_generation import (
     GenerationFacts,
     logprob_arrays,
-    options_of_each,
     part_arrays,
+    read_logprobs,
     window_arrays,
 )
 
@@ -51,8 +52,9 @@ class TextRuns:
         assert task.complete  # noqa: S101 (the model generates)
         self._task = task.name
         options = task.complete(getattr(request.input.message, task.name), model.spec, encoded.tokens)
-        several = enumerate(options_of_each(options))
-        self._runs = [_TextRun(stages, request, model, encoded, one, number) for number, one in several]
+        self._is_search = options.num_beams > 1
+        count = max(1, options.num_return_sequences)
+        self._runs = [_TextRun(stages, request, model, encoded, options, number) for number in range(count)]
         self.most_tokens = options.max_new_tokens * len(self._runs)
 
     @property
@@ -77,7 +79,16 @@ class TextRuns:
         """
         if self._request.listener:
             self._request.listener(self._start)
-        predictions = await run_together(one.predict(call) for one in self._runs)
+        first, *others = self._runs
+        predictions = await run_together(
+            # One search finds all its texts.
+            [first.predict(call), *(one.predict_after(first, call) for one in others if not self._is_search)]
+        )
+        if self._is_search:
+            texts = predictions[0].outputs.arrays
+            del self._runs[max(1, len(texts)) :]  # it may have found fewer
+            for run, arrays in zip(self._runs, texts, strict=False):
+                run.take(arrays)
         longest = max(predictions, key=lambda one: one.queue_ns + one.compute_ns)
         # The prompt counts once, so what of it was cached does, too.
         figures = [one.generation for one in predictions if one.generation]
@@ -116,9 +127,12 @@ class _TextRun:
         # On time.monotonic_ns(); 0 until it is there.
         self.first_token_ns = 0
         self._token_ids: list[int] = []
+        # Of a text of a search, as decoding takes it.
+        self._score: Arrays = {}
         self._logprobs: list[TokenLogprobs] = []
         self._told_logprobs: list[TokenLogprob] = []
         self._figures = GenerationFigures()
+        self._has_begun = asyncio.Event()
         self._has_news = asyncio.Event()
         # The text so far, and the number of its tokens.
         self._text = ""
@@ -135,12 +149,19 @@ class _TextRun:
         """The tokens that came after its end."""
         return len(self._token_ids) - self._released
 
+    async def predict_after(self, first: "_TextRun", call: Call) -> Prediction:
+        """Begins when another text has begun, so that the prompt is computed once: the executor keeps it."""
+        await first._has_begun.wait()
+        return await self.predict(call)
+
     async def predict(self, call: Call) -> Prediction:
         """Generates the tokens, up to a stop string, and passes their text to the request's listener."""
         request = self._request
-        item = ExecuteItem(call, self._model.key, self._encoded.sequences, self.options, self._note)
+        sequences, options, number = self._encoded.sequences, self.options, self._number
+        item = ExecuteItem(call, self._model.key, sequences, options, self._note, sequence=number)
         executing = asyncio.ensure_future(self._stages.execute(item))
         executing.add_done_callback(lambda _: self._has_news.set())
+        executing.add_done_callback(lambda _: self._has_begun.set())
         try:
             if request.listener or self.options.stop_strings:
                 await self._read_along(call, executing)
@@ -154,23 +175,34 @@ class _TextRun:
             await asyncio.gather(executing, return_exceptions=True)
         self.first_token_ns = self.first_token_ns or time.monotonic_ns()  # of a search the text comes as a whole
         if prediction.outputs:
-            self._token_ids = prediction.outputs.arrays[0]["token_ids"].tolist()
-            self._ended_by = int(prediction.outputs.arrays[0]["finish_reason"])
+            self.take(prediction.outputs.arrays[0])
         return prediction
+
+    def take(self, arrays: Arrays) -> None:
+        """Takes the whole text, as the executor has it in the end."""
+        self._token_ids = arrays["token_ids"].tolist()
+        self._ended_by = int(arrays["finish_reason"])
+        self._score = {"score": arrays["score"]} if "score" in arrays else {}
+        if "logprobs" in arrays:
+            self._logprobs = read_logprobs(arrays)
 
     async def postprocess(self, call: Call) -> GeneratedText:
         """The whole text, with that of the last tokens."""
-        reason = _STOP_STRING
+        text = GeneratedText(finish_reason=_STOP_STRING)
         if not self._is_stopped:
-            reason = (await self._decode(call, self._ended_by)).finish_reason
-        ids = self._token_ids[: self._released]
-        return GeneratedText(text=self._text, token_ids=ids, finish_reason=reason, logprobs=self._told_logprobs)
+            text = await self._decode(call, self._ended_by)
+        whole = GeneratedText(text=self._text, finish_reason=text.finish_reason, logprobs=self._told_logprobs)
+        whole.token_ids.extend(self._token_ids[: self._released])
+        if text.HasField("score"):
+            whole.score = text.score
+        return whole
 
     def _note(self, tokens: NewTokens) -> None:
         self.first_token_ns = self.first_token_ns or time.monotonic_ns()
         self._token_ids.extend(tokens.token_ids)
         self._logprobs.extend(tokens.logprobs)
         self._figures = tokens.figures
+        self._has_begun.set()
         self._has_news.set()
 
     async def _read_along(self, call: Call, executing: "asyncio.Future[Prediction]") -> None:
@@ -197,6 +229,7 @@ class _TextRun:
         """The text of the tokens that are none yet, as far as it cannot change any more."""
         before = self._encoded.annotations.arrays[0]["window"].tolist() + self._token_ids[: self._released]
         (outputs,) = part_arrays(self._token_ids[self._released :], finish_reason)
+        outputs = {**outputs, **self._score}
         if self.options.HasField("top_logprobs"):
             outputs = {**outputs, **logprob_arrays(self._logprobs[self._released :])}
         item = PostprocessItem(

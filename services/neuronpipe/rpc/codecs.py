@@ -103,11 +103,13 @@ class ExecuteCodec:
         message.sequences.extend(item.sequences.data)
         if item.options:
             message.options.CopyFrom(item.options)
+            message.sequence = item.sequence
 
     def read_item(self, message: wire.ExecuteItem) -> ExecuteItem:
         options = message.options if message.HasField("options") else None
         sequences = TensorSets(data=list(message.sequences))
-        return ExecuteItem(_read_call(message.context), _read_model(message), sequences, options)
+        call, model = _read_call(message.context), _read_model(message)
+        return ExecuteItem(call, model, sequences, options, sequence=message.sequence)
 
     def write_value(self, value: Prediction | NewTokens, outcome: wire.ExecuteOutcome) -> None:
         if isinstance(value, NewTokens):

@@ -71,11 +71,13 @@ def _parts(
     """The smallest parts whose texts cannot change: the number of tokens up to the end of each, and its text."""
     ends = _possible_ends(detokenizer, token_ids, is_last=is_last)
     before, done = _before(detokenizer, window, token_ids), 0
-    known = detokenizer.text_of(before)
+    known: str | None = None  # the text of `before`
     open_parts: list[tuple[int, str]] = []  # those that begin at `done`, and may end within a character
     place = 0
     while place < len(ends):
         count = ends[place]
+        if known is None:
+            known = detokenizer.text_of(before)
         new = detokenizer.text_of([*before, *token_ids[done:count]])[len(known) :]
         if token_ids[count - 1] in detokenizer.byte_ids or not new.endswith(_REPLACEMENT):
             settled: tuple[int, str] | None = count, new
@@ -90,7 +92,7 @@ def _parts(
             continue
         yield settled
         before, done = [*before, *token_ids[done : settled[0]]][-WINDOW_TOKENS:], settled[0]
-        known = detokenizer.text_of(before)
+        known = None
         place, open_parts = bisect_right(ends, done), []
 
 

@@ -50,7 +50,6 @@ _MAX_BAD_WORDS, _MAX_BAD_WORD_TOKENS = 64, 32
 MOST_BEAMS, _MOST_LENGTH_PENALTY = 16, 10
 _MAX_SEQUENCES = 16
 _MAX_LOGPROBS = 20
-_SEEDS = 1 << 64
 # Of temperature and repetition_penalty: far from where float32 ends. vLLM has the same least temperature.
 _LEAST, _MOST = 0.01, 100.0
 _MAX_MESSAGES, _MAX_ROLE_LENGTH = 1024, 64
@@ -59,7 +58,6 @@ _OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 _FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 # Fields that have the model's own value where a request has none.
 _COMPLETED = (
-    "do_sample",
     "temperature",
     "top_k",
     "top_p",
@@ -126,12 +124,27 @@ def check(input: TextGenerationInput, model: ModelSpec) -> None:
 def check_all_options(options: GenerationOptions, model: ModelSpec) -> None:
     """Checks the options of a request. Raises InvalidInput."""
     check_options(options, model)
-    samples = options.do_sample if options.HasField("do_sample") else GenerationFacts.of(model).do_sample
+    facts = GenerationFacts.of(model)
+    samples, beams, texts = _samples(options, facts), _num_beams(options, facts), options.num_return_sequences
     for name in _OF_SAMPLING if not samples else ():
         if name in _given(options):
             raise InvalidInput(f"options.{name}", "has an effect only with do_sample; set do_sample to true")
-    if options.num_return_sequences > 1 and not samples:
-        raise InvalidInput("options.num_return_sequences", "more than 1 text need do_sample; set do_sample to true")
+    if texts > 1 and beams == 1 and not samples:
+        raise InvalidInput("options.num_return_sequences", "more than 1 text need do_sample or num_beams; set one")
+    if texts > beams > 1:
+        advice = "; with num_beams 1, each is drawn by itself" if samples else ""
+        raise InvalidInput("options.num_return_sequences", f"{texts}, must be at most num_beams, {beams}{advice}")
+
+
+def _samples(options: GenerationOptions, facts: GenerationFacts) -> bool:
+    """Whether tokens are drawn. Who asks for a search and for nothing else gets the best text."""
+    return options.do_sample if options.HasField("do_sample") else facts.do_sample and options.num_beams <= 1
+
+
+def _num_beams(options: GenerationOptions, facts: GenerationFacts) -> int:
+    """How many texts are searched side by side. Stop strings leave the model's own search out."""
+    own = 1 if options.stop_strings else facts.num_beams
+    return options.num_beams if options.HasField("num_beams") else own
 
 
 def _check_messages(input: TextGenerationInput, model: ModelSpec) -> None:
@@ -208,15 +221,9 @@ def _check_beams(options: GenerationOptions) -> None:
         raise InvalidInput("options.length_penalty", problem)
     if options.early_stopping not in EarlyStopping.values():
         raise InvalidInput("options.early_stopping", f"{options.early_stopping} is not known")
-    if options.num_beams > 1 and (name := _against_beams(options)):
-        raise InvalidInput(f"options.{name}", "cannot be combined with num_beams, which searches whole texts")
-
-
-def _against_beams(options: GenerationOptions) -> str:
-    """The option that a search of whole texts does not go with; empty if there is none."""
-    given = {"do_sample": options.do_sample, "stop_strings": bool(options.stop_strings)}
-    given["top_logprobs"] = options.HasField("top_logprobs")
-    return next((name for name, is_given in given.items() if is_given), "")
+    if options.num_beams > 1 and options.stop_strings:
+        problem = "cannot be combined with num_beams, which searches tokens and knows no text; use stop_token_ids"
+        raise InvalidInput("options.stop_strings", problem)
 
 
 def _check_stops(options: GenerationOptions, model: ModelSpec) -> None:
@@ -307,8 +314,7 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
             setattr(complete, name, value)
     # A model's own least may be more than what a request takes at most.
     complete.min_new_tokens = min(complete.min_new_tokens, complete.max_new_tokens)
-    if "num_beams" not in given:
-        complete.num_beams = 1 if _against_beams(complete) else facts.num_beams
+    complete.do_sample, complete.num_beams = _samples(options, facts), _num_beams(options, facts)
     if not options.early_stopping:
         complete.early_stopping = _EARLY_STOPPING[facts.early_stopping]
     if not options.bad_words_ids:
@@ -316,17 +322,6 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
     if not options.HasField("seed"):
         complete.seed = random.getrandbits(64)
     return complete
-
-
-def options_of_each(options: GenerationOptions) -> list[GenerationOptions]:
-    """The options of each text of a request, whose options are complete."""
-    several = []
-    for number in range(options.num_return_sequences or 1):
-        several.append(GenerationOptions())
-        several[-1].CopyFrom(options)
-        several[-1].num_return_sequences = 1
-        several[-1].seed = (options.seed + number) % _SEEDS
-    return several
 
 
 def decode(
@@ -339,7 +334,8 @@ def decode(
     """The text of `token_ids`, int32 [tokens], as far as it cannot change any more.
 
     The annotation's `window`, int32, are tokens before them. `finish_reason`, int32 []: why the last token is the last;
-    FINISH_REASON_UNSPECIFIED if others follow. The result's token_ids are those that the text consists of.
+    FINISH_REASON_UNSPECIFIED if others follow. `score`, float32 []: of a text of a beam search. The result's token_ids
+    are those that the text consists of.
     """
     token_ids, finish_reason = _read_part(outputs[0], model)
     is_last = finish_reason != FinishReason.FINISH_REASON_UNSPECIFIED
@@ -347,6 +343,10 @@ def decode(
     released = release(detokenizer, window, token_ids, input.options.stop_strings, is_last=is_last)
     reason = FinishReason.FINISH_REASON_STOP_STRING if released.is_stopped else FinishReason.ValueType(finish_reason)
     text = GeneratedText(text=released.text, token_ids=token_ids[: released.tokens], finish_reason=reason)
+    if (score := outputs[0].get("score")) is not None:
+        if score.dtype != np.float32 or score.shape:
+            raise InvalidInput("outputs[0].score", "must be float32 []")
+        text.score = float(score)
     if input.options.HasField("top_logprobs"):
         text.logprobs.extend(_logprobs(outputs[0], token_ids, detokenizer)[: released.tokens])
     return TextGenerationResult(sequences=[text])
@@ -399,6 +399,12 @@ def logprob_arrays(logprobs: Sequence[TokenLogprobs]) -> dict[str, Array]:
         "top_ids": np.array([one.top_token_ids for one in logprobs], np.int32).reshape(shape),
         "top_logprobs": np.array([one.top_logprobs for one in logprobs], np.float32).reshape(shape),
     }
+
+
+def read_logprobs(arrays: Arrays) -> list[TokenLogprobs]:
+    """What `logprob_arrays` has written."""
+    columns = (arrays[name].tolist() for name in ("logprobs", "top_ids", "top_logprobs"))
+    return [TokenLogprobs(*one) for one in zip(*columns, strict=True)]
 
 
 def window_arrays(token_ids: list[int]) -> ArraySets:

@@ -202,9 +202,13 @@ _TABLES: dict[str, tuple[object, object, list[list[str]]]] = {
         {"masks": [{"tokens": [{"token": "a", "score": 0.5}]}, {"tokens": [{"token": "b", "score": 1}]}]},
         [["SCORE", "MASK", "TOKEN"], ["0.5000", "1", "a"], ["1.0000", "2", "b"]],
     ),
-    "text_generation": ({}, {"sequences": [{"text": " on the\nmat"}]}, [["TEXT"], ["on the mat"]]),
-    "summarization": ({}, {"sequences": [{"text": "on the\nmat"}]}, [["TEXT"], ["on the mat"]]),
-    "translation": ({}, {"sequences": [{"text": "sur le tapis"}]}, [["TEXT"], ["sur le tapis"]]),
+    "text_generation": ({}, {"sequences": [{"text": " on the\nmat"}]}, [["SCORE", "TEXT"], ["", "on the mat"]]),
+    "summarization": ({}, {"sequences": [{"text": "on the\nmat"}]}, [["SCORE", "TEXT"], ["", "on the mat"]]),
+    "translation": (
+        {},
+        {"sequences": [{"text": "sur le tapis", "score": -0.5}, {"text": "sur un tapis", "score": -1}]},
+        [["SCORE", "TEXT"], ["-0.5000", "sur le tapis"], ["-1.0000", "sur un tapis"]],
+    ),
     "tokenization": (
         {},
         {

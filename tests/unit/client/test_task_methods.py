@@ -18,6 +18,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     FeaturePooling,
     FeatureType,
     FillMaskInput,
+    GeneratedText,
+    GenerationOptions,
     LabelScore,
     QuestionAnsweringInput,
     SentenceEmbeddingInput,
@@ -26,10 +28,13 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskResult,
     TextClassificationInput,
     TextClassificationResult,
+    TextGenerationResult,
     TokenClassificationInput,
+    TokenSequence,
     Truncation,
 )
 from neuronpipe.client import AsyncClient, Client, InvalidInput
+from neuronpipe.client.generation import Options
 from neuronpipe.client.task_methods import TaskMethods
 from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
 from tests.unit.every_error import EVERY_ERROR
@@ -80,6 +85,31 @@ async def test_results_have_their_types_in_both_clients(client: Client, gateway:
     assert [(one.label, one.score) for one in labels] == [("a", 0.5)]
     gateway.result = TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[0.5, 1]))
     assert assert_type(client.embed("m", "x"), NDArray[Any]).tolist() == [0.5, 1]
+
+
+def test_a_text_of_several_is_not_lost(client: Client, gateway: FakeGateway) -> None:
+    for method in (client.generate_text, client.summarize, client.translate):
+        with pytest.raises(InvalidInput, match="num_return_sequences: 2 texts, this method returns one; call infer"):
+            method("m", "x", num_beams=2, num_return_sequences=2)
+    assert gateway.requests == []
+
+
+def test_a_text_takes_all_options(client: Client, gateway: FakeGateway) -> None:
+    gateway.result = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(text="b", score=-0.5)]))
+    given: Options = {"num_beams": 2, "bad_words_ids": [[3, 4]], "forced_bos_token_id": 0, "top_logprobs": 1}
+    given["length_penalty"] = 2.0
+    text = assert_type(client.generate_text("m", "x", **given), GeneratedText)
+    assert (text.text, text.score) == ("b", -0.5)
+    (request,) = gateway.requests
+    assert request.input.text_generation.options == GenerationOptions(
+        num_beams=2,
+        bad_words_ids=[TokenSequence(token_ids=[3, 4])],
+        forced_bos_token_id=0,
+        top_logprobs=1,
+        length_penalty=2.0,
+    )
+    with pytest.raises(TypeError, match="there is no option 'beams'"):
+        client.generate_text("m", "x", beams=2)  # type: ignore[call-arg]
 
 
 def test_an_option_that_does_not_exist_is_the_callers_mistake(client: Client, gateway: FakeGateway) -> None:

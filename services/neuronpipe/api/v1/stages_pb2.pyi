@@ -510,10 +510,13 @@ class ExecuteItem(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name of the model."""
     version: _builtins.str
     """The version of the model."""
+    sequence: _builtins.int
+    """Which of the texts that are drawn for one prompt it is, from 0 on. Texts of one seed draw different numbers."""
     @_builtins.property
     def context(self) -> Global___ItemContext:
         """The context of the item."""
@@ -534,10 +537,11 @@ class ExecuteItem(_message.Message):
         version: _builtins.str = ...,
         sequences: _abc.Iterable[_tensors_pb2.TensorSet] | None = ...,
         options: _tasks_pb2.GenerationOptions | None = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "model", b"model", "options", b"options", "sequences", b"sequences", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "model", b"model", "options", b"options", "sequence", b"sequence", "sequences", b"sequences", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1589,7 +1589,8 @@ class GenerationOptions(_message.Message):
     """So many tokens are generated before one may end the text. Default: 0."""
     do_sample: _builtins.bool
     """True: each token is drawn at random, by its probability. False: it is the most probable one (greedy), and the
-    fields temperature, top_k, top_p, min_p and seed must not be set. Default: false.
+    fields temperature, top_k, top_p, min_p and seed must not be set. With num_beams, the continuations of the texts
+    are drawn. Default: false, also where the request sets num_beams to more than 1 and the model's own value is true.
     """
     temperature: _builtins.float
     """Logits are divided by it: 0.01 to 100. Default: 1."""
@@ -1608,12 +1609,13 @@ class GenerationOptions(_message.Message):
     0.01 to 100. Default: 1.
     """
     num_return_sequences: _builtins.int
-    """So many texts for one prompt: 1 to 16. More than 1 need do_sample. The text n, from 0 on, is that of a request with
-    `seed` + n. Default: 1.
+    """So many texts for one prompt: 1 to 16. With num_beams, the best ones of the search, best first: at most num_beams,
+    and fewer where it finds fewer. Without, more than 1 need do_sample; each draws numbers of its own, and the first
+    text is the one that the seed gives alone. Default: 1.
     """
     top_logprobs: _builtins.int
     """The log probabilities of each token, and of so many of the most probable ones in its place: 0 to 20. They are the
-    model's own, before penalties and temperature. Default: none.
+    model's own, before penalties and temperature. Of a beam search, those along each text. Default: none.
     """
     no_repeat_ngram_size: _builtins.int
     """No so many tokens in a row come twice, the prompt of a decoder included; 0: they may. Default: 0."""
@@ -1622,9 +1624,9 @@ class GenerationOptions(_message.Message):
     forced_eos_token_id: _builtins.int
     """The last token of a text that reaches max_new_tokens. Default: none."""
     num_beams: _builtins.int
-    """So many texts are searched side by side for the one with the best score (beam search): 1 to 16. More than 1 cannot
-    be combined with do_sample, stop_strings and top_logprobs, and the text comes as a whole. Default: 1; of
-    summarization and translation 4, but 1 with one of these.
+    """So many texts are searched side by side for the one with the best score (beam search): 1 to 16. The text of more
+    than 1 comes as a whole, also in a stream. More than 1 cannot be combined with stop_strings, since the search knows
+    tokens and no text. Default: 1; of summarization and translation 4. With stop_strings the default is 1 in any case.
     """
     length_penalty: _builtins.float
     """With num_beams: the score of a text is the sum of the logarithms of its tokens' probabilities, divided by its
@@ -1796,11 +1798,17 @@ class GeneratedText(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text, without the prompt, special tokens and the stop string."""
     finish_reason: Global___FinishReason.ValueType
     """Why the text ended."""
+    score: _builtins.float
+    """Of a beam search: the sum of the logarithms of the tokens' probabilities, divided by their number to the power of
+    length_penalty; the probabilities are those after penalties and, with do_sample, after temperature and what else
+    tokens are drawn by. Not set without a search.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The generated tokens, with the one that ended the text, and all of those that hold the stop string."""
@@ -1815,13 +1823,16 @@ class GeneratedText(_message.Message):
         text: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         finish_reason: Global___FinishReason.ValueType = ...,
+        score: _builtins.float | None = ...,
         logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "score", b"score", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
 
 Global___GeneratedText: _TypeAlias = GeneratedText  # noqa: Y015
 

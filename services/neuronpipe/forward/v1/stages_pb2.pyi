@@ -259,9 +259,12 @@ class ExecuteItem(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """As in neuronpipe.api.v1."""
     version: _builtins.str
+    """As in neuronpipe.api.v1."""
+    sequence: _builtins.int
     """As in neuronpipe.api.v1."""
     @_builtins.property
     def context(self) -> _stages_pb2.ItemContext:
@@ -283,10 +286,11 @@ class ExecuteItem(_message.Message):
         version: _builtins.str = ...,
         sequences: _abc.Iterable[_builtins.bytes] | None = ...,
         options: _tasks_pb2.GenerationOptions | None = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "model", b"model", "options", b"options", "sequences", b"sequences", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "model", b"model", "options", b"options", "sequence", b"sequence", "sequences", b"sequences", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

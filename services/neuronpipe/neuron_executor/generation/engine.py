@@ -21,6 +21,7 @@ from neuronpipe.core.logs import log_fault
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import TensorSets
+from neuronpipe.core.tensors import Arrays, ArraySets
 from neuronpipe.inputs.kind import input_kind
 from neuronpipe.neuron_executor.backends.base import CoreLost
 from neuronpipe.neuron_executor.cores import CoresLost
@@ -33,7 +34,7 @@ from neuronpipe.neuron_executor.generation.sampling import TokenChooser
 from neuronpipe.neuron_executor.generation.steps import Progress, StepLoop
 from neuronpipe.runtimes.cpus import ComputeThread
 from neuronpipe.runtimes.decoder import DecoderLost, DecoderModel
-from neuronpipe.tasks.text_generation import GenerationFacts, check_options
+from neuronpipe.tasks.text_generation import GenerationFacts, check_options, logprob_arrays, part_arrays
 
 # The shortest retry delay of a refused caller.
 _MIN_RETRY_AFTER_S = 0.05
@@ -106,15 +107,9 @@ class Generator:
             self._observer.failed(sequence, trace, error)
             raise
         self._observer.finished(sequence, trace)
-        chooser = sequence.chooser
-        token_ids = chooser.best.token_ids if isinstance(chooser, BeamSearch) else sequence.token_ids
-        outputs = {
-            "token_ids": np.array(token_ids[sequence.prompt_tokens :], np.int32),
-            "finish_reason": np.array(finish_reason, np.int32),
-        }
         figures = sequence.figures
         return Prediction(
-            TensorSets(arrays=[outputs]),
+            TensorSets(arrays=_outputs(sequence, finish_reason)),
             queue_ns=figures.queue_ns,
             compute_ns=figures.prefill_ns + figures.decode_ns,
             generation=figures,
@@ -185,12 +180,14 @@ class Generator:
         token_ids, source_ids = ([*self._start_ids], given) if self._start_ids else (given, [])
         # Texts of other sources have other keys and values, whatever their tokens.
         source = blake2b(repr(source_ids).encode(), digest_size=_DIGEST_BYTES).hexdigest() if source_ids else ""
-        ends = self._end_token_ids | frozenset(item.options.stop_token_ids)
+        options, start = item.options, len(token_ids)
+        ends = self._end_token_ids | frozenset(options.stop_token_ids)
+        searches = options.num_beams > 1
         return Sequence(
             (item.call.is_bulk, item.call.is_beyond_share, next(self._numbers)),
             [Row(token_ids)],
-            item.options,
-            (BeamSearch if item.options.num_beams > 1 else TokenChooser)(item.options, len(token_ids), ends),
+            options,
+            BeamSearch(options, start, ends) if searches else TokenChooser(options, start, ends, item.sequence),
             ends,
             _deadline_s(item.call),
             item.call.caller.cache_scope + source,
@@ -222,6 +219,20 @@ class Generator:
             )
         if time.monotonic() + wait_s > sequence.deadline_s:
             raise DeadlineExceeded(f"the first step would begin in {wait_s:.2g} s, after the deadline")
+
+
+def _outputs(sequence: Sequence, finish_reason: int) -> ArraySets:
+    """The text of a sequence that has ended, or those that its search has found, best first."""
+    start, chooser = sequence.prompt_tokens, sequence.chooser
+    if not isinstance(chooser, BeamSearch):
+        return part_arrays(sequence.token_ids[start:], finish_reason)
+    outputs: list[Arrays] = []
+    for text in chooser.best:
+        (arrays,) = part_arrays(text.token_ids[start:], text.finish_reason)
+        outputs.append({**arrays, "score": np.array(text.score, np.float32)})
+        if sequence.options.HasField("top_logprobs"):
+            outputs[-1] = {**outputs[-1], **logprob_arrays(text.logprobs)}
+    return outputs
 
 
 def _stopping() -> Unavailable:

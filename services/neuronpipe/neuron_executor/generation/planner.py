@@ -13,6 +13,7 @@ from bisect import insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.items import GenerationFigures, Report, TokenLogprobs
@@ -42,9 +43,9 @@ class Sequence:
     `rows`: these texts. `computed`: how many of their tokens are in their blocks. `digests`: see block_digests, of
     blocks that are full or will be; `published`: how many blocks of these others can share. `future`: ends with the
     finish reason. `deadline_s`: on time.monotonic()'s clock. `rank`: those with a lower one go first: interactive
-    ones before bulk, then the older one. `scope`: see block_digests. `source_ids`: the text that the model reads first,
-    if it has an encoder; `source_blocks` hold it, once it `is_read`. `trace`: of its span, if its request is sampled;
-    `links`: from there to some of its steps.
+    ones before bulk, then the older one. `scope`: see block_digests; of another source it is another one. `source_ids`:
+    the text that the model reads first, if it has an encoder; `source_blocks` hold it, once it `is_read`. `trace`: of
+    its span, if its request is sampled; `links`: from there to some of its steps.
     """
 
     rank: tuple[bool, bool, int]
@@ -248,7 +249,10 @@ class Planner:
         """So many more tokens of a sequence are computed. Full blocks can be shared from now on."""
         sequence.computed += count
         sequence.steps += 1
-        sequence.is_read = True
+        if sequence.unread:
+            sequence.is_read = True
+            for block, digest in zip(sequence.source_blocks, self._source_digests(sequence), strict=True):
+                self._pool.publish(block, digest)
         full = sequence.computed // self._pool.block_tokens
         if full > sequence.published and len(sequence.rows) == 1:
             self._extend_digests(sequence, full * self._pool.block_tokens)
@@ -257,7 +261,10 @@ class Planner:
             sequence.published = full
 
     def _begin(self, sequence: Sequence) -> None:
-        """Gives a sequence the published blocks with its first tokens. The last token is always computed anew."""
+        """Gives a sequence the published blocks with its source, and those with its first tokens. The last token is
+        always computed anew.
+        """
+        self._share_source(sequence)
         if len(sequence.rows) > 1:
             return
         row, tokens = sequence.rows[0], len(sequence.token_ids) - 1
@@ -266,7 +273,21 @@ class Planner:
         sequence.published = len(row.blocks)
         sequence.computed = len(row.blocks) * self._pool.block_tokens
         if not sequence.preempted_ns:
-            sequence.cached_tokens = sequence.computed
+            sequence.cached_tokens = sequence.computed + (len(sequence.source_ids) if sequence.is_read else 0)
+
+    def _share_source(self, sequence: Sequence) -> None:
+        """Gives a sequence the published blocks with its source, if all of them are there."""
+        digests = self._source_digests(sequence)
+        sequence.source_blocks = self._pool.share(digests)
+        sequence.is_read = len(sequence.source_blocks) == len(digests)
+        if not sequence.is_read:
+            self._pool.release(sequence.source_blocks)
+            sequence.source_blocks = []
+
+    def _source_digests(self, sequence: Sequence) -> list[bytes]:
+        """A digest for each block of a source. The scope says which one it is."""
+        count = self._blocks(len(sequence.source_ids))
+        return [blake2b(f"{sequence.scope} source {place}".encode()).digest() for place in range(count)]
 
     def _extend_digests(self, sequence: Sequence, tokens: int) -> None:
         """Of its first so many tokens, as far as they are not there: a waiting prompt is looked at in every step."""

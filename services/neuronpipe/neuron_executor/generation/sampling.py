@@ -15,6 +15,7 @@ from neuronpipe.core.items import TokenLogprobs
 from neuronpipe.runtimes.decoder import Scores
 
 _Floats = NDArray[np.float32]
+_Doubles = NDArray[np.float64]
 _Ids = NDArray[np.int32]
 
 
@@ -68,11 +69,15 @@ class TokenRules:
 class TokenChooser:
     """Chooses the tokens of one sequence. A pure function of its arguments: what else is in a batch changes nothing.
 
-    `options`: with every field set. `end_token_ids`: those that end the text.
+    `options`: with every field set. `end_token_ids`: those that end the text. `sequence`: which of the texts that are
+    drawn for one prompt it is.
     """
 
-    def __init__(self, options: GenerationOptions, prompt_tokens: int, end_token_ids: Collection[int]) -> None:
+    def __init__(
+        self, options: GenerationOptions, prompt_tokens: int, end_token_ids: Collection[int], sequence: int = 0
+    ) -> None:
         self._options = options
+        self._sequence = sequence
         self._prompt_tokens = prompt_tokens
         self._rules = TokenRules(options, prompt_tokens, end_token_ids)
         self._samples = options.do_sample
@@ -103,22 +108,42 @@ class TokenChooser:
 
     def _drawn(self, ids: _Ids, logits: _Floats, position: int) -> int:
         """A token by its probability. `ids` and `logits`: best first."""
-        options = self._options
-        if options.top_k:
-            kept = int(np.count_nonzero(logits >= logits[min(options.top_k, len(logits)) - 1]))  # with equal ones
-            ids, logits = ids[:kept], logits[:kept]
-        # Differences are divided, so that a small temperature leaves the best token with a weight of 1.
-        gaps = logits.astype(np.float64) - float(logits[0])
-        weights = np.exp(gaps / options.temperature)
-        if options.top_p < 1:
-            shares = weights / weights.sum()
-            kept = max(1, int(np.count_nonzero(np.cumsum(shares[::-1])[::-1] > 1 - options.top_p)))
-            weights = weights[:kept]
-        if options.min_p > 0:
-            weights = weights[weights >= options.min_p * weights[0]]
-        sums = np.cumsum(weights)
-        drawn = np.searchsorted(sums, _uniform(options.seed, position) * sums[-1], side="right")
-        return int(ids[min(int(drawn), len(weights) - 1)])
+        ids, scaled = warped(self._options, ids, logits)
+        sums = np.cumsum(np.exp(scaled))
+        number = _uniform(self._options.seed, self._sequence, position)
+        drawn = np.searchsorted(sums, number * sums[-1], side="right")
+        return int(ids[min(int(drawn), len(ids) - 1)])
+
+
+def warped(options: GenerationOptions, ids: _Ids, logits: _Floats, least: int = 1) -> tuple[_Ids, _Doubles]:
+    """The tokens that may be drawn, and how far their logits are from the best one's, divided by the temperature.
+    `ids` and `logits`: best first.
+
+    `least`: so many stay in any case, if there are as many.
+    """
+    if options.top_k:
+        place = min(max(options.top_k, least), len(logits)) - 1
+        logits = logits[: int(np.count_nonzero(logits >= logits[place]))]  # with equal ones
+    # Differences are divided, so that a small temperature leaves the best token with a weight of 1.
+    scaled = (logits.astype(np.float64) - float(logits[0])) / options.temperature
+    weights = np.exp(scaled)
+    if options.top_p < 1:
+        shares = weights / weights.sum()
+        kept = int(np.count_nonzero(np.cumsum(shares[::-1])[::-1] > 1 - options.top_p))
+        weights = weights[: max(least, kept)]
+    if options.min_p > 0:
+        weights = weights[: max(least, int(np.count_nonzero(weights >= options.min_p * weights[0])))]
+    return ids[: len(weights)], scaled[: len(weights)]
+
+
+def gumbels(seed: int, position: int, count: int) -> _Doubles:
+    """So many numbers of Gumbel's distribution. They depend on nothing but these.
+
+    Added to logarithms of weights, their order is that of draws without replacement by these weights (Vieira 2014,
+    "Gumbel-max trick and weighted reservoir sampling"; Kool et al. 2019, arXiv:1903.06059).
+    """
+    # The counter's first word counts the numbers. In the second one, 0 is left to the numbers of single draws.
+    return _generator(seed, 0, (0, position + 1)).gumbel(size=count)
 
 
 def token_logprobs(token_id: int, scores: Scores, row: int, count: int) -> TokenLogprobs:
@@ -134,7 +159,12 @@ def _ends_with(token_ids: Sequence[int], end: Sequence[int]) -> bool:
     return not end or token_ids[-len(end) :] == end
 
 
-def _uniform(seed: int, position: int, sequence: int = 0) -> float:
-    """A number from 0 to 1, below 1. Philox is counter-based, so it depends on nothing but these."""
-    key, counter = np.array([seed, sequence], np.uint64), np.array([position, 0, 0, 0], np.uint64)
-    return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
+def _uniform(seed: int, sequence: int, position: int) -> float:
+    """A number from 0 to 1, below 1, which depends on nothing but these."""
+    return float(_generator(seed, sequence, (position, 0)).random())
+
+
+def _generator(seed: int, sequence: int, counter: tuple[int, int]) -> np.random.Generator:
+    """Philox is counter-based: its numbers are a function of its key and its counter."""
+    key, words = np.array([seed, sequence], np.uint64), np.array([*counter, 0, 0], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=words))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from neuronpipe.api.v1.tasks_pb2 import FinishReason
-from neuronpipe.core.errors import DeadlineExceeded, InternalError, NeuronpipeError
+from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError
 from neuronpipe.core.items import NewTokens
 from neuronpipe.core.logs import log_fault
 from neuronpipe.neuron_executor.generation.beams import BeamSearch, Step
@@ -156,6 +156,8 @@ class StepLoop:
                 chosen[sequence] = _choose(sequence, scores, row)
             except NotFinite:
                 chosen[sequence] = InternalError("the model's outputs for this input are not finite")
+            except InvalidInput as error:
+                chosen[sequence] = error
             except Exception as fault:
                 chosen[sequence] = self._fault("a token could not be chosen", fault, "the next token was not chosen")
             row += len(runs)
@@ -196,7 +198,7 @@ class StepLoop:
                 self._planner.fork(sequence, next_)
                 return None
             assert isinstance(sequence.chooser, BeamSearch)  # noqa: S101 (it has chosen)
-            return _END if sequence.chooser.best.token_ids[-1] in sequence.end_token_ids else _LENGTH
+            return sequence.chooser.best[0].finish_reason
         sequence.token_ids.append(next_)
         if next_ in sequence.end_token_ids:
             return _END

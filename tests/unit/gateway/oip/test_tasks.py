@@ -183,6 +183,7 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, d
             "logprobs": [[-1.5, -2.0]],
             "top_token_ids": [[[9, 7], [0, 0]]],
             "top_logprobs": [[[-0.5, -1.5], [0, 0]]],
+            "score": [0.0],
             "count": [1],
         },
     ),
@@ -192,10 +193,14 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, d
         TaskInput(summarization=SummarizationInput(text="so", truncation=Truncation.TRUNCATION_LEFT)),
         TaskResult(
             summarization=SummarizationResult(
-                sequences=[GeneratedText(text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH)]
+                sequences=[
+                    GeneratedText(
+                        text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH, score=-0.5
+                    )
+                ]
             )
         ),
-        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "count": [1], **_NO_LOGPROBS},
+        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "score": [-0.5], "count": [1], **_NO_LOGPROBS},
     ),
     "translation": (
         {"text": [["so"]]},
@@ -206,7 +211,7 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, d
                 sequences=[GeneratedText(text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH)]
             )
         ),
-        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "count": [1], **_NO_LOGPROBS},
+        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "score": [0.0], "count": [1], **_NO_LOGPROBS},
     ),
     "fill_mask": (
         {"text": [["a [M]"]], "targets": [["x", "y"]]},

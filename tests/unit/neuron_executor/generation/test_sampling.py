@@ -23,9 +23,9 @@ def _logits(seed: int = 0) -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal(_VOCABULARY) * 2).astype(np.float32)
 
 
-def _choose(logits: np.ndarray, token_ids: list[int], prompt_tokens: int = 1, **options: Any) -> int:
+def _choose(logits: np.ndarray, token_ids: list[int], prompt_tokens: int = 1, sequence: int = 0, **options: Any) -> int:
     complete = complete_options(GenerationOptions(max_new_tokens=8, **options), _SPEC, prompt_tokens)
-    chooser = TokenChooser(complete, prompt_tokens, [_END])
+    chooser = TokenChooser(complete, prompt_tokens, [_END], sequence)
     tops = np.argsort(-logits, kind="stable")[:_TOPS].astype(np.int32)
     return chooser.choose(token_ids, written_scores(logits[None], tops[None]))
 
@@ -117,6 +117,18 @@ def test_a_seed_draws_anew_at_each_position() -> None:
     drawn = [_choose(logits, [1] * count, do_sample=True, seed=7, top_k=0) for count in range(1, 30)]
     assert len(set(drawn)) > 10
     assert drawn == [_choose(logits, [1] * count, do_sample=True, seed=7, top_k=0) for count in range(1, 30)]
+
+
+def test_each_text_of_a_seed_draws_its_own_numbers() -> None:
+    logits = np.zeros(_VOCABULARY, np.float32)
+
+    def text(seed: int, sequence: int) -> list[int]:
+        options = {"do_sample": True, "seed": seed, "top_k": 0, "sequence": sequence}
+        return [_choose(logits, [1] * count, **options) for count in range(1, 20)]
+
+    texts = [text(seed, sequence) for seed in (7, 8) for sequence in range(3)]
+    assert len({tuple(one) for one in texts}) == 6
+    assert texts == [text(seed, sequence) for seed in (7, 8) for sequence in range(3)]
 
 
 def test_scores_that_are_not_finite_are_refused() -> None:

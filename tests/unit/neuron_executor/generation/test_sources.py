@@ -146,10 +146,26 @@ async def test_a_step_reads_one_long_source_only() -> None:
     assert max(begins) == 1
 
 
-async def test_the_same_source_of_another_scope_shares_no_blocks() -> None:
-    async with _generator(WrittenDecoder(32)) as generator:
-        await generator.generate(_item([5], 8, call=Call(caller=Caller(cache_scope="a"))))
-        await generator.generate(_item([5], 8, call=Call(caller=Caller(cache_scope="b"))))
-        again = await generator.generate(_item([5], 8, call=Call(caller=Caller(cache_scope="b"))))
+async def test_a_source_is_read_once_for_all_texts_of_a_scope() -> None:
+    decoder, source = WrittenDecoder(32), [5, 6, 7, 8, 9, 10]
+    calls = [Call(caller=Caller(cache_scope=scope)) for scope in ("a", "b", "b")]
+    async with _generator(decoder) as generator:
+        texts = [await generator.generate(_item(source, 8, call)) for call in calls]
+        search = await generator.generate(_item(source, 8, calls[0], num_beams=2))
+        assert generator.planner.blocks_in_use == 0
+    assert [_tokens(one) for one in texts] == [greedy(_START, 8, source)] * 3
+    assert decoder.read_sources == [source, source], "once for each scope"
+    assert [one.generation and one.generation.cached_tokens for one in (*texts, search)] == [0, 0, 6, 6]
+
+
+async def test_a_source_of_which_a_block_was_taken_is_read_again() -> None:
+    decoder, source = WrittenDecoder(8), [5, 6, 7, 8, 9, 10]
+    async with _generator(decoder) as generator:
+        await generator.generate(_item(source, 4))
+        # Seven of eight blocks: at least one is of the source.
+        await generator.generate(_item([4] * 12, 15))
+        again = await generator.generate(_item(source, 4))
+    assert decoder.read_sources == [source, [4] * 12, source]
+    assert _tokens(again) == greedy(_START, 4, source)
     assert again.generation
-    assert again.generation.cached_tokens == 0, "a text of one token begins with no whole block"
+    assert again.generation.cached_tokens == 0

@@ -277,7 +277,9 @@ def _part(event: GeneratedPart | InferenceResult, call: Call, model: NamedModel)
     if isinstance(event, GeneratedPart):
         text = GeneratedText(text=event.text, token_ids=event.token_ids, logprobs=event.logprobs)
     else:
-        text = GeneratedText(finish_reason=getattr(event.result.message, model.spec.task).sequences[0].finish_reason)
+        last = getattr(event.result.message, model.spec.task).sequences[0]
+        score = last.score if last.HasField("score") else None
+        text = GeneratedText(finish_reason=last.finish_reason, score=score)
     result = TaskResult()
     getattr(result, model.spec.task).sequences.append(text)
     key = ModelKey(model.spec.name, model.spec.version)

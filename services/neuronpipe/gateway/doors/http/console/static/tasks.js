@@ -67,11 +67,11 @@ function float16(bits) {
 
 const SHOWN_VECTORS = 8;
 
-/** Generated texts, with why each ended, and the log probabilities of their tokens. */
+/** Generated texts, with why each ended, its score in a beam search, and the log probabilities of their tokens. */
 function written({ sequences }) {
-  return sequences.map(({ text, finish_reason: reason, logprobs }) => [
+  return sequences.map(({ text, finish_reason: reason, score, logprobs }) => [
     make("p", { class: "written" }, text),
-    make("p", { class: "hint" }, `Ended by: ${hyphened(reason.slice("FINISH_REASON_".length).toLowerCase())}`),
+    make("p", { class: "hint" }, `Ended by: ${hyphened(reason.slice("FINISH_REASON_".length).toLowerCase())}${score === undefined ? "" : `; score: ${number(score)}`}`),
     logprobs.length ? make("ol", { class: "scores" }, logprobs.map((one) => item(JSON.stringify(one.text), Math.exp(one.logprob), number(one.logprob)))) : undefined,
   ]);
 }
