@@ -163,11 +163,8 @@ def test_the_options_alone_decode_to_the_same_result(name: str) -> None:
     def decoded(given: Any) -> Any:
         # Copies, as arrays of a stage are read once.
         copies = [{key: array.copy() for key, array in one.items()} for one in outputs]
-        further = (
-            (Detokenizer(lambda token_ids: "".join("abcde"[token_id] for token_id in token_ids)),)
-            if task.generates
-            else ()
-        )
+        letters = Detokenizer(lambda token_ids: "".join("abcde"[token_id] for token_id in token_ids))
+        further = (letters,) if task.generates else ()
         return task.decode(given, model, annotations, copies, *further)
 
     assert decoded(_options(name, input)) == decoded(input)
