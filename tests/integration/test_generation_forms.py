@@ -1,0 +1,74 @@
+"""Hugging Face's forms of summaries and translations, asked by its client: the options do what `generate` does."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from tests.integration.http_server import HttpServer, running_http_server
+from tests.shared_folder import shared_folder
+from tests.writers import make_writers
+
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
+
+_TEXT = "The tower was built for an exhibition in Paris."
+# Special tokens, of which the texts of the tiny models with random weights would consist.
+_SPECIAL = {"bad_words_ids": [[one] for one in range(5)]}
+_BEAMS = {"num_beams": 3, "length_penalty": 0.5, "early_stopping": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shared_folder(tmp_path_factory, "writers", make_writers)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[HttpServer]:
+    with running_http_server(folder / "repository") as server:
+        yield server
+
+
+def _generated(source: Path, **options: Any) -> str:
+    tokenizer, model = AutoTokenizer.from_pretrained(source), AutoModelForSeq2SeqLM.from_pretrained(source)
+    ids = model.generate(**tokenizer(_TEXT, return_tensors="pt"), **options)
+    return str(tokenizer.decode(ids[0], skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_length": 9, "min_length": 7, "num_beams": 1},
+        {"max_length": 14, "min_length": 12, **_BEAMS},
+        {"max_new_tokens": 12, "num_beams": 1, "no_repeat_ngram_size": 1, "repetition_penalty": 1.7},
+    ],
+    ids=str,
+)
+def test_the_options_of_a_summary_and_a_translation_are_those_of_generate(
+    server: HttpServer, folder: Path, options: dict[str, Any]
+) -> None:
+    options = options | _SPECIAL
+    hub = huggingface_hub.InferenceClient(model=f"{server.url}/models/summarizer", timeout=60)
+    summary = hub.summarization(_TEXT, generate_parameters=options)
+    assert summary["summary_text"] == _generated(folder / "bart", **options) != ""
+    hub = huggingface_hub.InferenceClient(model=f"{server.url}/models/translator", timeout=60)
+    translation = hub.translation(_TEXT, generate_parameters=options)
+    assert translation.translation_text == _generated(folder / "marian", **options) != ""
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"max_length": 4000}, r"parameters\.generate_parameters\.max_length - 1: 3999, must be 1 to \d+"),
+        ({"num_beams": 99}, r"parameters\.generate_parameters\.num_beams: 99, must be 1 to 16"),
+        ({"seed": 3}, r"generate_parameters\.seed: has an effect only with parameters\.do_sample"),
+        ({"diversity_penalty": 1.0}, r"parameters\.generate_parameters\.diversity_penalty: is not supported"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_is_named(server: HttpServer, options: dict[str, Any], problem: str) -> None:
+    hub = huggingface_hub.InferenceClient(model=f"{server.url}/models/summarizer", timeout=60)
+    with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match=problem):
+        hub.summarization(_TEXT, generate_parameters=options)
