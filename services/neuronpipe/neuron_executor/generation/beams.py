@@ -111,24 +111,23 @@ class BeamSearch:
 
     def _continuations(self, texts: Sequence[Sequence[int]], scores: Scores) -> list[tuple[Step, np.float32]]:
         """The best continuations of all texts with their scores, best first; or as many that are drawn."""
-        parents, tokens, totals = [], [], []
+        parents: list[int] = []
+        tokens, totals = [], []
         for row, text in enumerate(texts):
             if not np.isfinite(scores.top_logits[row, 0]):
                 raise NotFinite
             ids, log_probabilities = self._of_row(text, scores, row)
-            parents.append(np.full(len(ids), row))
+            parents += [row] * len(ids)
             tokens.append(ids)
             totals.append(log_probabilities + self._scores[row])
-        all_scores, all_ids, all_parents = np.concatenate(totals), np.concatenate(tokens), np.concatenate(parents)
+        all_scores, all_ids, all_parents = np.concatenate(totals), np.concatenate(tokens), np.array(parents)
         if self._options.do_sample:
             position = len(texts[0]) - self._prompt_tokens
             order = np.argsort(-(all_scores + gumbels(self._options.seed, position, len(all_scores))))[: self._kept]
         else:
             order = np.lexsort((all_ids, all_parents, -all_scores))[: self._kept]
-        steps = (Step(int(all_parents[place]), int(all_ids[place])) for place in order)
-        return [
-            (step, all_scores[place]) for step, place in zip(steps, order, strict=True) if all_scores[place] > -np.inf
-        ]
+        found = zip(all_parents[order].tolist(), all_ids[order].tolist(), all_scores[order], strict=True)
+        return [(Step(parent, token_id), score) for parent, token_id, score in found if score > -np.inf]
 
     def _of_row(self, text: Sequence[int], scores: Scores, row: int) -> tuple[_Ids, _Floats]:
         """The tokens that may follow a text, the best ones at least, and the logarithms of their probabilities, after
@@ -152,5 +151,8 @@ class BeamSearch:
             log_probabilities = scores.logits[row] - best - log_sum
             ids = np.arange(len(log_probabilities), dtype=np.int32)
             return ids, self._rules.changed(text, log_probabilities, [*banned])
+        if not banned and not self._options.do_sample:
+            few = slice(2 * self._needed)  # those that are as good as the last one that is needed are among them
+            return top_ids[few], scores.top_logits[row, few] - best - log_sum
         allowed = [place for place, one in enumerate(top_ids.tolist()) if one not in banned]
         return top_ids[allowed], scores.top_logits[row, allowed] - best - log_sum

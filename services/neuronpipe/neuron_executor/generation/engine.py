@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from hashlib import blake2b
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import (
     DeadlineExceeded,
+    InternalError,
     InvalidInput,
     NeuronpipeError,
     Overloaded,
@@ -87,6 +89,11 @@ class Generator:
             blocks=lambda: self.planner.blocks_in_use / model.blocks,
         )
 
+    @property
+    def unplanned(self) -> AbstractContextManager[object]:
+        """While it is held, no step is planned; the one that runs goes on. The thread that holds it may add texts."""
+        return self._steps.changed
+
     async def generate(self, item: ExecuteItem) -> Prediction:
         """Generates the text of one item, and reports its tokens as they come.
 
@@ -96,7 +103,7 @@ class Generator:
         trace = self._tracer.joined(item.call.trace)
         sequence = self._sequence_of(item)
         sequence.trace = trace.child() if trace else None
-        with self._steps.changed:
+        with self.unplanned:
             self._check_room(sequence)
             self.planner.add(sequence)
         # Later, so that those who come at the same time are in the same step.
@@ -106,6 +113,8 @@ class Generator:
         except BaseException as error:
             self._observer.failed(sequence, trace, error)
             raise
+        finally:
+            self._steps.wake()  # if it was cancelled, the next plan frees its blocks
         self._observer.finished(sequence, trace)
         figures = sequence.figures
         return Prediction(
@@ -143,7 +152,7 @@ class Generator:
         """Takes no more sequences, and ends those that are there."""
         self._is_closed = True
         self._steps.close()
-        with self._steps.changed:
+        with self.unplanned:
             for sequence in self.planner:
                 if not sequence.future.done():
                     sequence.future.set_exception(_stopping())
@@ -157,17 +166,24 @@ class Generator:
         if record:
             self._observer.step(record)
         for one in progress:
-            future, report = one.sequence.future, one.sequence.report
-            if future.done():  # its caller has left
+            if one.sequence.future.done():  # its caller has left
                 continue
-            if one.gap_ns is not None:
-                self._observer.token(one.gap_ns, is_first=one.is_first)
-            if report and one.tokens:
-                report(one.tokens)
-            if isinstance(one.ends_by, NeuronpipeError):
-                future.set_exception(one.ends_by)
-            elif one.ends_by is not None:
-                future.set_result(one.ends_by)
+            try:
+                self._tell_one(one)
+            except Exception as fault:  # those that have ended are known to nobody else, so the others are told
+                log_fault("tokens could not be passed on", fault, model=self.spec.name)
+                one.sequence.future.set_exception(InternalError("the text's tokens could not be passed on"))
+
+    def _tell_one(self, one: Progress) -> None:
+        future, report = one.sequence.future, one.sequence.report
+        if one.gap_ns is not None:
+            self._observer.token(one.gap_ns, is_first=one.is_first)
+        if report and one.tokens:
+            report(one.tokens)
+        if isinstance(one.ends_by, NeuronpipeError):
+            future.set_exception(one.ends_by)
+        elif one.ends_by is not None:
+            future.set_result(one.ends_by)
 
     def _sequence_of(self, item: ExecuteItem) -> Sequence:
         if item.options is None or len(item.sequences) != 1:

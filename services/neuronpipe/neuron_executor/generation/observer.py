@@ -138,11 +138,12 @@ class GenerationObserver:
         self._tracer.record(span)
 
     def _record_spans(self, sequence: Sequence, trace: SpanContext, error: BaseException | None) -> None:
-        ended_ns = sequence.last_token_ns or sequence.started_ns or sequence.arrived_ns
-        started_ns = sequence.started_ns or ended_ns
+        begun_ns = sequence.started_ns  # read once: of a text whose caller left, a step may still begin
+        ended_ns = sequence.last_token_ns or begun_ns or sequence.arrived_ns
+        started_ns = begun_ns or ended_ns
         queue = Span(Spans.QUEUE, trace.child(), trace, sequence.arrived_ns, started_ns)
         spans = [queue]
-        if sequence.started_ns and sequence.trace:
+        if begun_ns and sequence.trace:
             compute = Span(Spans.COMPUTE, sequence.trace, trace, started_ns, ended_ns)
             compute.links += sequence.links
             compute.attributes |= {

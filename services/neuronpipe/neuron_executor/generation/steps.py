@@ -116,9 +116,8 @@ class StepLoop:
             raise
         except Exception as fault:
             log_fault("a step could not be computed", fault, model=self._name, sequences=len(planned))
-            error = InternalError(_NOT_COMPUTED)
             with self.changed:
-                self._tell([self._fail(sequence, error) for sequence in planned], None)
+                self._tell([self._fail(sequence, InternalError(_NOT_COMPUTED)) for sequence in planned], None)
             return
         finally:
             self._longest_s = max(self._longest_s, time.monotonic() - began_s)

@@ -113,12 +113,18 @@ async def test_sequences_that_join_and_leave_do_not_change_others() -> None:
     assert generator.planner.preemptions > 0, "the cache was never too small"
 
 
+async def _together(generator: Generator, *items: ExecuteItem) -> list[Prediction]:
+    """The texts of items that are all there before a step is planned."""
+    with generator.unplanned:
+        tasks = [asyncio.create_task(generator.generate(item)) for item in items]
+        await asyncio.sleep(0)
+    return await asyncio.gather(*tasks)
+
+
 async def test_a_long_prompt_is_computed_in_parts_beside_others() -> None:
     decoder, long = WrittenDecoder(32), [1] * 40
     async with _generator(decoder) as generator:
-        texts = await asyncio.gather(
-            *(generator.generate(_item(prompt, count)) for prompt, count in (([2, 3], 20), (long, 4), ([4], 20)))
-        )
+        texts = await _together(generator, _item([2, 3], 20), _item(long, 4), _item([4], 20))
     assert [_tokens(one) for one in texts] == [greedy([2, 3], 20), greedy(long, 4), greedy([4], 20)]
     assert max(sum(len(run.token_ids) for run in step) for step in decoder.steps) <= 8
     parts = [step for step in decoder.steps if any(len(run.token_ids) > 1 for run in step)]
@@ -211,6 +217,17 @@ async def test_tokens_are_reported_step_by_step() -> None:
     assert prediction.generation.steps == 6
 
 
+async def test_tokens_that_cannot_be_passed_on_end_their_text_alone() -> None:
+    def fail(new: NewTokens) -> None:
+        raise ValueError("a fault that the test chose")
+
+    async with _generator(WrittenDecoder(16)) as generator:
+        beside = asyncio.create_task(generator.generate(_item([1], 8)))
+        with pytest.raises(InternalError, match="could not be passed on"):
+            await asyncio.wait_for(generator.generate(_item([2], 1, report=fail)), 5)
+        assert _tokens(await beside) == greedy([1], 8)
+
+
 async def test_a_stop_token_ends_the_text_and_belongs_to_it() -> None:
     expected = greedy([3, 4], 5)
     async with _generator(WrittenDecoder(16)) as generator:
@@ -242,10 +259,11 @@ async def test_a_text_that_the_cache_could_not_hold_is_refused_alone() -> None:
 
 async def test_a_full_queue_refuses_with_a_delay() -> None:
     async with _generator(WrittenDecoder(16), max_queue_sequences=2) as generator:
-        waiting = [asyncio.create_task(generator.generate(_item([1], 8))) for _ in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded) as refused:
-            await asyncio.gather(*(generator.generate(_item([1], 8)) for _ in range(9)))
+        with generator.unplanned:
+            waiting = [asyncio.create_task(generator.generate(_item([1], 8))) for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match="2 prompts wait for 'small', the limit is 2") as refused:
+                await generator.generate(_item([1], 8))
         assert refused.value.retry_after_s > 0
         await asyncio.gather(*waiting)
 
@@ -255,10 +273,12 @@ async def test_prompts_that_would_wait_too_long_are_refused_with_a_delay() -> No
     async with _generator(decoder, max_prompt_wait_s=3, max_sequences=1) as generator:
         generator.planner.pace.note_text(2.0)
         # The first has the only place; each of those that wait takes another two seconds.
-        taken = [asyncio.create_task(generator.generate(_item([number], 8))) for number in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="a prompt would wait 4 s for its first step, the limit is 3 s") as refused:
-            await generator.generate(_item([3], 8))
+        with generator.unplanned:
+            taken = [asyncio.create_task(generator.generate(_item([number], 8))) for number in range(2)]
+            await asyncio.sleep(0)
+            problem = "a prompt would wait 4 s for its first step, the limit is 3 s"
+            with pytest.raises(Overloaded, match=problem) as refused:
+                await generator.generate(_item([3], 8))
         assert refused.value.retry_after_s == pytest.approx(1)
         assert [_tokens(text) for text in await asyncio.gather(*taken)] == [greedy([number], 8) for number in range(2)]
         assert _tokens(await generator.generate(_item([3], 8))) == greedy([3], 8)
@@ -268,20 +288,18 @@ async def test_a_prompt_whose_first_step_would_come_too_late_is_refused_at_once(
     decoder = WrittenDecoder(32)
     async with _generator(decoder, max_sequences=1) as generator:
         generator.planner.pace.note_text(2.0)
-        first = asyncio.create_task(generator.generate(_item([1], 8)))
-        await asyncio.sleep(0)
-        with pytest.raises(DeadlineExceeded, match="the first step would begin in 2 s, after the deadline"):
-            await generator.generate(_item([2], 8, call=Call(deadline_s=time.monotonic() + 1)))
+        with generator.unplanned:
+            first = asyncio.create_task(generator.generate(_item([1], 8)))
+            await asyncio.sleep(0)
+            with pytest.raises(DeadlineExceeded, match="the first step would begin in 2 s, after the deadline"):
+                await generator.generate(_item([2], 8, call=Call(deadline_s=time.monotonic() + 1)))
         assert _tokens(await first) == greedy([1], 8)
 
 
 async def test_interactive_prompts_go_before_bulk_ones() -> None:
     decoder, bulk = WrittenDecoder(16), Call(priority=Priority.PRIORITY_BULK)
     async with _generator(decoder, max_sequences=1) as generator:
-        await asyncio.gather(
-            *(generator.generate(_item([number], 2, call=bulk)) for number in (1, 2)),
-            generator.generate(_item([3], 2)),
-        )
+        await _together(generator, _item([1], 2, call=bulk), _item([2], 2, call=bulk), _item([3], 2))
     prompts = [run.token_ids[0] for step in decoder.steps for run in step if run.past == 0]
     assert prompts == [3, 1, 2]
 
