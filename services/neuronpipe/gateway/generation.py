@@ -45,7 +45,10 @@ _HELD_PER_NEW = 8
 class TextRuns:
     """The texts of one request side by side, from its encoded prompt to its result."""
 
-    def __init__(self, stages: Stages, request: InferenceRequest, model: GatewayModel, encoded: EncodedInput) -> None:
+    def __init__(
+        self, stages: Stages, request: InferenceRequest, model: GatewayModel, encoded: EncodedInput, interval: int
+    ) -> None:
+        """`interval`: after the first token, so many become text together."""
         self._request = request
         self._start = GenerationStart(model.key, encoded.tokens)
         task = TASKS[model.spec.task]
@@ -54,7 +57,8 @@ class TextRuns:
         options = task.complete(getattr(request.input.message, task.name), model.spec, encoded.tokens)
         self._is_search = options.num_beams > 1
         count = max(1, options.num_return_sequences)
-        self._runs = [_TextRun(stages, request, model, encoded, options, number) for number in range(count)]
+        runs = range(count)
+        self._runs = [_TextRun(stages, request, model, encoded, options, number, interval) for number in runs]
         self.most_tokens = options.max_new_tokens * len(self._runs)
 
     @property
@@ -115,6 +119,7 @@ class _TextRun:
         encoded: EncodedInput,
         options: GenerationOptions,
         number: int,
+        interval: int,
     ) -> None:
         self._stages = stages
         self._request = request
@@ -123,6 +128,8 @@ class _TextRun:
         self._number = number
         self._ended_by = 0
         self.options = options
+        # What comes after a stop string is generated in vain, so each token is looked at.
+        self._interval = 1 if options.stop_strings else interval
         self._end_token_ids = {*GenerationFacts.of(model.spec).end_token_ids, *options.stop_token_ids}
         # On time.monotonic_ns(); 0 until it is there.
         self.first_token_ns = 0
@@ -209,7 +216,8 @@ class _TextRun:
         """Makes text of tokens as they come, until there are no more, or a stop string is reached."""
         seen = 0
         while not self._is_stopped:
-            waits_for = 1 if executing.done() else 1 + (seen - self._released) // _HELD_PER_NEW
+            waits_for = max(self._interval if seen else 1, 1 + (seen - self._released) // _HELD_PER_NEW)
+            waits_for = 1 if executing.done() else waits_for
             is_due = seen + waits_for <= len(self._token_ids) and (executing.done() or not self._has_ended())
             if is_due and not _is_complete(executing):
                 seen = len(self._token_ids)

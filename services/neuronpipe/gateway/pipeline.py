@@ -168,7 +168,7 @@ class Pipeline:
         if encoded.sequences and TASKS[model.spec.task].generates:
             if request.encoded:
                 raise WrongTask(f"model {model.spec.name!r} generates text; it takes no tensors")
-            text = TextRuns(self._stages, request, model, encoded)
+            text = TextRuns(self._stages, request, model, encoded, self._settings.stream_interval)
             admission.grow(text.most_tokens)
 
         stage_call = stage_call.for_stage(observed.enter(Spans.PREDICT), admission.tokens if text else encoded.tokens)

@@ -61,6 +61,13 @@ class PipelineSettings(Settings):
     max_batch_response_bytes: int = Field(
         64 << 20, ge=1 << 10, description="largest response of InferBatch, in bytes; results beyond it become errors"
     )
+    stream_interval: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="tokens of a generated text that are sent together, after the first one; with more, a token takes "
+        "less CPU time, and comes later",
+    )
     max_stream_in_flight: int = Field(
         64, ge=1, description="requests of one InferStream in flight at once; flow control holds back the rest"
     )

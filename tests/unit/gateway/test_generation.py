@@ -47,15 +47,16 @@ class _System:
         # How many tokens were sent to be decoded, each time.
         self.sent: list[int] = []
 
-    async def run(self, max_new_tokens: int) -> str:
-        input = TextGenerationInput(prompt="a", options=GenerationOptions(max_new_tokens=max_new_tokens))
+    async def run(self, max_new_tokens: int, interval: int = 1, stop_strings: Sequence[str] = ()) -> str:
+        options = GenerationOptions(max_new_tokens=max_new_tokens, stop_strings=stop_strings)
+        input = TextGenerationInput(prompt="a", options=options)
         packed = pack_input(TaskInput(text_generation=input))
         request = InferenceRequest(Call(), _SPEC.name, "", packed, listener=self._listen)
         key = ModelKey(_SPEC.name, 1)
         model = GatewayModel(key, _SPEC, ModelMeters(Telemetry().meters, key))
         sequences = TensorSets(arrays=[{"input_ids": np.array([97], np.int32)}])
         encoded = EncodedInput(sequences, TensorSets(arrays=window_arrays([97])), tokens=1)
-        texts = TextRuns(Stages(self._tokenize, self._execute, self._postprocess), request, model, encoded)
+        texts = TextRuns(Stages(self._tokenize, self._execute, self._postprocess), request, model, encoded, interval)
         await texts.predict(Call())
         result = await texts.postprocess(Call())
         return str(result.message.text_generation.sequences[0].text)
@@ -108,3 +109,15 @@ async def test_a_long_run_of_bytes_is_sent_less_often_the_longer_it_is() -> None
     # 400 tokens, each about eight times or less; with every token it would be 400 * 401 / 2, 80,200.
     assert sum(system.sent) <= 402 * 9
     assert system.parts[-1].is_last
+
+
+async def test_tokens_of_an_interval_are_sent_together_but_the_first_one_is_not_held_back() -> None:
+    system = _System([*b"abcdefgh"], FinishReason.FINISH_REASON_LENGTH)
+    assert await system.run(8, interval=3) == "abcdefgh"
+    assert [part.text for part in system.parts] == ["a", "bcd", "efg", "h"]
+
+
+async def test_a_stop_string_is_found_at_once_whatever_the_interval() -> None:
+    system = _System([*b"abcdefgh"], FinishReason.FINISH_REASON_LENGTH)
+    assert await system.run(8, interval=4, stop_strings=["c"]) == "ab"
+    assert sum(system.sent) <= 4, "tokens after the stop string were waited for"
