@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 import transformers
 
+from neuronpipe.bundles.compiler.attention_limits import check_kinds, rotary_limit
 from neuronpipe.bundles.compiler.modules import Named, SourceModule, source_module
 from neuronpipe.bundles.compiler.tasks.base import Batch, Measured, Outputs, SourceTask
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
@@ -38,6 +39,8 @@ _UNSUPPORTED = {
 
 def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     model = load_weights(transformers.AutoModelForCausalLM, folder)
+    check_kinds(type(model).__name__, model.config)
+    limit = rotary_limit(model.config)
     chat = _chat(tokenizer.transformers_tokenizer)
     facts = {"text_generation": generation_facts(folder, model, GenerationFacts, **chat)}
     return source_module(
@@ -47,8 +50,9 @@ def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
         tokenizer,
         outputs=("logits",),
         per_token=True,
-        max_tokens=_window(model.config),
+        max_tokens=limit,
         facts=facts,
+        remarks={"positions": f"longrope, whose factors of short texts hold up to {limit} tokens"} if limit else {},
     )
 
 
@@ -84,20 +88,6 @@ def _chat(tokenizer: Any) -> dict[str, Any]:
         "chat_template": template,
         "template_variables": {name: token for name, token in named if isinstance(token, str)},
     }
-
-
-def _window(config: Any) -> int | None:
-    """The length up to which a sliding window of attention sees all tokens; None for a model without one.
-
-    The paged attention computes no windows.
-    """
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None and "sliding_attention" not in kinds:
-        return None
-    if getattr(config, "use_sliding_window", True) is False:
-        return None
-    window = getattr(config, "sliding_window", None)
-    return int(window) if window else None
 
 
 def first_text(module: SourceModule, texts: Sequence[str]) -> Batch:
