@@ -1,5 +1,6 @@
 """A decoder is compiled if the graph that runs chooses the tokens of transformers' `generate`, or it is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -155,12 +156,29 @@ def test_what_is_not_there_is_refused(changes: dict[str, Any], message: str, tmp
 
 @pytest.mark.parametrize(
     "setting",
-    [{"num_return_sequences": 2, "do_sample": True}, {"guidance_scale": 2.0}, {"encoder_no_repeat_ngram_size": 3}],
+    [
+        {"num_return_sequences": 2, "do_sample": True},
+        {"guidance_scale": 2.0},
+        {"top_h": 0.5},
+        {"max_time": 5.0},
+        {"force_words_ids": [[5]]},
+        {"num_beam_groups": 2},
+        {"remove_invalid_values": True},
+        {"num_beams": 32},
+        {"temperature": 0.0, "do_sample": True},
+        {"bad_words_ids": [[1 << 20]]},
+        {"sequence_bias": [[[1 << 20], 1.0]]},
+    ],
     ids=lambda one: next(iter(one)),
 )
-def test_a_generation_config_that_would_be_ignored_is_refused(setting: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match=f"sets {next(iter(setting))} to .* which is not supported"):
-        _compile(save_decoder("llama", tmp_path / "source", **setting), tmp_path / "repository")
+def test_a_generation_config_that_would_be_ignored_or_refuses_every_request_is_refused(
+    setting: dict[str, Any], tmp_path: Path
+) -> None:
+    source, (name, *_) = save_decoder("llama", tmp_path / "source"), setting
+    described = json.loads((source / "generation_config.json").read_text())
+    (source / "generation_config.json").write_text(json.dumps(described | setting))
+    with pytest.raises(SetupError, match=f"its generation_config sets {name} "):
+        _compile(source, tmp_path / "repository")
 
 
 _SLIDING = ("mistral", "gemma3", "gemma2")

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, GenerationOptions
-from neuronpipe.neuron_executor.generation.sampling import NotFinite, TokenRules
+from neuronpipe.neuron_executor.generation.sampling import NO_FACTS, NotFinite, TokenRules
 from neuronpipe.runtimes.decoder import Scores
+from neuronpipe.tasks.text_generation import GenerationFacts
 
 _Floats = NDArray[np.float32]
 _Ids = NDArray[np.int32]
@@ -34,13 +35,20 @@ class Finished:
 
 
 class BeamSearch:
-    """The search of one request. `options`: with every field set. `end_token_ids`: those that end a text."""
+    """The search of one request. Arguments as for TokenChooser."""
 
-    def __init__(self, options: GenerationOptions, prompt_tokens: int, end_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        options: GenerationOptions,
+        prompt_tokens: int,
+        end_token_ids: frozenset[int],
+        facts: GenerationFacts = NO_FACTS,
+        read_ids: Sequence[int] = (),
+    ) -> None:
         self._options = options
         self._prompt_tokens = prompt_tokens
         self._end_token_ids = end_token_ids
-        self._rules = TokenRules(options, prompt_tokens, end_token_ids)
+        self._rules = TokenRules(options, prompt_tokens, end_token_ids, facts, read_ids)
         self._scores = np.zeros(1, np.float32)
         # The best first.
         self._finished: list[Finished] = []
@@ -105,7 +113,7 @@ class BeamSearch:
             return np.array([forced], np.int32), np.zeros(1, np.float32)
         banned, top_ids = set(self._rules.banned(text)), scores.top_ids[row]
         best, log_sum = scores.top_logits[row, 0], scores.log_sums[row]
-        if self._options.repetition_penalty != 1 or self._kept + len(banned) > len(top_ids):
+        if self._rules.rescores or (banned and self._rules.renormalizes) or self._kept + len(banned) > len(top_ids):
             log_probabilities = scores.logits[row] - best - log_sum
             ids = np.arange(len(log_probabilities), dtype=np.int32)
             return ids, self._rules.changed(text, log_probabilities, [*banned])

@@ -72,6 +72,7 @@ class Generator:
         self._max_queue_sequences = max_queue_sequences
         self._max_prompt_wait_s = max_prompt_wait_s or float("inf")
         facts = GenerationFacts.of(spec)
+        self._facts = facts
         self._end_token_ids = frozenset(facts.end_token_ids)
         self._start_ids = list(facts.decoder_start_token_ids)
         self._numbers = itertools.count()
@@ -191,7 +192,9 @@ class Generator:
             (item.call.is_bulk, item.call.is_beyond_share, next(self._numbers)),
             [Row(token_ids)],
             item.options,
-            (BeamSearch if item.options.num_beams > 1 else TokenChooser)(item.options, len(token_ids), ends),
+            (BeamSearch if item.options.num_beams > 1 else TokenChooser)(
+                item.options, len(token_ids), ends, self._facts, given
+            ),
             ends,
             _deadline_s(item.call),
             item.call.caller.cache_scope + source,
