@@ -22,29 +22,57 @@ _LLAMA: dict[str, Any] = {
     "intermediate_size": 128,
     "max_position_embeddings": _TOKENS,
 }
+# Prompts of five windows and more have room.
+_WINDOW = 24
+_GEMMA: dict[str, Any] = {
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "bos_token_id": 0,
+    "sliding_window": _WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"],
+    **_LLAMA,
+}
 
 DECODERS: Mapping[str, Callable[[int], Any]] = {
     "gpt2": lambda vocabulary: transformers.GPT2Config(
         vocab_size=vocabulary, n_embd=64, n_layer=2, n_head=4, n_positions=_TOKENS, bos_token_id=0, eos_token_id=2
     ),
     "llama": lambda vocabulary: transformers.LlamaConfig(vocab_size=vocabulary, **_LLAMA),
-    "mistral": lambda vocabulary: transformers.MistralConfig(vocab_size=vocabulary, **_LLAMA),
+    # As Llama 3.2.
+    "llama-tied": lambda vocabulary: transformers.LlamaConfig(
+        vocab_size=vocabulary,
+        tie_word_embeddings=True,
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        **_LLAMA,
+    ),
+    "mistral": lambda vocabulary: transformers.MistralConfig(vocab_size=vocabulary, sliding_window=_WINDOW, **_LLAMA),
     "qwen2": lambda vocabulary: transformers.Qwen2Config(vocab_size=vocabulary, **_LLAMA),
     "qwen3": lambda vocabulary: transformers.Qwen3Config(vocab_size=vocabulary, head_dim=16, **_LLAMA),
     "phi3": lambda vocabulary: transformers.Phi3Config(vocab_size=vocabulary, pad_token_id=1, eos_token_id=2, **_LLAMA),
+    # As Phi-3.5: short and long texts have other factors for each of the eight pairs of a head.
+    "phi3-longrope": lambda vocabulary: transformers.Phi3Config(
+        vocab_size=vocabulary,
+        pad_token_id=1,
+        eos_token_id=2,
+        original_max_position_embeddings=_TOKENS // 2,
+        rope_scaling={"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8},
+        **_LLAMA,
+    ),
+    "phi": lambda vocabulary: transformers.PhiConfig(vocab_size=vocabulary, partial_rotary_factor=0.5, **_LLAMA),
+    "gemma3": lambda vocabulary: transformers.Gemma3TextConfig(vocab_size=vocabulary, **_GEMMA),
     "gpt-neox": lambda vocabulary: transformers.GPTNeoXConfig(
         vocab_size=vocabulary, **{name: value for name, value in _LLAMA.items() if name != "num_key_value_heads"}
     ),
     # OpenVINO's paged attention computes these wrongly.
-    "gemma2": lambda vocabulary: transformers.Gemma2Config(
-        vocab_size=vocabulary,
-        head_dim=16,
-        query_pre_attn_scalar=16,
-        pad_token_id=1,
-        eos_token_id=2,
-        bos_token_id=0,
-        **_LLAMA,
-    ),
+    "gemma2": lambda vocabulary: transformers.Gemma2Config(vocab_size=vocabulary, **_GEMMA),
     "opt": lambda vocabulary: transformers.OPTConfig(
         vocab_size=vocabulary,
         hidden_size=64,

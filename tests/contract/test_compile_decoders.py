@@ -1,12 +1,14 @@
 """A decoder is compiled if the graph that runs chooses the tokens of transformers' `generate`, or it is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
 
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle, gathered, slots
+from neuronpipe.bundles.compiler import CompileRequest, compile_bundle, compile_with_reference, gathered, slots
+from neuronpipe.bundles.compiler.attention_limits import check_kinds, layer_windows
 from neuronpipe.bundles.compiler.tasks import text_generation
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.text_generation import GenerationFacts
@@ -16,15 +18,18 @@ from tests.models import for_neuron
 from tests.sampling import sample_of
 
 # What of these is whole: `make oracle` compiles all of them.
-_EXACT = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "gpt-neox")
+_EXACT = ("gpt2", "llama", "llama-tied", "mistral", "qwen2", "qwen3", "phi", "phi3", "gemma3", "gpt-neox")
 # Their graphs gather the cache themselves.
 _GATHERED = ("opt", "gemma2")
 
 
-def _compile(source: Path, repository: Path, **changes: Any) -> Any:
+def _request(source: Path, repository: Path, **changes: Any) -> CompileRequest:
     described: dict[str, Any] = {"source": str(source), "task": "", "repository": repository, "name": "m"}
-    request = CompileRequest(**described | changes)
-    return compile_bundle(request, lambda line: None)
+    return CompileRequest(**described | changes)
+
+
+def _compile(source: Path, repository: Path, **changes: Any) -> Any:
+    return compile_bundle(_request(source, repository, **changes), lambda line: None)
 
 
 @pytest.mark.parametrize("family", _EXACT)
@@ -36,6 +41,7 @@ def test_a_decoder_is_compiled_with_every_token_compared(
     bundle = _compile(save_decoder(family, tmp_path / "source", repetition_penalty=1.1), tmp_path / "repository")
     accuracy = bundle.manifest.artifacts[0].accuracy
     facts = GenerationFacts.of(bundle.spec)
+    assert [Path(name).name for name in bundle.manifest.artifacts[0].files] == ["model.xml", "model.bin"]
     assert accuracy.agreement == 1
     assert accuracy.largest_difference <= 1e-4 * accuracy.largest_output
     assert (facts.end_token_ids, facts.repetition_penalty, facts.do_sample) == ((2,), 1.1, False)
@@ -150,24 +156,86 @@ def test_what_is_not_there_is_refused(changes: dict[str, Any], message: str, tmp
 
 @pytest.mark.parametrize(
     "setting",
-    [{"num_return_sequences": 2, "do_sample": True}, {"guidance_scale": 2.0}, {"encoder_no_repeat_ngram_size": 3}],
+    [
+        {"num_return_sequences": 2, "do_sample": True},
+        {"guidance_scale": 2.0},
+        {"top_h": 0.5},
+        {"max_time": 5.0},
+        {"force_words_ids": [[5]]},
+        {"num_beam_groups": 2},
+        {"remove_invalid_values": True},
+        {"num_beams": 32},
+        {"temperature": 0.0, "do_sample": True},
+        {"bad_words_ids": [[1 << 20]]},
+        {"sequence_bias": [[[1 << 20], 1.0]]},
+    ],
     ids=lambda one: next(iter(one)),
 )
-def test_a_generation_config_that_would_be_ignored_is_refused(setting: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match=f"sets {next(iter(setting))} to .* which is not supported"):
-        _compile(save_decoder("llama", tmp_path / "source", **setting), tmp_path / "repository")
+def test_a_generation_config_that_would_be_ignored_or_refuses_every_request_is_refused(
+    setting: dict[str, Any], tmp_path: Path
+) -> None:
+    source, (name, *_) = save_decoder("llama", tmp_path / "source"), setting
+    described = json.loads((source / "generation_config.json").read_text())
+    (source / "generation_config.json").write_text(json.dumps(described | setting))
+    with pytest.raises(SetupError, match=f"its generation_config sets {name} "):
+        _compile(source, tmp_path / "repository")
+
+
+_SLIDING = ("mistral", "gemma3", "gemma2")
+
+
+@pytest.mark.parametrize("family", _SLIDING)
+def test_windows_are_compared_with_prompts_of_five_windows(
+    family: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    if family not in sample_of(pytestconfig).some(_SLIDING):
+        pytest.skip("not in the sample of this run")
+    texts = compile_with_reference(
+        _request(save_decoder(family, tmp_path / "source"), tmp_path / "repository"), lambda line: None
+    ).texts
+    window = transformers.AutoConfig.from_pretrained(tmp_path / "source").sliding_window
+    assert max(len(text.prompt) for text in texts) >= 5 * window
 
 
 @pytest.mark.parametrize(
-    ("config", "window"),
+    ("config", "windows"),
     [
-        (transformers.MistralConfig(sliding_window=128), 128),
-        (transformers.MistralConfig(sliding_window=None), None),
-        (transformers.LlamaConfig(), None),
-        (transformers.Qwen2Config(use_sliding_window=False, sliding_window=64), None),
-        (transformers.Qwen2Config(use_sliding_window=True, sliding_window=64, max_window_layers=0), 64),
+        (transformers.MistralConfig(sliding_window=128, num_hidden_layers=2), (128, 128)),
+        (transformers.MistralConfig(sliding_window=None, num_hidden_layers=2), (0, 0)),
+        (transformers.LlamaConfig(num_hidden_layers=2), (0, 0)),
+        (transformers.Qwen2Config(use_sliding_window=False, sliding_window=64, num_hidden_layers=2), (0, 0)),
+        (
+            transformers.Qwen2Config(
+                use_sliding_window=True, sliding_window=64, max_window_layers=1, num_hidden_layers=2
+            ),
+            (0, 64),
+        ),
+        (transformers.Gemma2Config(sliding_window=64, num_hidden_layers=2), (64, 0)),
+        (transformers.Gemma3TextConfig(sliding_window=64, num_hidden_layers=6), (64, 64, 64, 64, 64, 0)),
     ],
-    ids=["Mistral", "Mistral without", "Llama", "Qwen2 without", "Qwen2"],
+    ids=["Mistral", "Mistral without", "Llama", "Qwen2 without", "Qwen2", "Gemma 2", "Gemma 3"],
 )
-def test_a_sliding_window_is_the_longest_text(config: Any, window: int | None) -> None:
-    assert text_generation._window(config) == window
+def test_windows_are_those_of_each_layer(config: Any, windows: tuple[int, ...]) -> None:
+    assert layer_windows(config) == windows
+
+
+def test_layers_of_another_kind_of_attention_are_refused_by_name() -> None:
+    config = transformers.Llama4TextConfig(num_hidden_layers=2, layer_types=["chunked_attention", "full_attention"])
+    with pytest.raises(
+        SetupError, match=r"Llama4ForCausalLM cannot be compiled .*: it has layers of chunked_attention"
+    ):
+        check_kinds("Llama4ForCausalLM", config)
+
+
+def test_longrope_is_compiled_up_to_the_length_of_its_short_factors(tmp_path: Path) -> None:
+    lines: list[str] = []
+    source = save_decoder("phi3-longrope", tmp_path / "source")
+    bundle = compile_bundle(_request(source, tmp_path / "repository"), lines.append)
+    assert bundle.spec.max_tokens == 96, "of 192 positions"
+    assert "longrope, whose factors of short texts hold up to 96 tokens" in "".join(lines)
+
+
+def test_what_is_wrong_with_length_alone_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_generation, "rotary_limit", lambda config: None)
+    with pytest.raises(SetupError, match=r"Phi3ForCausalLM cannot be compiled .* tokens differ from transformers'"):
+        _compile(save_decoder("phi3-longrope", tmp_path / "source"), tmp_path / "repository")

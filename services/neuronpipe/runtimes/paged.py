@@ -15,6 +15,10 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.decoder import BLOCK_TOKENS, ENCODER, PART_TOKENS, TOP_TOKENS, Run, Scores, block_count
 from neuronpipe.runtimes.openvino import engine, has_bfloat16, openvino, opset13, paged_attention_transformation
 
+# Inputs of the attention, and the name under which a graph says what the windows of its layers are. Source:
+# PagedAttentionExtension in openvino/core/src/op/paged_attention.cpp.
+_KEYS, _WINDOW = 3, 10
+_WINDOWS = "neuronpipe_windows"
 # The inputs that say where the keys and values of runs are.
 _PLACES = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins", "max_context_len")
 
@@ -35,6 +39,7 @@ class PagedModel:
         try:
             graph = engine().read_model(model_file)
             paged_attention_transformation(graph)
+            _use_windows(graph)
             of_sources = _separate_sources(graph)
             add_scores(graph)
             compiled = engine().compile_model(graph, "CPU", {**properties, "NUM_STREAMS": "1"})
@@ -163,6 +168,24 @@ def _source_inputs(runs: Sequence[Run], arrays: Sequence[NDArray[np.float32]]) -
         "source_block_indices_begins": np.cumsum([0, *map(len, blocks)], dtype=np.int32),
         "source_max_context_len": np.array(tokens.max(), np.int32),
     }
+
+
+def set_windows(graph: "openvino.Model", windows: Sequence[int]) -> None:
+    """Writes to a stateful graph how many tokens each layer sees; 0: all. `PagedModel` reads it."""
+    graph.set_rt_info(" ".join(map(str, windows)), [_WINDOWS])
+
+
+def _use_windows(graph: "openvino.Model") -> None:
+    """Gives the attention of each layer its window, which the transformation does not find in the masks."""
+    if not graph.has_rt_info([_WINDOWS]):
+        return
+    windows = [int(window) for window in graph.get_rt_info([_WINDOWS]).astype(str).split()]
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() != "PagedAttentionExtension":
+            continue
+        name = next(name for name in node.input_value(_KEYS).names if name.startswith("key_cache."))
+        layer = int(name.removeprefix("key_cache."))
+        node.input(_WINDOW).replace_source_output(opset13.constant(np.int32(windows[layer])).output(0))
 
 
 def _separate_sources(graph: "openvino.Model") -> list[str]:

@@ -88,6 +88,8 @@ class GenerationFacts(TaskFacts):
     end_token_ids: tuple[int, ...] = Field((), description="tokens that end a text (eos_token_id)")
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
+    max_length: int | None = Field(None, description="in place of max_new_tokens, the prompt included")
+    min_length: int = Field(0, description="in place of min_new_tokens, the prompt included")
     do_sample: bool = False
     temperature: float = 1.0
     top_k: int = 50
@@ -96,6 +98,12 @@ class GenerationFacts(TaskFacts):
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+    encoder_no_repeat_ngram_size: int = 0
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
+    exponential_decay_length_penalty: tuple[int, float] | None = None
+    renormalize_logits: bool = False
     forced_bos_token_id: int | None = None
     forced_eos_token_id: int | None = None
     num_beams: int = 1
@@ -302,16 +310,21 @@ def complete(
 
 
 def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens: int) -> GenerationOptions:
-    """Options that were checked, with every field set. `prompt_tokens`: of a prompt that was encoded with them."""
+    """Options that were checked, with every field set. `prompt_tokens`: of a prompt that was encoded with them.
+
+    Raises InvalidInput for a prompt that is as long as the model's own max_length, if the options say no other.
+    """
     facts, room = GenerationFacts.of(model), _room(model, prompt_tokens)
     complete = GenerationOptions()
     complete.CopyFrom(options)
     if not options.HasField("max_new_tokens"):
-        complete.max_new_tokens = min(facts.max_new_tokens or max(_MAX_NEW_TOKENS, options.min_new_tokens), room)
+        complete.max_new_tokens = min(_default_new_tokens(options, facts, prompt_tokens), room)
     given = _given(options)
     for name in _COMPLETED:
         if name not in given and (value := getattr(facts, name)) is not None:
             setattr(complete, name, value)
+    if "min_new_tokens" not in given and not facts.min_new_tokens:
+        complete.min_new_tokens = max(0, facts.min_length - prompt_tokens)
     # A model's own least may be more than what a request takes at most.
     complete.min_new_tokens = min(complete.min_new_tokens, complete.max_new_tokens)
     complete.do_sample, complete.num_beams = _samples(options, facts), _num_beams(options, facts)
@@ -322,6 +335,19 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
     if not options.HasField("seed"):
         complete.seed = random.getrandbits(64)
     return complete
+
+
+def _default_new_tokens(options: GenerationOptions, facts: GenerationFacts, prompt_tokens: int) -> int:
+    """The most new tokens of a request that does not say how many."""
+    if facts.max_new_tokens or facts.max_length is None:
+        return facts.max_new_tokens or max(_MAX_NEW_TOKENS, options.min_new_tokens)
+    if prompt_tokens >= facts.max_length:
+        raise InvalidInput(
+            "options.max_new_tokens",
+            f"is missing, and the prompt has {prompt_tokens} tokens: the model's own max_length is {facts.max_length}, "
+            "the prompt included",
+        )
+    return facts.max_length - prompt_tokens
 
 
 def decode(

@@ -10,6 +10,7 @@ import transformers
 from numpy.typing import NDArray
 
 from neuronpipe.bundles.compiler import accuracy
+from neuronpipe.bundles.compiler.attention_limits import layer_windows
 from neuronpipe.bundles.compiler.modules import SourceModule, pretrained_model
 from neuronpipe.bundles.compiler.samples import sample_prompts
 from neuronpipe.bundles.manifest import Accuracy, Artifact
@@ -25,6 +26,10 @@ from neuronpipe.runtimes.given_texts import (
 from neuronpipe.runtimes.openvino import has_bfloat16
 
 _PROMPT_WORDS = (1, 3, 8, 20, 50, 120)
+# One more prompt is as long as the model takes, up to so many tokens: what is wrong with length shows there. To see
+# beyond a sliding window it is longer, as long as that is within reach.
+_LONG_TOKENS, _MOST_LONG_TOKENS = 1500, 4600
+_BEYOND_WINDOW_TOKENS = 64
 _NEW_TOKENS = 24
 # Blocks that are not full.
 _ROOM_TOKENS = 96
@@ -38,7 +43,10 @@ def sample_texts(module: SourceModule) -> list[GivenText]:
     """Sample prompts, and what `generate` adds to them in float32, greedy."""
     start = list(module.fact("decoder_start_token_ids"))
     most = module.max_tokens if start else module.max_tokens - _NEW_TOKENS - 1
-    inputs = [ids[:most] for ids in sample_prompts(module, _PROMPT_WORDS)]
+    longest = min(most, _long_tokens(module))
+    inputs = [ids[:longest] for ids in sample_prompts(module, (*_PROMPT_WORDS, longest))]
+    if len(inputs[-2]) == longest:
+        del inputs[-1]
     room = module.fact("max_text_tokens") or module.max_tokens - max(map(len, inputs)) - 1
     new_tokens = max(1, min(_NEW_TOKENS, room))
     return [
@@ -85,6 +93,12 @@ def compare(
     if artifact.dtype != "float32":
         accuracy.check(measured, None, _LEAST_AGREEMENT if min_agreement is None else min_agreement)
     return measured
+
+
+def _long_tokens(module: SourceModule) -> int:
+    """How long the longest prompt is, at most."""
+    window = 0 if module.config.is_encoder_decoder else max(layer_windows(module.config))
+    return min(max(_LONG_TOKENS, window + _BEYOND_WINDOW_TOKENS), _MOST_LONG_TOKENS)
 
 
 def shown(module: SourceModule) -> str:

@@ -1,7 +1,7 @@
 """Compiles a model that generates: for OpenVINO stateful graphs, compared with transformers' `generate` as it will run.
 
 The executor makes the graph a paged one when it loads it. That transformation leaves out silently what it does not know
-(position biases, sliding windows), so a bundle is only written if every token is the one that `generate` chooses. A
+(position biases), so a bundle is only written if every token is the one that `generate` chooses. A
 model for which it is not gets a graph that gathers the cache itself (gathered.py), which is slower.
 """
 
@@ -18,6 +18,7 @@ from transformers.cache_utils import DynamicCache
 
 from neuronpipe.bundles.compiler import encoder_decoders, gathered, neuronx, quantization, slots
 from neuronpipe.bundles.compiler.accuracy import Conversion
+from neuronpipe.bundles.compiler.attention_limits import layer_windows, masks_by_kind
 from neuronpipe.bundles.compiler.decoder_accuracy import compare, shown
 from neuronpipe.bundles.compiler.detection import WITH_SHARED_BIASES
 from neuronpipe.bundles.compiler.modules import SourceModule, pretrained_model
@@ -28,6 +29,7 @@ from neuronpipe.runtimes.decoder import GATHERED, MODEL, DecoderModel
 from neuronpipe.runtimes.decoders import load
 from neuronpipe.runtimes.given_texts import GivenText
 from neuronpipe.runtimes.openvino import openvino
+from neuronpipe.runtimes.paged import set_windows
 
 # Back end → the data types that it generates in.
 DTYPES = {
@@ -62,9 +64,8 @@ class _Step(torch.nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         cache = cache_of([array.index_select(0, beam_idx) for array in past])
         mask: Any = causal_mask(attention_mask, input_ids.shape[1])
-        kinds = set(getattr(self.model.config, "layer_types", None) or ())
-        if len(kinds) > 1:
-            mask = dict.fromkeys(kinds, mask)
+        # Of windows the paged graph gets to know otherwise; see _graph.
+        mask = masks_by_kind(self.model.config, dict.fromkeys(layer_windows(self.model.config), mask))
 
         def choose(module: torch.nn.Module, args: Any, output: Any) -> Any:
             output["last_hidden_state"] = output["last_hidden_state"].index_select(0, scored_rows)
@@ -210,4 +211,6 @@ def _graph(model: Any) -> Any:
     cache = DynamicCache()
     with torch.inference_mode():
         model(input_ids=torch.tensor([[0, 0]]), past_key_values=cache, use_cache=True)
-    return traced(_Step(model), shapes_of(cache))
+    graph = traced(_Step(model), shapes_of(cache))
+    set_windows(graph, layer_windows(model.config))
+    return graph

@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from neuronpipe.bundles.compiler import encoder_decoders
+from neuronpipe.bundles.compiler.attention_limits import layer_windows, masks_by_kind
 from neuronpipe.bundles.compiler.position_biases import biases_by_distance, without_biases
 from neuronpipe.bundles.compiler.stateful import arrays_of, cache_of, converted, placing, shapes_of
 from neuronpipe.runtimes.decoder import BLOCK_TOKENS, ENCODER, GATHERED
@@ -73,7 +74,7 @@ class GatheredStep(torch.nn.Module):
         if self.by_distance is not None:
             most = len(self.by_distance) - 1
             biases = embedding(distances.clamp(0, most), self.by_distance).permute(0, 3, 1, 2)
-        mask = _mask(is_filled[:, None] & (distances >= 0), cache.dtype, biases)
+        mask = self._mask(is_filled[:, None] & (distances >= 0), distances, cache.dtype, biases)
         if source_tokens is None or source_blocks is None:
             logits = self._decode(input_ids, mask, new, own)
         else:
@@ -86,6 +87,16 @@ class GatheredStep(torch.nn.Module):
         added = [array[:, :, before:].transpose(1, 2) for array in arrays_of(own)]
         return logits, torch.stack(added, 2)
 
+    def _mask(
+        self, is_seen: torch.Tensor, distances: torch.Tensor, dtype: torch.dtype, biases: torch.Tensor | None
+    ) -> Any:
+        """The mask of the new tokens, or one for each kind of layers. `is_seen`, `distances`: as in `forward`."""
+        if self.has_source:
+            return _mask(is_seen, dtype, biases)
+        windows = {*layer_windows(self.model.config)}
+        masks = {window: _mask(is_seen & (distances < window) if window else is_seen, dtype) for window in windows}
+        return masks_by_kind(self.model.config, masks)
+
     def _gathered(self, cache: torch.Tensor, part: int, blocks: torch.Tensor) -> torch.Tensor:
         """Keys or values of a layer, [rows, heads, tokens, width]. Blocks of a head are rows of a table."""
         heads = torch.arange(self.heads, device=blocks.device)[None, :, None]
@@ -96,7 +107,7 @@ class GatheredStep(torch.nn.Module):
     def _decode(
         self,
         input_ids: torch.Tensor,
-        mask: torch.Tensor,
+        mask: Any,
         positions: torch.Tensor,
         cache: DynamicCache | EncoderDecoderCache,
         of_source: torch.Tensor | None = None,
@@ -115,11 +126,9 @@ class GatheredStep(torch.nn.Module):
             stack.enter_context(encoder_decoders.masks_as_given(self.model))
             stack.enter_context(without_biases(self.model))
             if of_source is None:
-                kinds = set(getattr(self.model.config, "layer_types", None) or ())
-                masks: Any = dict.fromkeys(kinds, mask) if len(kinds) > 1 else mask
-                given = {"input_ids": input_ids, "attention_mask": masks, "position_ids": positions}
+                given = {"input_ids": input_ids, "attention_mask": mask, "position_ids": positions}
             else:
-                unread = torch.zeros(1, 1, 1, dtype=mask.dtype, device=mask.device)
+                unread = torch.zeros(1, 1, 1, dtype=of_source.dtype, device=of_source.device)
                 given = {
                     "encoder_outputs": BaseModelOutput(last_hidden_state=unread),
                     "attention_mask": of_source,

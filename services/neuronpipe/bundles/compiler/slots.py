@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from neuronpipe.bundles.buckets import Bucket
+from neuronpipe.bundles.compiler.attention_limits import layer_windows
 from neuronpipe.bundles.compiler.encoder_decoders import read
 from neuronpipe.bundles.compiler.modules import SourceModule, pretrained_model
 from neuronpipe.bundles.compiler.position_biases import attending_by, biases_by_distance
@@ -63,6 +64,8 @@ class SlotStep(torch.nn.Module):
             torch.nn.Parameter(torch.zeros(shape), requires_grad=False) for shape in shapes
         )
         self.register_buffer("by_distance", biases_by_distance(model))
+        layers = len(of_texts.layers)
+        self.windows = (0,) * layers if self.has_encoder else layer_windows(model.config)
         model.set_attn_implementation(_ATTENTION)
 
     def _shapes(self, cache: Cache) -> list[tuple[int, ...]]:
@@ -243,8 +246,9 @@ class _Step:
         behind = places[None] - kept[:, None]  # [slots, tokens]
         self._is_kept, self._is_new = ((one[:, None, :, None]) for one in (behind < 0, behind < new[:, None]))
         self._of_chunk = (places - before).clamp(0, of.chunk_tokens - 1)
-        self._seen = (places[None] <= past.clamp(min=0)[:, None])[:, None, None]  # [slots, 1, 1, tokens]
-        self._seen_by_chunk = places[None] <= in_chunk[:, None]  # [chunk, tokens]
+        self._windows = of.windows
+        self._since = past.clamp(min=0)[:, None] - places  # [slots, tokens]
+        self._since_by_chunk = in_chunk[:, None] - places  # [chunk, tokens]
         self._biases = self._chunk_biases = None
         if of.by_distance is not None:
             most = len(of.by_distance) - 1
@@ -278,8 +282,12 @@ class _Step:
         `query`: [1, heads, slots + chunk, width]. Heads of queries share those of keys.
         """
         own_keys, own_values = (one.index_select(0, self._slot) for one in (keys, values))
-        of_slots = _Seen(keys, values, self._seen, self._biases)
-        of_chunk = _Seen(own_keys, own_values, self._seen_by_chunk, self._chunk_biases)
+        window = self._windows[len(self.added) // 2 - 1]
+        seen, seen_by_chunk = (
+            (since >= 0) & (since < window) if window else since >= 0 for since in (self._since, self._since_by_chunk)
+        )
+        of_slots = _Seen(keys, values, seen[:, None, None], self._biases)
+        of_chunk = _Seen(own_keys, own_values, seen_by_chunk, self._chunk_biases)
         return self._attended(query, of_slots, of_chunk, scaling, softcap)
 
     def attend_to_source(self, query: torch.Tensor, scaling: float) -> torch.Tensor:

@@ -15,8 +15,16 @@ from numpy.typing import NDArray
 from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, FinishReason, GenerationOptions
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.items import TokenLogprobs
-from neuronpipe.neuron_executor.generation.sampling import NotFinite, TokenRules, gumbels, token_logprobs, warped
+from neuronpipe.neuron_executor.generation.sampling import (
+    NO_FACTS,
+    NotFinite,
+    TokenRules,
+    gumbels,
+    token_logprobs,
+    warped,
+)
 from neuronpipe.runtimes.decoder import Scores
+from neuronpipe.tasks.text_generation import GenerationFacts
 
 _END, _LENGTH = FinishReason.FINISH_REASON_END, FinishReason.FINISH_REASON_LENGTH
 _Floats = NDArray[np.float32]
@@ -43,13 +51,20 @@ class Finished:
 
 
 class BeamSearch:
-    """The search of one request. `options`: with every field set. `end_token_ids`: those that end a text."""
+    """The search of one request. Arguments as for TokenChooser."""
 
-    def __init__(self, options: GenerationOptions, prompt_tokens: int, end_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        options: GenerationOptions,
+        prompt_tokens: int,
+        end_token_ids: frozenset[int],
+        facts: GenerationFacts = NO_FACTS,
+        read_ids: Sequence[int] = (),
+    ) -> None:
         self._options = options
         self._prompt_tokens = prompt_tokens
         self._end_token_ids = end_token_ids
-        self._rules = TokenRules(options, prompt_tokens, end_token_ids)
+        self._rules = TokenRules(options, prompt_tokens, end_token_ids, facts, read_ids)
         # Of each text that goes on.
         self._scores = np.zeros(1, np.float32)
         self._logprobs: list[list[TokenLogprobs]] = [[]]
@@ -147,7 +162,8 @@ class BeamSearch:
             return np.array([forced], np.int32), np.zeros(1, np.float32)
         banned, top_ids = set(self._rules.banned(text)), scores.top_ids[row]
         best, log_sum = scores.top_logits[row, 0], scores.log_sums[row]
-        if self._options.repetition_penalty != 1 or not 0 < self._needed <= len(top_ids) - len(banned):
+        rescores = self._rules.rescores or (banned and self._rules.renormalizes)
+        if rescores or not 0 < self._needed <= len(top_ids) - len(banned):
             log_probabilities = scores.logits[row] - best - log_sum
             ids = np.arange(len(log_probabilities), dtype=np.int32)
             return ids, self._rules.changed(text, log_probabilities, [*banned])

@@ -74,6 +74,7 @@ class Generator:
         self._max_queue_sequences = max_queue_sequences
         self._max_prompt_wait_s = max_prompt_wait_s or float("inf")
         facts = GenerationFacts.of(spec)
+        self._facts = facts
         self._end_token_ids = frozenset(facts.end_token_ids)
         self._start_ids = list(facts.decoder_start_token_ids)
         self._numbers = itertools.count()
@@ -203,7 +204,9 @@ class Generator:
             (item.call.is_bulk, item.call.is_beyond_share, next(self._numbers)),
             [Row(token_ids)],
             options,
-            BeamSearch(options, start, ends) if searches else TokenChooser(options, start, ends, item.sequence),
+            BeamSearch(options, start, ends, self._facts, given)
+            if searches
+            else TokenChooser(options, start, ends, self._facts, given, item.sequence),
             ends,
             _deadline_s(item.call),
             item.call.caller.cache_scope + source,

@@ -1,12 +1,14 @@
 """Chooses the next token of a sequence from its scores, as transformers' `generate` does.
 
-Sources, in this order: the processors RepetitionPenalty, NoRepeatNGram, NoBadWords, MinNewTokensLength, ForcedBOSToken
-and ForcedEOSToken, and the warpers of temperature, top_k, top_p and min_p in transformers/generation/logits_process.py.
+Sources, in this order: the processors SequenceBias, RepetitionPenalty, NoRepeatNGram, EncoderNoRepeatNGram, NoBadWords,
+MinNewTokensLength, ForcedBOSToken, ForcedEOSToken, ExponentialDecayLengthPenalty, SuppressTokens,
+SuppressTokensAtBegin and LogitNormalization, and the warpers of temperature, top_k, top_p and min_p in
+transformers/generation/logits_process.py.
 """
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +16,15 @@ from numpy.typing import NDArray
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.items import TokenLogprobs
 from neuronpipe.runtimes.decoder import Scores
+from neuronpipe.tasks.text_generation import GenerationFacts
 
 _Floats = NDArray[np.float32]
 _Doubles = NDArray[np.float64]
 _Ids = NDArray[np.int32]
+
+
+# Those of a model whose generation_config says nothing.
+NO_FACTS = GenerationFacts()
 
 
 class NotFinite(Exception):
@@ -27,7 +34,14 @@ class NotFinite(Exception):
 class TokenRules:
     """Which tokens may follow those of one sequence. Arguments as for TokenChooser."""
 
-    def __init__(self, options: GenerationOptions, prompt_tokens: int, end_token_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        options: GenerationOptions,
+        prompt_tokens: int,
+        end_token_ids: Collection[int],
+        facts: GenerationFacts,
+        read_ids: Sequence[int],
+    ) -> None:
         self._prompt_tokens = prompt_tokens
         self._end_token_ids = sorted(end_token_ids)
         # Read once: a field of a message takes as long as the rest of a step's choice.
@@ -38,6 +52,17 @@ class TokenRules:
         self._last_id = options.forced_eos_token_id if options.HasField("forced_eos_token_id") else None
         words = [list(word.token_ids) for word in options.bad_words_ids]
         self._bad_words = [word for word in words if len(word) > 1 or word[0] not in end_token_ids]
+        self._suppressed, self._suppressed_first = [*facts.suppress_tokens], [*facts.begin_suppress_tokens]
+        is_forced = prompt_tokens == 1 and self._first_id is not None  # and then the next one is chosen first
+        self._first_length = prompt_tokens + is_forced
+        self._read_size = facts.encoder_no_repeat_ngram_size
+        self._read_ngrams = _ngrams(read_ids, self._read_size)
+        self._biases = {word: np.float32(bias) for word, bias in facts.sequence_bias}
+        self._decay = facts.exponential_decay_length_penalty
+        # Whether scores are changed for other reasons than that tokens are banned.
+        self.rescores = self.penalty != 1 or bool(self._biases) or self._decay is not None
+        # Whether scores become probabilities again after tokens are banned, which matters to sums of them only.
+        self.renormalizes = facts.renormalize_logits
 
     def forced(self, token_ids: Sequence[int]) -> int | None:
         """The only token that may come next, if there is one."""
@@ -52,33 +77,57 @@ class TokenRules:
         banned, size = [] if may_end else [*self._end_token_ids], self._ngram_size
         if 0 < size <= len(token_ids):
             banned += _followers(token_ids, token_ids[len(token_ids) - size + 1 :])
+        if self._read_ngrams and len(token_ids) >= self._read_size - 1:
+            banned += self._read_ngrams.get(tuple(token_ids[len(token_ids) - self._read_size + 1 :]), ())
+        banned += self._suppressed
+        if len(token_ids) == self._first_length:
+            banned += self._suppressed_first
         return banned + [word[-1] for word in self._bad_words if _ends_with(token_ids, word[:-1])]
 
     def changed(self, token_ids: Sequence[int], scores: _Floats, banned: Sequence[int]) -> _Floats:
-        """The scores with the repetition penalty, and without the banned tokens."""
+        """The scores with biases and penalties, and without the banned tokens; normalized, if the model has it so."""
         scores, penalty = scores.copy(), np.float32(self.penalty)
+        if self._biases:
+            added = np.zeros_like(scores)
+            for word, bias in self._biases.items():
+                if _ends_with(token_ids, word[:-1]):
+                    added[word[-1]] += bias
+            scores += added
         if penalty != 1:
             seen = np.unique(np.asarray(token_ids))
             of_seen = scores[seen]
             scores[seen] = np.where(of_seen < 0, of_seen * penalty, of_seen / penalty)
         scores[np.array(banned, np.int64)] = -np.inf
+        if self._decay and (beyond := len(token_ids) - self._prompt_tokens - self._decay[0]) > 0:
+            of_ends = scores[self._end_token_ids]
+            gain = np.where(np.isfinite(of_ends), np.abs(of_ends), 0) * np.float32(self._decay[1] ** beyond - 1)
+            scores[self._end_token_ids] = of_ends + gain
+        if self.renormalizes:
+            best = scores.max()
+            scores -= best + np.log(np.exp(scores - best).sum())
         return scores
 
 
 class TokenChooser:
     """Chooses the tokens of one sequence. A pure function of its arguments: what else is in a batch changes nothing.
 
-    `options`: with every field set. `end_token_ids`: those that end the text. `sequence`: which of the texts that are
-    drawn for one prompt it is.
+    `options`: with every field set. `end_token_ids`: those that end the text. `facts`: of its model. `read_ids`: the
+    prompt, or the source in a model with an encoder. `sequence`: which of the texts drawn for one prompt it is.
     """
 
     def __init__(
-        self, options: GenerationOptions, prompt_tokens: int, end_token_ids: Collection[int], sequence: int = 0
+        self,
+        options: GenerationOptions,
+        prompt_tokens: int,
+        end_token_ids: Collection[int],
+        facts: GenerationFacts = NO_FACTS,
+        read_ids: Sequence[int] = (),
+        sequence: int = 0,
     ) -> None:
         self._options = options
         self._sequence = sequence
         self._prompt_tokens = prompt_tokens
-        self._rules = TokenRules(options, prompt_tokens, end_token_ids)
+        self._rules = TokenRules(options, prompt_tokens, end_token_ids, facts, read_ids)
         self._samples = options.do_sample
         # How many of the best tokens are needed; 0: all.
         self._needed = options.top_k if self._samples else 1
@@ -93,7 +142,7 @@ class TokenChooser:
         if banned := self._rules.banned(token_ids):
             is_allowed = ~np.isin(top_ids, banned)
             top_ids, top_logits = top_ids[is_allowed], top_logits[is_allowed]
-        if self._rules.penalty != 1 or not self._has_enough(top_logits, scores, row):
+        if self._rules.rescores or not self._has_enough(top_logits, scores, row):
             top_logits = self._rules.changed(token_ids, scores.logits[row], banned)
             if not self._samples:
                 return int(top_logits.argmax())
@@ -175,7 +224,15 @@ def _followers(token_ids: Sequence[int], begin: Sequence[int]) -> Iterator[int]:
 
 
 def _ends_with(token_ids: Sequence[int], end: Sequence[int]) -> bool:
-    return not end or token_ids[-len(end) :] == end
+    return not end or [*token_ids[-len(end) :]] == [*end]
+
+
+def _ngrams(token_ids: Sequence[int], size: int) -> Mapping[tuple[int, ...], Sequence[int]]:
+    """The last tokens of so many in a row, by those before them."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for end in range(size, len(token_ids) + 1) if size else ():
+        found.setdefault(tuple(token_ids[end - size : end - 1]), []).append(token_ids[end - 1])
+    return found
 
 
 def _uniform(seed: int, sequence: int, position: int) -> float:

@@ -25,7 +25,7 @@ def _logits(seed: int = 0) -> np.ndarray:
 
 def _choose(logits: np.ndarray, token_ids: list[int], prompt_tokens: int = 1, sequence: int = 0, **options: Any) -> int:
     complete = complete_options(GenerationOptions(max_new_tokens=8, **options), _SPEC, prompt_tokens)
-    chooser = TokenChooser(complete, prompt_tokens, [_END], sequence)
+    chooser = TokenChooser(complete, prompt_tokens, [_END], sequence=sequence)
     tops = np.argsort(-logits, kind="stable")[:_TOPS].astype(np.int32)
     return chooser.choose(token_ids, written_scores(logits[None], tops[None]))
 

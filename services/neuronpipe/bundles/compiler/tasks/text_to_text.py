@@ -14,15 +14,20 @@ from neuronpipe.bundles.compiler.marian_tokenizer import language_codes
 from neuronpipe.bundles.compiler.modules import Named, SourceModule, source_module
 from neuronpipe.bundles.compiler.sentence_transformers import read_json
 from neuronpipe.bundles.compiler.tasks.base import SourceTask
-from neuronpipe.bundles.compiler.tasks.text_generation import MEANING, first_text, generation_facts, same_tokens
+from neuronpipe.bundles.compiler.tasks.text_generation import (
+    MEANING,
+    UNSET_LENGTH,
+    checked,
+    first_text,
+    generation_facts,
+    same_tokens,
+)
 from neuronpipe.bundles.compiler.tokenizers import SourceTokenizer
 from neuronpipe.bundles.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.text_generation import GenerationFacts
 from neuronpipe.tasks.text_to_text import TranslationFacts
 
-# The default of transformers, which no model means.
-_UNSET_LENGTH = 20
 _BEAMS = 4
 
 
@@ -40,7 +45,7 @@ class _Both(Named):
 
 def _load(task: str, folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     model = load_weights(transformers.AutoModelForSeq2SeqLM, folder)
-    return source_module(
+    module = source_module(
         _Both(model, "logits"),
         model,
         task,
@@ -49,6 +54,7 @@ def _load(task: str, folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
         per_token=True,
         facts={task: _facts(task, folder, model, tokenizer)},
     )
+    return checked(folder, module)
 
 
 def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> GenerationFacts:
@@ -56,7 +62,7 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
     parameters, prefixes = _of_task(task, folder)
     # As pipelines of transformers 4: the length of a task counts only where the model has one, too.
     length = parameters.pop("max_length", None)
-    if config.max_length not in (None, _UNSET_LENGTH) and length is not None:
+    if config.max_length not in (None, UNSET_LENGTH) and length is not None:
         parameters["max_length"] = length
     config.update(**parameters)
     start = next(
@@ -76,7 +82,8 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
     if config.num_beams in (None, 1):
         further["num_beams"] = 1 if config.do_sample else _BEAMS
     # Both lengths count the first token, which is not generated.
-    if config.max_length not in (None, _UNSET_LENGTH) and config.max_new_tokens is None:
+    further |= {"max_length": None, "min_length": 0}
+    if config.max_length not in (None, UNSET_LENGTH) and config.max_new_tokens is None:
         further["max_new_tokens"] = min(config.max_length - 1, most)
     if config.min_length:
         further["min_new_tokens"] = max(config.min_length - 1, config.min_new_tokens or 0)
