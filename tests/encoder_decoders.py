@@ -50,6 +50,11 @@ def _t5(**settings: Any) -> Any:
     return transformers.T5Config(**{name: value for name, value in settings.items() if name not in _SIZES} | _T5)
 
 
+def _mt5(**settings: Any) -> Any:
+    kept = {name: value for name, value in settings.items() if name not in _SIZES}
+    return transformers.MT5Config(**kept | _T5, tie_word_embeddings=False)
+
+
 MODELS: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "bart": (transformers.BartConfig, byte_level_bpe),
     "marian": (transformers.MarianConfig, marian),
@@ -58,6 +63,7 @@ MODELS: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "t5": (partial(_t5, feed_forward_proj="relu"), unigram),
     # As Flan-T5.
     "t5-gated": (partial(_t5, feed_forward_proj="gated-gelu", tie_word_embeddings=False), unigram),
+    "mt5": (_mt5, unigram),
 }
 
 
@@ -84,7 +90,7 @@ def save_encoder_decoder(
     model.save_pretrained(folder)
     config = folder / "config.json"
     described = json.loads(config.read_text())
-    if name == "t5-gated":
+    if name in ("t5-gated", "mt5"):
         # As published. Version 5 of transformers writes that they are tied, and version 4 then scales scores.
         described["tie_word_embeddings"] = False
         head = torch.randn(model.lm_head.weight.shape) * _SCALE

@@ -13,6 +13,7 @@ import tokenizers
 import transformers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers.models.mbart.tokenization_mbart import FAIRSEQ_LANGUAGE_CODES
 
 from neuronpipe.bundles.compiler.languages import SENTENCES
 
@@ -100,6 +101,16 @@ def unigram(*, max_tokens: int) -> Any:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=max_tokens, **_ROBERTA_NAMES
     )
+
+
+def mbart(*, max_tokens: int) -> Any:
+    """mBART's: A </s> en_XX, with the pieces of `unigram`, and its languages behind them."""
+    trained = json.loads(unigram(max_tokens=max_tokens).backend_tokenizer.to_str())["model"]["vocab"]
+    special = [*_ROBERTA_TOKENS, "<mask>"]
+    pieces = [(str(piece), float(score)) for piece, score in trained if piece not in special]
+    ends = [[(token, 0.0) for token in tokens] for tokens in (_ROBERTA_TOKENS, [*FAIRSEQ_LANGUAGE_CODES, "<mask>"])]
+    vocab = [*ends[0], *pieces, *ends[1]]
+    return transformers.MBartTokenizer(vocab=vocab, src_lang="en_XX", model_max_length=max_tokens)
 
 
 def unigram_pairs(*, max_tokens: int) -> Any:

@@ -33,8 +33,8 @@ def test_every_token_is_compared(family: str, tmp_path: Path, pytestconfig: pyte
     assert accuracy.agreement == 1
     assert accuracy.largest_difference <= 1e-4 * accuracy.largest_output
     assert (bundle.spec.task, bundle.spec.max_tokens) == (_TASKS.get(family, "summarization"), TOKENS)
-    start, text_tokens = (1, 511) if family.startswith("t5") else (2, TOKENS - 1)
-    assert (facts.decoder_start_token_ids, facts.max_text_tokens) == ((start,), text_tokens)
+    start = 1 if "t5" in family else 2
+    assert (facts.decoder_start_token_ids, facts.max_text_tokens) == ((start,), TOKENS - 1)
     assert (facts.max_new_tokens, facts.min_new_tokens, facts.forced_eos_token_id) == (39, 4, 2)
 
 
@@ -105,6 +105,19 @@ def test_directions_with_settings_of_their_own_are_refused(tmp_path: Path) -> No
     source = save_encoder_decoder("t5", tmp_path / "source", task_specific_params=said)
     with pytest.raises(SetupError, match="other settings for some languages"):
         _compile(source, tmp_path / "repository", task="translation")
+
+
+def test_a_model_of_images_and_texts_is_refused_by_name(tmp_path: Path) -> None:
+    config = transformers.Gemma3Config(architectures=["Gemma3ForConditionalGeneration"])
+    config.save_pretrained(tmp_path / "source")
+    with pytest.raises(SetupError, match="Gemma3ForConditionalGeneration writes text about images and texts, which is"):
+        _compile(tmp_path / "source", tmp_path / "repository")
+
+
+def test_a_model_without_positions_writes_as_much_as_it_says(tmp_path: Path) -> None:
+    source = save_encoder_decoder("mt5", tmp_path / "source", max_length=700)
+    facts = GenerationFacts.of(_compile(source, tmp_path / "repository", task="summarization").spec)
+    assert (facts.max_text_tokens, facts.max_new_tokens) == (699, 699)
 
 
 def test_a_classifier_with_a_decoder_is_refused(tmp_path: Path) -> None:

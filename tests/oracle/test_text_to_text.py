@@ -25,7 +25,7 @@ from tests.oracle.serving import Served, serving, serving_slots
 from tests.oracle.texts import PICKED, generated
 from tests.oracle.transformers4 import ask
 from tests.sampling import Sample
-from tests.trained_tokenizers import marian
+from tests.trained_tokenizers import marian, mbart
 
 pytestmark = pytest.mark.long
 
@@ -36,6 +36,7 @@ _TASKS = {
     "mbart": "translation",
     "t5": "summarization",
     "t5-gated": "translation",
+    "mt5": "summarization",
 }
 # A cache of about 20 blocks is less than the texts need together: some are preempted.
 _STAGE_OPTIONS = {
@@ -169,6 +170,29 @@ async def test_the_language_of_a_translation_is_named_before_its_text(
         with pytest.raises(InvalidInput, match="target_language: is missing; model 'marian' knows: fra, por_Latn"):
             await client.translate("marian", texts[0])
     compared.check(at_least=2 * len(texts))
+
+
+async def test_the_languages_of_a_translation_are_the_tokens_that_mbart_has_for_them(
+    sample: Sample, comparison: Callable[[str, str], Comparison], tmp_path: Path
+) -> None:
+    source = save_encoder_decoder("mbart", tmp_path / "source", tokenizer=mbart(max_tokens=TOKENS))
+    compared = comparison("translation-mbart-languages", f"generate, transformers {transformers.__version__}")
+    texts = sample.draw(generated(48, 60, words=(1, 30)), lambda text: {}, at_least=40)
+    pairs = itertools.cycle((("en_XX", "de_DE"), ("fr_XX", "de_DE"), ("de_DE", "en_XX")))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    async with serving(tmp_path / "repository", {"mbart": ("translation", source)}) as served:
+        reference, client = _Reference(source), served.client
+        for text, (language, other) in zip(texts, pairs, strict=False):
+            reference.tokenizer.src_lang = language
+            forced = tokenizer.convert_tokens_to_ids(other)
+            wanted = reference.generate(text, max_new_tokens=12, forced_bos_token_id=forced)["token_ids"]
+            ours = await client.translate(
+                "mbart", text, source_language=language, target_language=other, num_beams=1, max_new_tokens=12
+            )
+            compared.compare((text, language, other), list(ours.token_ids), wanted)
+        with pytest.raises(InvalidInput, match="target_language: is missing; model 'mbart' knows: ar_AR, cs_CZ, de_DE"):
+            await client.translate("mbart", texts[0])
+    compared.check(at_least=len(texts))
 
 
 async def _compare(
@@ -348,14 +372,14 @@ class _Reference:
 
     def __init__(self, source: Path) -> None:
         self._model = transformers.AutoModelForSeq2SeqLM.from_pretrained(source).float().eval()
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(source)
 
     def generate(
         self, text: str, *, stop_token_ids: tuple[int, ...] = (), top_logprobs: int = 0, **options: Any
     ) -> list[dict[str, Any]]:
         """The texts, their tokens, why they ended, and the scores of a search. Log probabilities change nothing."""
         # Special tokens that a text spells are text.
-        ids = self._tokenizer(text, truncation=True, max_length=TOKENS, return_tensors="pt", split_special_tokens=True)
+        ids = self.tokenizer(text, truncation=True, max_length=TOKENS, return_tensors="pt", split_special_tokens=True)
         ends = [2, *stop_token_ids]
         found = self._model.generate(
             ids["input_ids"],
@@ -375,7 +399,7 @@ class _Reference:
         # What follows the end of a text is padding.
         found = found[: next((place for place, one in enumerate(found, 1) if one in ends), len(found))]
         return {
-            "text": self._tokenizer.decode(found, skip_special_tokens=True),
+            "text": self.tokenizer.decode(found, skip_special_tokens=True),
             "token_ids": found,
             "end": f"FINISH_REASON_{'END' if found[-1] in ends else 'LENGTH'}",
         }

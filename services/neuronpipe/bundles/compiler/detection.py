@@ -120,6 +120,11 @@ class Configuration:
             modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         )
         kind, name = self.config.model_type, self.architecture or self.config.model_type
+        if getattr(self.config, "vision_config", None) and self.architecture.endswith("ForConditionalGeneration"):
+            raise SetupError(
+                f"{self.folder}: {name} writes text about images and texts, which is not supported; decoders of texts "
+                f"alone are, which end in {' or '.join(_WRITING_HEADS)}"
+            )
         writes = self.architecture.endswith(_WRITING_HEADS)
         if getattr(self.config, "is_encoder_decoder", False) != (task in _FROM_TEXT_TO_TEXT):
             raise SetupError(

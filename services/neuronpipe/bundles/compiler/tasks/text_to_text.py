@@ -29,6 +29,8 @@ from neuronpipe.tasks.text_generation import GenerationFacts
 from neuronpipe.tasks.text_to_text import TranslationFacts
 
 _BEAMS = 4
+# Of a model without positions whose tokenizer has no limit, as of what it reads (modules.py).
+_NO_LIMIT_TOKENS = 512
 
 
 class _Both(Named):
@@ -75,7 +77,9 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
     )
     if start is None:
         raise SetupError(f"{folder}: its generation_config has no decoder_start_token_id, which its texts begin with")
-    most = (positions(model.config) or 512) - 1
+    # A model without positions (T5) writes as much as it reads, or more if it says so.
+    said = config.max_length if config.max_length not in (None, UNSET_LENGTH) else 0
+    most = (positions(model.config) or max(tokenizer.max_tokens or _NO_LIMIT_TOKENS, said)) - 1
     further: dict[str, Any] = {"decoder_start_token_ids": (start,), "max_text_tokens": most}
     further["prefix"] = prefixes.pop("", str(read_json(folder / "config.json").get("prefix") or ""))
     # As pipelines of transformers 4 have it, which take one beam for none that is set.
