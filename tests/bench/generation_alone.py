@@ -15,7 +15,8 @@ import numpy as np
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.calls import Call
-from neuronpipe.core.items import ExecuteItem, ModelKey, NewTokens, Report
+from neuronpipe.core.generated import NewTokens, Report
+from neuronpipe.core.items import ExecuteItem, ModelKey
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import TensorSets

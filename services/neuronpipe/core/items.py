@@ -6,13 +6,14 @@ item together with others; only rpc/codecs.py knows the messages.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self, TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TaskInput, TaskResult
 from neuronpipe.core.calls import Call
+from neuronpipe.core.generated import GenerationFigures, Report
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets
 
 
@@ -69,40 +70,6 @@ class EncodedInput:
     def size_bytes(self) -> int:
         """The approximate size of the value in a message."""
         return self.sequences.size_bytes + self.annotations.size_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationFigures:
-    """What generating a text took (stages.proto)."""
-
-    queue_ns: int = 0
-    prefill_ns: int = 0
-    decode_ns: int = 0
-    longest_gap_ns: int = 0
-    steps: int = 0
-    cached_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """The log probability of a token, and of the most probable ones, best first."""
-
-    logprob: float
-    top_token_ids: Sequence[int] = ()
-    top_logprobs: Sequence[float] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NewTokens:
-    """The tokens that an item got in a step, and what it took so far. `logprobs`: where they are asked for."""
-
-    token_ids: Sequence[int]
-    figures: GenerationFigures
-    logprobs: Sequence[TokenLogprobs] = ()
-
-
-# Called on the event loop with the tokens of each step.
-Report: TypeAlias = Callable[[NewTokens], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from typing import Any
 
 from neuronpipe.core import metrics
 from neuronpipe.core.errors import NeuronpipeError, Unavailable
-from neuronpipe.core.items import ModelKey, NewTokens, StageItem
+from neuronpipe.core.generated import NewTokens
+from neuronpipe.core.items import ModelKey, StageItem
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.names import Events
 from neuronpipe.core.streams import Stream

@@ -12,16 +12,8 @@ from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationO
 from neuronpipe.core.background import run_together
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import Unavailable
-from neuronpipe.core.items import (
-    EncodedInput,
-    ExecuteItem,
-    GenerationFigures,
-    NewTokens,
-    PostprocessItem,
-    Prediction,
-    Stages,
-    TokenLogprobs,
-)
+from neuronpipe.core.generated import GenerationFigures, NewTokens, TokenLogprobs
+from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Stages
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, InferenceRequest

@@ -7,7 +7,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeAlias
 
-from neuronpipe.core.items import ExecuteItem, ModelKey, NewTokens, StageItem
+from neuronpipe.core.generated import NewTokens
+from neuronpipe.core.items import ExecuteItem, ModelKey, StageItem
 from neuronpipe.core.names import Events
 from neuronpipe.core.tracing import Event
 from neuronpipe.gateway.holding import Hold

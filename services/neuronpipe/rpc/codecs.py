@@ -12,17 +12,15 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.core.callers import ANONYMOUS, Caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, ModelNotFound
+from neuronpipe.core.generated import GenerationFigures, NewTokens, TokenLogprobs
 from neuronpipe.core.items import (
     EncodedInput,
     ExecuteItem,
-    GenerationFigures,
     ModelKey,
-    NewTokens,
     PostprocessItem,
     Prediction,
     StageItem,
     TokenizeItem,
-    TokenLogprobs,
 )
 from neuronpipe.core.packed import Packed, TensorSets
 from neuronpipe.core.streams import AnnouncedModels

@@ -28,7 +28,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.items import TokenLogprobs
+from neuronpipe.core.generated import TokenLogprobs
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import (

@@ -8,17 +8,8 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TaskInput, TaskResult, TextGenerationInput
 from neuronpipe.core.calls import Call
-from neuronpipe.core.items import (
-    EncodedInput,
-    ExecuteItem,
-    GenerationFigures,
-    ModelKey,
-    NewTokens,
-    PostprocessItem,
-    Prediction,
-    Stages,
-    TokenizeItem,
-)
+from neuronpipe.core.generated import GenerationFigures, NewTokens
+from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, PostprocessItem, Prediction, Stages, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import Packed, TensorSets, pack_input, pack_result
 from neuronpipe.gateway.generation import TextRuns

@@ -16,16 +16,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, ModelNotFound
-from neuronpipe.core.items import (
-    EncodedInput,
-    ExecuteItem,
-    GenerationFigures,
-    ModelKey,
-    NewTokens,
-    PostprocessItem,
-    Prediction,
-    TokenizeItem,
-)
+from neuronpipe.core.generated import GenerationFigures, NewTokens
+from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, PostprocessItem, Prediction, TokenizeItem
 from neuronpipe.core.packed import TensorSets, pack_input, pack_result
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.forward.v1 import stages_pb2 as wire

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, FinishReason, GenerationOptions
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.items import TokenLogprobs
+from neuronpipe.core.generated import TokenLogprobs
 from neuronpipe.neuron_executor.generation.sampling import (
     NO_FACTS,
     NotFinite,

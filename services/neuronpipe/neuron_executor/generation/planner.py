@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
-from neuronpipe.core.items import GenerationFigures, Report, TokenLogprobs
+from neuronpipe.core.generated import GenerationFigures, Report, TokenLogprobs
 from neuronpipe.core.tracing import Link, SpanContext
 from neuronpipe.neuron_executor.generation.beams import BeamSearch, Step
 from neuronpipe.neuron_executor.generation.blocks import BlockPool, block_digests

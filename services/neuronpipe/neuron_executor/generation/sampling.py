@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
-from neuronpipe.core.items import TokenLogprobs
+from neuronpipe.core.generated import TokenLogprobs
 from neuronpipe.runtimes.decoder import Scores
 from neuronpipe.tasks.text_generation import GenerationFacts
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from neuronpipe.api.v1.tasks_pb2 import FinishReason
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError
-from neuronpipe.core.items import NewTokens
+from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.logs import log_fault
 from neuronpipe.neuron_executor.generation.beams import BeamSearch, Step
 from neuronpipe.neuron_executor.generation.observer import StepRecord

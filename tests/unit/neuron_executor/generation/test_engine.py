@@ -17,7 +17,8 @@ from neuronpipe.core.background import run_beside
 from neuronpipe.core.callers import Caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, Overloaded, Unavailable
-from neuronpipe.core.items import ExecuteItem, ModelKey, NewTokens, Prediction
+from neuronpipe.core.generated import NewTokens
+from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.neuron_executor.cores import CoresLost
