@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.decoder import ENCODER, Scores, block_count
-from neuronpipe.runtimes.openvino import engine, openvino
+from neuronpipe.runtimes.openvino import compute, engine, openvino
 from neuronpipe.runtimes.paged import add_scores, encoder_request, scores_of
 
 
@@ -36,11 +36,14 @@ class OpenVinoGraph:
         self.cache: Any = np.zeros((fixed[0], blocks, *fixed[1:]), np.float32)
         self._compiled = compiled
         self._request = self._new_request()
+        # The request's inputs are in their memory.
+        self._given: Mapping[str, NDArray[np.int64]] = {}
 
     def step(self, inputs: dict[str, NDArray[np.int64]]) -> tuple[Scores, Any]:
         """See GatheringGraph."""
+        self._given = inputs
         try:
-            self._request.infer(inputs)
+            compute(self._request, inputs)
         except RuntimeError:
             self._request = self._new_request()  # as a stream, it may fail for good with other inputs
             raise

@@ -2,6 +2,10 @@
 
 import functools
 import sys
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
 
 # OpenVINO reports imports and conversions over the network unless its package for that is missing; then it uses the
 # stub in openvino/tools/ovc/telemetry_stub.py. The documented opt-out, `opt_in_out --opt_out`, writes to the user's
@@ -17,6 +21,7 @@ from openvino._offline_transformations import (  # noqa: E402
 
 __all__ = [
     "apply_make_stateful_transformation",
+    "compute",
     "engine",
     "has_bfloat16",
     "openvino",
@@ -39,6 +44,17 @@ def engine() -> openvino.Core:
     # lock and waits for the table, the other builds the table and waits for the lock.
     openvino.Type.f32.to_dtype()
     return core
+
+
+def compute(request: openvino.InferRequest, inputs: Mapping[str, NDArray[Any]]) -> None:
+    """Computes a request, whose inputs must stay where they are until it gets others. Raises RuntimeError.
+
+    Python's `infer` with a dictionary checks and copies: of a step with one token, it took a tenth of the time.
+    """
+    for name, array in inputs.items():
+        request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
+    request.start_async()
+    request.wait()
 
 
 def has_bfloat16() -> bool:

@@ -13,12 +13,21 @@ from numpy.typing import NDArray
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.decoder import BLOCK_TOKENS, ENCODER, PART_TOKENS, TOP_TOKENS, Run, Scores, block_count
-from neuronpipe.runtimes.openvino import engine, has_bfloat16, openvino, opset13, paged_attention_transformation
+from neuronpipe.runtimes.openvino import (
+    compute,
+    engine,
+    has_bfloat16,
+    openvino,
+    opset13,
+    paged_attention_transformation,
+)
 
 # Inputs of the attention, and the name under which a graph says what the windows of its layers are. Source:
 # PagedAttentionExtension in openvino/core/src/op/paged_attention.cpp.
 _KEYS, _WINDOW = 3, 10
 _WINDOWS = "neuronpipe_windows"
+# In bytes.
+_CACHE_LINE = 64
 # The inputs that say where the keys and values of runs are.
 _PLACES = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins", "max_context_len")
 
@@ -60,7 +69,7 @@ class PagedModel:
         self._compiled = compiled
         self._inputs = {port.any_name for port in compiled.inputs}
         # Memory of zeros is not taken before it is written to.
-        arrays = [np.zeros((self.blocks, *shape), _stored_as(port.get_element_type())) for port, shape in held]
+        arrays = [_zeros((self.blocks, *shape), _stored_as(port.get_element_type())) for port, shape in held]
         own = [(port.any_name, array) for (port, _), array in zip(held, arrays, strict=True)]
         kind = held[0][0].get_element_type()
         # A block holds either a part of a text or a part of a source, so one memory serves both.
@@ -69,6 +78,8 @@ class PagedModel:
         shared = zip(of_sources, (array for _, array in own), strict=True) if of_sources else ()
         self._caches = [(name, openvino.Tensor(array, array.shape, kind)) for name, array in [*own, *shared]]
         self._request = self._new_request()
+        # The request's inputs are in their memory.
+        self._given: Mapping[str, NDArray[Any]] = {}
 
     def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
         """See DecoderModel."""
@@ -90,8 +101,9 @@ class PagedModel:
     def compute(self, runs: Sequence[Run]) -> Scores:
         """See DecoderModel."""
         inputs = _inputs(runs) | (_source_inputs(runs, self._source_arrays) if self._source_arrays else {})
+        self._given = {name: array for name, array in inputs.items() if name in self._inputs}
         try:
-            self._request.infer({name: array for name, array in inputs.items() if name in self._inputs})
+            compute(self._request, self._given)
         except RuntimeError:
             self._request = self._new_request()  # as a stream, it may fail for good with other inputs
             raise
@@ -103,6 +115,14 @@ class PagedModel:
         for name, tensor in self._caches:
             request.set_tensor(name, tensor)
         return request
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Zeros from the begin of a cache line on. NumPy's begin 16 bytes later, with which a step took 2 to 4 % longer."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.zeros(size + _CACHE_LINE, np.uint8)
+    begin = -memory.ctypes.data % _CACHE_LINE
+    return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 def _stored_as(kind: "openvino.Type") -> Any:
