@@ -122,7 +122,8 @@ def _zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.zeros(size + _CACHE_LINE, np.uint8)
     begin = -memory.ctypes.data % _CACHE_LINE
-    return memory[begin : begin + size].view(dtype).reshape(shape)
+    aligned: NDArray[Any] = memory[begin : begin + size].view(dtype)
+    return aligned.reshape(shape)
 
 
 def _stored_as(kind: "openvino.Type") -> Any:
