@@ -164,8 +164,6 @@ class Generator:
 
     def _tell(self, progress: Iterable[Progress], record: StepRecord | None) -> None:
         """Gives callers what a step has brought them, on the event loop, while the next step is computed."""
-        if record:
-            self._observer.step(record)
         for one in progress:
             if one.sequence.future.done():  # its caller has left
                 continue
@@ -174,6 +172,8 @@ class Generator:
             except Exception as fault:  # those that have ended are known to nobody else, so the others are told
                 log_fault("tokens could not be passed on", fault, model=self.spec.name)
                 one.sequence.future.set_exception(InternalError("the text's tokens could not be passed on"))
+        if record:  # at last, for what it raises must not keep tokens back
+            self._observer.step(record)
 
     def _tell_one(self, one: Progress) -> None:
         future, report = one.sequence.future, one.sequence.report
