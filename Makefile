@@ -46,8 +46,9 @@ PROTO_PACKAGES := $(patsubst protos/neuronpipe/%,%,$(sort $(dir $(PROTOS))))
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
 # Of the oracle suites' cases, and of other large matrices; see pytest --help.
 SHARE ?= 0.1
-# Of the same in `make oracle`. Continuous integration runs a half.
+# Of the same in `make oracle`, and of the suites in `make sampled`. Continuous integration runs a third of each.
 ORACLE_SHARE ?= 1
+SAMPLED_SHARE ?= 1
 FUZZ_SEQUENCES ?= 20000
 FUZZ_MESSAGES ?= 1000000
 FUZZ_S ?= inf
@@ -160,8 +161,8 @@ oracle: .venv/.dev .venv-transformers4/.ready
 
 .PHONY: sampled
 sampled: setup
-	$(BIN)/python $(PYTEST) --share 1 -m "(sampled or long) and not alone" tests/integration tests/contract --ignore $(NEURON_COMPILER)
-	.venv-transformers4/bin/python $(PYTEST) --share 1 $(NEURON_COMPILER)
+	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) -m "(sampled or long) and not alone" tests/integration tests/contract --ignore $(NEURON_COMPILER)
+	.venv-transformers4/bin/python $(PYTEST) --share $(SAMPLED_SHARE) $(NEURON_COMPILER)
 	$(BIN)/python -m pytest --share 1 -m "alone and long" tests/integration
 
 .PHONY: fuzz
