@@ -327,7 +327,9 @@ def _read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
     is_drawn = _is_drawn(given)
     if given.do_sample is not None or is_drawn:
         fields["do_sample"] = is_drawn
-    is_left_to_model = given.do_sample is None and (GenerationFacts.of(model).do_sample or (given.num_beams or 1) > 1)
+    # A model of another task is refused later, by all doors alike.
+    model_draws = model.task == "text_generation" and GenerationFacts.of(model).do_sample
+    is_left_to_model = given.do_sample is None and (model_draws or (given.num_beams or 1) > 1)
     if not (is_drawn or is_left_to_model):
         fields = {name: value for name, value in fields.items() if name not in _SAMPLING}
     options = _options(fields)
