@@ -60,6 +60,7 @@ def test_a_decoder_that_paged_attention_computes_wrongly_gathers_its_cache_itsel
     assert artifact.accuracy.largest_difference <= 1e-4 * artifact.accuracy.largest_output
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", [*_EXACT, *_GATHERED])
 def test_a_decoder_is_compiled_for_pytorch_with_every_token_compared(
     family: str, tmp_path: Path, pytestconfig: pytest.Config
@@ -72,6 +73,7 @@ def test_a_decoder_is_compiled_for_pytorch_with_every_token_compared(
     assert artifact.accuracy.largest_difference <= 1e-4 * artifact.accuracy.largest_output
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", [*_EXACT, *_GATHERED])
 def test_a_decoder_is_compiled_for_the_slots_of_neuron_with_every_token_compared(
     family: str, tmp_path: Path, pytestconfig: pytest.Config, neuron_double: object
@@ -184,6 +186,7 @@ def test_a_generation_config_that_would_be_ignored_or_refuses_every_request_is_r
 _SLIDING = ("mistral", "gemma3", "gemma2")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", _SLIDING)
 def test_windows_are_compared_with_prompts_of_five_windows(
     family: str, tmp_path: Path, pytestconfig: pytest.Config
