@@ -43,8 +43,9 @@ _STAGE_OPTIONS = {
     "neuron-executor": ("--step-tokens", "48", "--max-batch-size", "12", "--kv-cache-bytes", str(700 << 10))
 }
 _AT_ONCE = 24
-# Sums of the logarithms of up to 50 probabilities, in float32. With t5-gated's random weights they are of large logits.
-_SCORES = dict.fromkeys(_TASKS, 1e-4) | {"t5-gated": 1e-3}
+# Sums of the logarithms of up to 50 probabilities, in float32. With the random weights of gated T5s they are of large
+# logits.
+_SCORES = dict.fromkeys(_TASKS, 1e-4) | dict.fromkeys(("t5-gated", "mt5"), 1e-3)
 # Of float32, and how often weights are moved by it. Of 16, 6 and more decided otherwise where two beams were equal.
 _ROUNDING, _ROUNDED = 1e-7, 16
 _EARLY, _NEVER = EarlyStopping.EARLY_STOPPING_TRUE, EarlyStopping.EARLY_STOPPING_NEVER
