@@ -81,7 +81,6 @@ class Generator:
         self._steps = StepLoop(spec.name, model, self.planner, self._tell_from_thread)
         self._thread = ComputeThread(f"generate-{spec.name}")
         self._step_limit_s = step_limit_s
-        self._is_closed = False
         self._working = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         observer.watch(
@@ -151,7 +150,6 @@ class Generator:
 
     def _refuse(self) -> None:
         """Takes no more sequences, and ends those that are there."""
-        self._is_closed = True
         self._steps.close()
         with self.unplanned:
             for sequence in self.planner:
@@ -216,7 +214,7 @@ class Generator:
         )
 
     def _check_room(self, sequence: Sequence) -> None:
-        if self._is_closed:
+        if self._steps.is_closed:
             raise _stopping()
         is_too_long = not self._start_ids and sequence.most_tokens > self.spec.max_tokens
         if is_too_long or not self.planner.could_hold(sequence):

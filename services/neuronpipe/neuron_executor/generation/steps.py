@@ -56,9 +56,9 @@ class StepLoop:
         self._model = model
         self._planner = planner
         self._tell = tell
-        # Guards the planner.
+        # Guards the planner, and what follows.
         self.changed = threading.Condition()
-        self._is_closed = False
+        self.is_closed = False
         self._began_s: float | None = None
         self._longest_s = 0.0
 
@@ -75,7 +75,7 @@ class StepLoop:
     def close(self) -> None:
         """Begins no more steps."""
         with self.changed:
-            self._is_closed = True
+            self.is_closed = True
             self.changed.notify()
 
     def hangs_after_s(self, limit_s: float) -> float | None:
@@ -86,7 +86,7 @@ class StepLoop:
     def _next(self) -> dict[Sequence, list[Run]]:
         """Waits for a step; nothing once it is closed."""
         with self.changed:
-            while not self._is_closed:
+            while not self.is_closed:
                 if late := self._sweep():
                     self._tell(late, None)
                 if planned := self._planner.plan():
