@@ -53,11 +53,13 @@ def release(
     run of byte tokens is not divided.
     """
     text, ends = "", [(0, 0)]  # after so many tokens, so many characters
-    for count, new in _parts(detokenizer, window, token_ids, is_last=is_last):
-        text += new
-        if new and (found := [at for stop in stop_strings if (at := text.find(stop)) >= 0]):
-            return Released(text[: min(found)], count, is_stopped=True)
-        ends.append((count, len(text)))
+    for count, new, is_whole in _parts(detokenizer, window, token_ids, is_last=is_last):
+        so_far = text + new
+        if new and (found := [at for stop in stop_strings if (at := so_far.find(stop)) >= 0]):
+            return Released(so_far[: min(found)], count, is_stopped=True)
+        if is_whole:
+            text = so_far
+            ends.append((count, len(text)))
     if is_last:
         return Released(text, len(token_ids), is_stopped=False)
     safe = len(text) - _held(text, stop_strings)
@@ -67,8 +69,12 @@ def release(
 
 def _parts(
     detokenizer: Detokenizer, window: Sequence[int], token_ids: Sequence[int], *, is_last: bool
-) -> Iterator[tuple[int, str]]:
-    """The smallest parts whose texts cannot change: the number of tokens up to the end of each, and its text."""
+) -> Iterator[tuple[int, str, bool]]:
+    """The smallest parts whose texts cannot change: the number of tokens up to the end of each, its text, and True.
+
+    Before them, with False, those that end within a character, with their text up to it: a token may have a stop string
+    and the begin of a character.
+    """
     ends = _possible_ends(detokenizer, token_ids, is_last=is_last)
     before, done = _before(detokenizer, window, token_ids), 0
     known: str | None = None  # the text of `before`
@@ -87,10 +93,11 @@ def _parts(
             if settled is None and is_last and count == ends[-1]:
                 settled = count, new
         if settled is None:
+            yield count, new[:-1], False
             open_parts.append((count, new))
             place += 1
             continue
-        yield settled
+        yield *settled, True
         before, done = [*before, *token_ids[done : settled[0]]][-WINDOW_TOKENS:], settled[0]
         known = None
         place, open_parts = bisect_right(ends, done), []

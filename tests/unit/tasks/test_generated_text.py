@@ -60,6 +60,14 @@ def test_a_stop_string_ends_the_text_before_it(size: int) -> None:
     assert is_stopped
 
 
+def test_a_stop_string_before_half_a_character_ends_the_text_with_its_token() -> None:
+    pieces = (b"x", b"at\xe5", b"\x8c\x97")  # a token may have the end of a word and the begin of a character
+    detokenizer = Detokenizer(lambda ids: b"".join(pieces[one] for one in ids).decode("utf-8", errors="replace"))
+    for token_ids in ([0, 1], [0, 1, 2]):
+        released = release(detokenizer, [], token_ids, ["at"], is_last=False)
+        assert (released.text, released.tokens, released.is_stopped) == ("x", 2, True)
+
+
 def test_no_part_has_the_begin_of_a_stop_string_that_comes() -> None:
     parts, _, _ = _in_parts("abcENDdef", ["END"], [1] * 20)
     assert parts == ["a", "b", "c", "", "", ""]
