@@ -19,6 +19,7 @@ from neuronpipe.neuron_executor.generation.sampling import (
     NO_FACTS,
     NotFinite,
     TokenRules,
+    best_allowed,
     gumbels,
     token_logprobs,
     warped,
@@ -160,15 +161,13 @@ class BeamSearch:
         """As _of_row, before temperature and what else tokens are drawn by."""
         if (forced := self._rules.forced(text)) is not None:
             return np.array([forced], np.int32), np.zeros(1, np.float32)
-        banned, top_ids = set(self._rules.banned(text)), scores.top_ids[row]
-        best, log_sum = scores.top_logits[row, 0], scores.log_sums[row]
+        banned, best, log_sum = self._rules.banned(text), scores.top_logits[row, 0], scores.log_sums[row]
         rescores = self._rules.rescores or (banned and self._rules.renormalizes)
-        if rescores or not 0 < self._needed <= len(top_ids) - len(banned):
+        found = None if rescores else best_allowed(scores, row, banned, self._needed)
+        if found is None:
             log_probabilities = scores.logits[row] - best - log_sum
             ids = np.arange(len(log_probabilities), dtype=np.int32)
-            return ids, self._rules.changed(text, log_probabilities, [*banned])
-        if not banned and not self._options.do_sample:
-            few = slice(2 * self._needed)  # those that are as good as the last one that is needed are among them
-            return top_ids[few], scores.top_logits[row, few] - best - log_sum
-        allowed = [place for place, one in enumerate(top_ids.tolist()) if one not in banned]
-        return top_ids[allowed], scores.top_logits[row, allowed] - best - log_sum
+            return ids, self._rules.changed(text, log_probabilities, banned)
+        # Those that are as good as the last one that is needed are among so many; more would take time to sort.
+        few = slice(None if self._options.do_sample else 2 * self._needed)
+        return found[0][few], found[1][few] - best - log_sum

@@ -112,9 +112,8 @@ class Generator:
             finish_reason = await sequence.future
         except BaseException as error:
             self._observer.failed(sequence, trace, error)
-            raise
-        finally:
             self._steps.wake()  # if it was cancelled, the next plan frees its blocks
+            raise
         self._observer.finished(sequence, trace)
         figures = sequence.figures
         return Prediction(

@@ -134,32 +134,25 @@ class TokenChooser:
 
     def choose(self, token_ids: Sequence[int], scores: Scores, row: int = 0) -> int:
         """The token after `token_ids`, the prompt and all tokens so far. `row`: of the scores. Raises NotFinite."""
-        top_ids, top_logits = scores.top_ids[row], scores.top_logits[row]
-        if not math.isfinite(top_logits[0]):
+        if not math.isfinite(scores.top_logits[row, 0]):
             raise NotFinite
         if (forced := self._rules.forced(token_ids)) is not None:
             return forced
-        if banned := self._rules.banned(token_ids):
-            is_allowed = ~np.isin(top_ids, banned)
-            top_ids, top_logits = top_ids[is_allowed], top_logits[is_allowed]
-        if self._rules.rescores or not self._has_enough(top_logits, scores, row):
-            top_logits = self._rules.changed(token_ids, scores.logits[row], banned)
+        banned = self._rules.banned(token_ids)
+        best = None if self._rules.rescores else best_allowed(scores, row, banned, self._needed)
+        if best is None:
+            logits = self._rules.changed(token_ids, scores.logits[row], banned)
             if not self._samples:
-                return int(top_logits.argmax())
-            top_ids = np.arange(len(top_logits), dtype=np.int32)
-        elif not self._samples:
-            is_single = len(top_ids) == 1 or top_logits[0] > top_logits[1]
-            return int(top_ids[0] if is_single else top_ids[top_logits == top_logits[0]].min())
-        order = np.lexsort((top_ids, -top_logits))  # equal ones by their ids, or a draw would depend on their order
+                return int(logits.argmax())
+            ids = np.arange(len(logits), dtype=np.int32)
+        else:
+            ids, logits = best
+            if not self._samples:
+                is_single = len(ids) == 1 or logits[0] > logits[1]
+                return int(ids[0] if is_single else ids[logits == logits[0]].min())
+        order = np.lexsort((ids, -logits))  # equal ones by their ids, or a draw would depend on their order
         position = len(token_ids) - self._prompt_tokens
-        return self._drawn(top_ids[order], top_logits[order], position)
-
-    def _has_enough(self, top_logits: _Floats, scores: Scores, row: int) -> bool:
-        """Whether the needed tokens are among the graph's best ones, at whose end equal ones may be missing."""
-        if not 0 < self._needed <= len(top_logits):
-            return False
-        has_all = len(scores.top_ids[row]) == len(scores.logits[row])
-        return has_all or bool(top_logits[self._needed - 1] > scores.top_logits[row, -1])
+        return self._drawn(ids[order], logits[order], position)
 
     def _drawn(self, ids: _Ids, logits: _Floats, position: int) -> int:
         """A token by its probability. `ids` and `logits`: best first."""
@@ -168,6 +161,20 @@ class TokenChooser:
         number = _uniform(self._options.seed, self._sequence, position)
         drawn = np.searchsorted(sums, number * sums[-1], side="right")
         return int(ids[min(int(drawn), len(ids) - 1)])
+
+
+def best_allowed(scores: Scores, row: int, banned: Collection[int], needed: int) -> tuple[_Ids, _Floats] | None:
+    """The graph's best tokens of a row but the banned ones, and their logits; None where they may not be the `needed`
+    best ones that are allowed: there are fewer, or others are as good as the last one. `needed`: 0 for all.
+    """
+    ids, logits = scores.top_ids[row], scores.top_logits[row]
+    has_all, last = len(ids) == len(scores.logits[row]), logits[-1]
+    if banned:
+        is_allowed = ~np.isin(ids, [*banned])
+        ids, logits = ids[is_allowed], logits[is_allowed]
+    if not 0 < needed <= len(ids):
+        return None
+    return (ids, logits) if has_all or logits[needed - 1] > last else None
 
 
 def warped(options: GenerationOptions, ids: _Ids, logits: _Floats, least: int = 1) -> tuple[_Ids, _Doubles]:
