@@ -68,7 +68,8 @@ _COMPLETED = (
     "length_penalty",
     *_FORCED,
 )
-_EARLY_STOPPING = {
+# By its value in transformers.
+EARLY_STOPPING = {
     False: EarlyStopping.EARLY_STOPPING_FALSE,
     True: EarlyStopping.EARLY_STOPPING_TRUE,
     "never": EarlyStopping.EARLY_STOPPING_NEVER,
@@ -329,7 +330,7 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
     complete.min_new_tokens = min(complete.min_new_tokens, complete.max_new_tokens)
     complete.do_sample, complete.num_beams = _samples(options, facts), _num_beams(options, facts)
     if not options.early_stopping:
-        complete.early_stopping = _EARLY_STOPPING[facts.early_stopping]
+        complete.early_stopping = EARLY_STOPPING[facts.early_stopping]
     if not options.bad_words_ids:
         complete.bad_words_ids.extend(TokenSequence(token_ids=word) for word in facts.bad_words_ids)
     if not options.HasField("seed"):

@@ -8,7 +8,7 @@ from neuronpipe.api.v1.tasks_pb2 import FinishReason
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.gateway.doors.http.events import event_response
 from neuronpipe.gateway.doors.http.exchange import HttpRequest, HttpResponse
-from neuronpipe.gateway.doors.http.huggingface_tasks import (
+from neuronpipe.gateway.doors.http.huggingface_texts import (
     TEXT_FIELDS,
     Prompted,
     read_one_prompt,

@@ -7,18 +7,14 @@ import binascii
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from neuronpipe.api.v1.tasks_pb2 import (
     Aggregation,
-    EarlyStopping,
     FeatureExtractionInput,
     FillMaskInput,
-    FinishReason,
-    GeneratedText,
-    GenerationOptions,
     ImageClassificationInput,
     ImageEmbeddingInput,
     LabelScore,
@@ -29,15 +25,10 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SentenceEmbeddingInput,
     SentenceSimilarityInput,
     SparseEmbeddingInput,
-    SummarizationInput,
     TaskInput,
     TaskResult,
     TextClassificationInput,
-    TextGenerationInput,
     TokenClassificationInput,
-    TokenSequence,
-    TranslationInput,
-    Truncation,
     ZeroShotClassificationInput,
     ZeroShotImageClassificationInput,
 )
@@ -46,7 +37,6 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.gateway.doors.http.huggingface_bodies import (
     Features,
     FillMask,
-    GenerateParameters,
     ImageClassification,
     ImageFeatures,
     Pair,
@@ -61,13 +51,19 @@ from neuronpipe.gateway.doors.http.huggingface_bodies import (
     TextRanking,
     TokenClassification,
     Translation,
-    WritingOptions,
     ZeroShotClassification,
     ZeroShotImageClassification,
 )
+from neuronpipe.gateway.doors.http.huggingface_texts import (
+    TEXT_FIELDS,
+    read_prompt,
+    read_summary,
+    read_translation,
+    write_text,
+    writing_fields,
+)
 from neuronpipe.gateway.doors.inference import truncation_of
 from neuronpipe.gateway.doors.vectors import token_vectors, vector
-from neuronpipe.tasks.text_generation import GenerationFacts
 
 _FUNCTIONS = {
     None: ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
@@ -284,150 +280,12 @@ def _read_query(input: Query, body: TextRanking, model: ModelSpec) -> TaskInput:
     )
 
 
-class Prompted(Protocol):
-    """A body of Hugging Face's or TGI's."""
-
-    @property
-    def parameters(self) -> GenerateParameters:
-        """How to continue its text."""
-
-
-_DRAWING = ("temperature", "top_k", "top_p", "min_p")
-_SAMPLING = (*_DRAWING, "seed")
-# Those that requests give by the same names.
-_OPTIONS = tuple(name for name in WritingOptions.model_fields if name in GenerationOptions.DESCRIPTOR.fields_by_name)
-# By what transformers calls them of a model with a decoder only, and with the token that the text follows.
-_LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
-_REASONS = {
-    FinishReason.FINISH_REASON_END: "eos_token",
-    FinishReason.FINISH_REASON_STOP_STRING: "stop_sequence",
-    FinishReason.FINISH_REASON_LENGTH: "length",
-}
-
-
-def _options(given: Mapping[str, Any]) -> GenerationOptions:
-    """Options by transformers' names."""
-    options = {name: value for name, value in given.items() if name in _OPTIONS}
-    if isinstance(stops := options.get("stop_strings"), str):
-        options["stop_strings"] = [stops]
-    if "bad_words_ids" in options:
-        options["bad_words_ids"] = [TokenSequence(token_ids=word) for word in options["bad_words_ids"]]
-    if "early_stopping" in options:
-        options["early_stopping"] = EarlyStopping.Value(f"EARLY_STOPPING_{str(options['early_stopping']).upper()}")
-    return GenerationOptions(**options)
-
-
-def _cuts(given: WritingOptions) -> "Truncation.ValueType":
-    return truncation_of(given.truncation not in (None, False, "do_not_truncate"), None)
-
-
-def _read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
-    given = body.parameters
-    fields = given.model_dump(exclude_none=True)
-    is_drawn = _is_drawn(given)
-    if given.do_sample is not None or is_drawn:
-        fields["do_sample"] = is_drawn
-    # A model of another task is refused later, by all doors alike.
-    model_draws = model.task == "text_generation" and GenerationFacts.of(model).do_sample
-    is_left_to_model = given.do_sample is None and (model_draws or (given.num_beams or 1) > 1)
-    if not (is_drawn or is_left_to_model):
-        fields = {name: value for name, value in fields.items() if name not in _SAMPLING}
-    options = _options(fields)
-    if given.details:
-        options.top_logprobs = 0
-    options.stop_strings.extend([*(given.stop or ()), *(given.stop_sequences or ())])
-    return TaskInput(text_generation=TextGenerationInput(prompt=input, options=options, truncation=_cuts(given)))
-
-
-def read_one_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
-    """The input of a request whose answer has one text. Raises InvalidInput."""
-    if (body.parameters.num_return_sequences or 1) > 1:
-        raise InvalidInput("parameters.num_return_sequences", "must be 1, since the answer has one text")
-    return _read_prompt(input, body, model)
-
-
-def _is_drawn(given: GenerateParameters) -> bool:
-    """Whether the parameters say that tokens are drawn. A seed alone does not."""
-    has_limits = (given.num_beams or 1) == 1 and any(getattr(given, name) is not None for name in _DRAWING)
-    return has_limits if given.do_sample is None else given.do_sample
-
-
-def _read_text(input: str, body: Summarization | Translation) -> dict[str, Any]:
-    """The fields of a text that another is to be written about. Raises InvalidInput."""
-    given = body.parameters
-    beside = given.model_dump(exclude_none=True, exclude={"generate_parameters"})
-    fields = given.generate_parameters.model_dump(exclude_none=True)
-    for name in sorted(beside.keys() & fields.keys()):
-        raise InvalidInput(f"parameters.{name}", "is in generate_parameters, too")
-    fields |= beside
-    for ours, theirs in _LENGTHS.items():
-        if ours in fields and theirs in fields:
-            raise InvalidInput(f"{_place(theirs, body)}.{theirs}", f"cannot be combined with {ours}")
-        if theirs in fields:
-            fields[ours] = max(0, fields[theirs] - 1)
-    cuts = _cuts(given if given.truncation is not None else given.generate_parameters)
-    return {"text": input, "options": _options(fields), "truncation": cuts}
-
-
-def _place(name: str, body: Summarization | Translation) -> str:
-    is_within = getattr(body.parameters.generate_parameters, name) is not None
-    return "parameters.generate_parameters" if is_within else "parameters"
-
-
-def _writing_fields(body: Summarization | Translation) -> dict[str, str]:
-    """A request's names of options."""
-    names = {f"options.{name}": f"{_place(name, body)}.{name}" for name in _OPTIONS}
-    for ours, theirs in _LENGTHS.items():
-        if getattr(body.parameters, theirs) or getattr(body.parameters.generate_parameters, theirs):
-            names[f"options.{ours}"] = f"{_place(theirs, body)}.{theirs} - 1"
-    return names
-
-
-def _read_summary(input: str, body: Summarization, model: ModelSpec) -> TaskInput:
-    return TaskInput(summarization=SummarizationInput(**_read_text(input, body)))
-
-
-def _read_translation(input: str, body: Translation, model: ModelSpec) -> TaskInput:
-    given = body.parameters
-    fields = _read_text(input, body)
-    fields |= {"source_language": given.src_lang or "", "target_language": given.tgt_lang or ""}
-    return TaskInput(translation=TranslationInput(**fields))
-
-
-def write_text(text: GeneratedText, prompt: str, body: Prompted) -> dict[str, Any]:
-    """A generated text, and with `details` why it ended."""
-    answer: dict[str, Any] = {"generated_text": prompt + text.text if body.parameters.return_full_text else text.text}
-    if body.parameters.details:
-        tokens = [
-            {"id": one.token_id, "text": one.text, "logprob": one.logprob, "special": False} for one in text.logprobs
-        ]
-        answer["details"] = text_details(text, body) | {"prefill": [], "tokens": tokens}
-    return answer
-
-
-def text_details(text: GeneratedText, body: Prompted) -> dict[str, Any]:
-    """Why a text ended, and how many tokens it has."""
-    return {
-        "finish_reason": _REASONS[text.finish_reason],
-        "generated_tokens": len(text.token_ids),
-        "seed": body.parameters.seed if _is_drawn(body.parameters) else None,
-    }
-
-
 def _labels(labels: "list[LabelScore]") -> Any:
     return [{"label": one.label, "score": one.score} for one in labels]
 
 
 _TEXT = {"text": "inputs…", "text_pair": "inputs…"}
 _LABEL_OPTIONS = {"top_k": "parameters.top_k", "function": "parameters.function_to_apply"}
-
-TEXT_FIELDS = {
-    "prompt": "inputs…",
-    "truncation": "parameters.truncation",
-    **{f"options.{name}": f"parameters.{name}" for name in _OPTIONS},
-    "options.stop_strings": "parameters.stop",
-    "options.top_logprobs": "parameters.details",
-}
 
 CONVERTERS: dict[str, Converter] = {
     "text_classification": Converter(
@@ -527,23 +385,23 @@ CONVERTERS: dict[str, Converter] = {
     ),
     "text_generation": Converter(
         TypeAdapter(TextGeneration),
-        _read_prompt,
+        read_prompt,
         lambda result, given, body: [write_text(one, given, body) for one in result.text_generation.sequences],
         TEXT_FIELDS,
     ),
     "summarization": Converter(
         TypeAdapter(Summarization),
-        _read_summary,
+        read_summary,
         lambda result, given, body: [{"summary_text": one.text} for one in result.summarization.sequences],
         _TEXT,
-        option_fields=_writing_fields,
+        option_fields=writing_fields,
     ),
     "translation": Converter(
         TypeAdapter(Translation),
-        _read_translation,
+        read_translation,
         lambda result, given, body: [{"translation_text": one.text} for one in result.translation.sequences],
         _TEXT | {"source_language": "parameters.src_lang", "target_language": "parameters.tgt_lang"},
-        option_fields=_writing_fields,
+        option_fields=writing_fields,
     ),
     "rerank": Converter(
         TypeAdapter(TextRanking),

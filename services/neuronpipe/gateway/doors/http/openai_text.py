@@ -34,6 +34,7 @@ from neuronpipe.gateway.doors.http.problems import OPENAI_ERROR
 from neuronpipe.gateway.doors.inference import Inference
 from neuronpipe.gateway.doors.text_stream import Event
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, Usage
+from neuronpipe.tasks.text_generation import EARLY_STOPPING
 
 # Of completions, as OpenAI has it.
 _MAX_TOKENS = 16
@@ -272,7 +273,7 @@ def _options(body: CompletionOptions, max_tokens: int | None, top_logprobs: int 
     if given.get("top_k") == -1:
         given["top_k"] = 0
     if body.early_stopping is not None:
-        given["early_stopping"] = f"EARLY_STOPPING_{str(body.early_stopping).upper()}"
+        given["early_stopping"] = EARLY_STOPPING[body.early_stopping]
     stops = [body.stop] if isinstance(body.stop, str) else body.stop
     return GenerationOptions(
         **given,

@@ -11,7 +11,7 @@ from neuronpipe.gateway.doors.http.bodies import Body, write_body
 from neuronpipe.gateway.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.doors.http.generated_tokens import answer_tokens
 from neuronpipe.gateway.doors.http.huggingface_bodies import GenerateParameters
-from neuronpipe.gateway.doors.http.huggingface_tasks import TEXT_FIELDS, read_one_prompt, write_text
+from neuronpipe.gateway.doors.http.huggingface_texts import TEXT_FIELDS, read_one_prompt, write_text
 from neuronpipe.gateway.doors.http.problems import TGI_ERROR
 from neuronpipe.gateway.doors.inference import Inference
 
