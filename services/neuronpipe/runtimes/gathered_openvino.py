@@ -32,8 +32,8 @@ class OpenVinoGraph:
         parts, _, heads, size, width = list(compiled.input("cache").get_partial_shape())
         fixed = [int(axis.get_length()) for axis in (parts, heads, size, width)]
         blocks = block_count(model_file, 4 * int(np.prod(fixed)), max_tokens, max_bytes)
-        # Memory of zeros is not taken before it is written to.
-        self.cache: Any = np.zeros((fixed[0], blocks, *fixed[1:]), np.float32)
+        self.cache: Any = np.empty((fixed[0], blocks, *fixed[1:]), np.float32)
+        self.cache.fill(0)  # takes the memory: else the steps that first use a block would wait for it
         self._compiled = compiled
         self._request = self._new_request()
         # The request's inputs are in their memory.
