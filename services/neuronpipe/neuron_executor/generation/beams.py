@@ -17,8 +17,8 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generated import TokenLogprobs
 from neuronpipe.neuron_executor.generation.sampling import (
     NO_FACTS,
+    LogitRules,
     NotFinite,
-    TokenRules,
     best_allowed,
     gumbels,
     token_logprobs,
@@ -65,7 +65,7 @@ class BeamSearch:
         self._options = options
         self._prompt_tokens = prompt_tokens
         self._end_token_ids = end_token_ids
-        self._rules = TokenRules(options, prompt_tokens, end_token_ids, facts, read_ids)
+        self._rules = LogitRules(options, prompt_tokens, end_token_ids, facts, read_ids)
         # Of each text that goes on.
         self._scores = np.zeros(1, np.float32)
         self._logprobs: list[list[TokenLogprobs]] = [[]]

@@ -31,7 +31,7 @@ class NotFinite(Exception):
     """The scores are NaN or infinite."""
 
 
-class TokenRules:
+class LogitRules:
     """Which tokens may follow those of one sequence. Arguments as for TokenChooser."""
 
     def __init__(
@@ -127,7 +127,7 @@ class TokenChooser:
         self._options = options
         self._sequence = sequence
         self._prompt_tokens = prompt_tokens
-        self._rules = TokenRules(options, prompt_tokens, end_token_ids, facts, read_ids)
+        self._rules = LogitRules(options, prompt_tokens, end_token_ids, facts, read_ids)
         self._samples = options.do_sample
         # How many of the best tokens are needed; 0: all.
         self._needed = options.top_k if self._samples else 1

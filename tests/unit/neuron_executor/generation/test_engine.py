@@ -24,7 +24,7 @@ from neuronpipe.core.packed import TensorSets
 from neuronpipe.neuron_executor.cores import CoresLost
 from neuronpipe.neuron_executor.generation.engine import Generator
 from neuronpipe.neuron_executor.generation.observer import GenerationObserver
-from neuronpipe.neuron_executor.generation.sampling import TokenRules
+from neuronpipe.neuron_executor.generation.sampling import LogitRules
 from neuronpipe.runtimes.decoder import Run, Scores
 from neuronpipe.tasks.text_generation import complete_options
 from tests.unit.model_specs import model_spec
@@ -326,13 +326,13 @@ async def test_a_token_that_cannot_be_chosen_fails_one_text_alone(
 ) -> None:
     item = _item([3, 4], 8, repetition_penalty=1.5, **options)
 
-    def fail(rules: TokenRules, token_ids: Sequence[int], *others: Any) -> Any:
+    def fail(rules: LogitRules, token_ids: Sequence[int], *others: Any) -> Any:
         if [*token_ids[:2]] == [3, 4]:
             raise IndexError("a text that the test chose")
         return unbroken(rules, token_ids, *others)
 
-    unbroken = TokenRules.changed
-    monkeypatch.setattr(TokenRules, "changed", fail)
+    unbroken = LogitRules.changed
+    monkeypatch.setattr(LogitRules, "changed", fail)
     async with _generator(WrittenDecoder(64)) as generator:
         beside = asyncio.create_task(generator.generate(_item([1, 2], 8)))
         with pytest.raises(InternalError, match="not chosen"):
