@@ -3,6 +3,7 @@
 # test      every test but the containers and the benchmarks, on all cores; of large matrices and long suites a sample
 # oracle    the whole of the matrices of which test takes a sample: every case of the oracle suites, and more
 # sampled   the long suites whole: console, demo, front processes, frameworks and others
+# long      the tests that take long and of which test takes none; SHARE of the matrices among them
 # verify    format, lint, types, imports, protos, generated docs, links, locks, advisories of what is locked
 # sbom      a software bill of materials for each image, written to .cache/sbom
 # verify-package  the wheel and the sdist, each installed into an environment of its own, where the client's tests run
@@ -44,9 +45,10 @@ PROTOS := $(wildcard protos/neuronpipe/*/v[0-9]/*.proto)
 PROTO_PACKAGES := $(patsubst protos/neuronpipe/%,%,$(sort $(dir $(PROTOS))))
 # How many processes share the tests: one more than there are cores, as some tests mostly wait.
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
-# Of the oracle suites' cases, and of other large matrices; see pytest --help.
+# Of the oracle suites' cases, of other large matrices and of long suites; see pytest --help. Continuous integration runs a
+# quarter.
 SHARE ?= 0.1
-# Of the same in `make oracle`, and of the suites in `make sampled`. Continuous integration runs a third of each.
+# Of the same in `make oracle`, and of the suites in `make sampled`.
 ORACLE_SHARE ?= 1
 SAMPLED_SHARE ?= 1
 FUZZ_SEQUENCES ?= 20000
@@ -59,7 +61,7 @@ SWAPS ?= 100
 GENERATIONS ?= 10000
 PYTEST := -m pytest --numprocesses $(WORKERS)
 # Tests that also run with the transformers version of the Neuron SDK. Those that compile for Neuron take long.
-# With the newer transformers, they run only in `make oracle`.
+# With the newer transformers, they run only in `make oracle` and `make long`.
 NEURON_COMPILER := tests/contract/test_compile_neuronx.py
 WITH_TRANSFORMERS4 := tests/contract/test_compile.py tests/contract/test_compile_encoder_decoders.py \
   tests/contract/test_golden_question_answering.py $(NEURON_COMPILER)
@@ -161,8 +163,13 @@ oracle: .venv/.dev .venv-transformers4/.ready
 
 .PHONY: sampled
 sampled: setup
-	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) -m "(sampled or long) and not alone" tests/integration tests/contract --ignore $(NEURON_COMPILER)
+	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) -m "sampled and not alone" tests/integration tests/contract --ignore $(NEURON_COMPILER)
 	.venv-transformers4/bin/python $(PYTEST) --share $(SAMPLED_SHARE) $(NEURON_COMPILER)
+
+.PHONY: long
+long: setup
+	$(BIN)/python $(PYTEST) --share $(SHARE) -m "long and not alone" tests/integration tests/contract tests/oracle
+	$(BIN)/python $(PYTEST) --share $(SHARE) $(NEURON_COMPILER)
 	$(BIN)/python -m pytest --share 1 -m "alone and long" tests/integration
 
 .PHONY: fuzz
