@@ -22,6 +22,7 @@ from neuronpipe.load.texts import builtin_texts
 from tests.bench.generation_alone import (
     BART,
     LLAMA,
+    WARM_UP_S,
     Alone,
     running_alone,
     serve_engine,
@@ -47,7 +48,6 @@ _LONG = 2000
 _LONG_EVERY_S = 2.0
 # The queue has to fill, and long prompts have to come, before these say anything.
 _LONG_TURN = 4
-_WARM_UP_S = 1.0
 # Prompts that are taken shall have their first token within its limit.
 MAX_PROMPT_WAIT_S = 0.4
 _STAGE_OPTIONS = {"tokenizer": NO_CACHE, "neuron-executor": ("--max-prompt-wait-s", f"{MAX_PROMPT_WAIT_S:g}")}
@@ -202,7 +202,7 @@ def _run(
                 rate_per_s=rate_per_s,
                 deadline_ms=deadline_ms,
                 duration_s=seconds * 2**doubled,
-                warm_up_s=_WARM_UP_S,
+                warm_up_s=WARM_UP_S,
                 seed=round,
             )
         )

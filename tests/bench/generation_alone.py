@@ -29,7 +29,8 @@ LLAMA, BART = "llama", "bart"
 VOCABULARY = 1200
 # Tokens before these are special.
 FIRST_WORD = 3
-_WARM_UP_S = 0.5
+# After it, as many callers as there are have their turns in the steps.
+WARM_UP_S = 1.0
 
 # (model, tokens of a prompt, new tokens, callers, seconds)
 _Order: TypeAlias = tuple[str, int, int, int, float]
@@ -107,7 +108,7 @@ async def _serve_engine(pipe: _Pipe, folder: Path) -> None:
         while order := await asyncio.to_thread(next, orders, None):
             _, prompt_tokens, new_tokens, callers, seconds = order
             tokens = 0
-            began_s = time.perf_counter() + _WARM_UP_S
+            began_s = time.perf_counter() + WARM_UP_S
 
             def report(new: NewTokens, began_s: float = began_s, ends_s: float = began_s + seconds) -> None:
                 nonlocal tokens
@@ -119,7 +120,7 @@ async def _serve_engine(pipe: _Pipe, folder: Path) -> None:
                     await generator.generate(_item(bundle.spec, next(numbers), prompt_tokens, new_tokens, report))
 
             calls = [asyncio.create_task(call(prompt_tokens, new_tokens, report)) for _ in range(callers)]
-            await asyncio.wait(calls, timeout=_WARM_UP_S + seconds, return_when=asyncio.FIRST_EXCEPTION)
+            await asyncio.wait(calls, timeout=WARM_UP_S + seconds, return_when=asyncio.FIRST_EXCEPTION)
             for one in calls:
                 one.cancel()
             await asyncio.wait(calls)
