@@ -415,6 +415,8 @@ def test_a_caller_who_reads_late_gets_the_whole_text_and_holds_no_blocks(
         caller.send_message(stream, _request(max_new_tokens=150, min_new_tokens=150).SerializeToString())
         until(lambda: _metric(four["neuron-executor"], "tokens_total") >= before + 150)
         until(lambda: _in_use(four["neuron-executor"]) == 0)
+        # The gateway may be behind: it has the whole text once the request has left its pipeline.
+        until(lambda: _metric(four["gateway"], "in_flight", "neuronpipe_request") == 0)
         caller.frames.increment_flow_control_window(1 << 20, stream)
         caller.flush()
         events = _messages(caller.events(lambda event: isinstance(event, h2.events.TrailersReceived)))
@@ -450,11 +452,11 @@ def _in_use(executor: ServiceProcess) -> float:
     return _metric(executor, "blocks_in_use")
 
 
-def _metric(executor: ServiceProcess, name: str) -> float:
-    """A metric of generation, of which there is one line; 0 until there is."""
-    port = executor.wait_for("metrics")["address"]
+def _metric(service: ServiceProcess, name: str, of: str = "neuronpipe_generation") -> float:
+    """A metric of which there is one line; 0 until there is."""
+    port = service.wait_for("metrics")["address"]
     page = urllib.request.urlopen(f"http://{port}/metrics").read().decode()
-    lines = [line for line in page.splitlines() if line.startswith(f"neuronpipe_generation_{name}")]
+    lines = [line for line in page.splitlines() if line.startswith((f"{of}_{name} ", f"{of}_{name}{{"))]
     return float(lines[0].rpartition(" ")[2]) if lines else 0.0
 
 
