@@ -3,7 +3,7 @@
 # test      every test but the containers and the benchmarks, on all cores; of large matrices and long suites a sample
 # oracle    the whole of the matrices of which test takes a sample: every case of the oracle suites, and more
 # sampled   the long suites whole: console, demo, front processes, frameworks and others
-# long      the tests that take long and of which test takes none; SHARE of the matrices among them
+# long      the tests that take long and of which test takes none, whole
 # verify    format, lint, types, imports, protos, generated docs, links, locks, advisories of what is locked
 # sbom      a software bill of materials for each image, written to .cache/sbom
 # verify-package  the wheel and the sdist, each installed into an environment of its own, where the client's tests run
@@ -48,9 +48,10 @@ WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
 # Of the oracle suites' cases, of other large matrices and of long suites; see pytest --help. Continuous integration runs a
 # quarter.
 SHARE ?= 0.1
-# Of the same in `make oracle`, and of the suites in `make sampled`.
+# Of the same in `make oracle`, and of the suites in `make sampled` and `make long`.
 ORACLE_SHARE ?= 1
 SAMPLED_SHARE ?= 1
+LONG_SHARE ?= 1
 FUZZ_SEQUENCES ?= 20000
 FUZZ_MESSAGES ?= 1000000
 FUZZ_S ?= inf
@@ -168,8 +169,8 @@ sampled: setup
 
 .PHONY: long
 long: setup
-	$(BIN)/python $(PYTEST) --share $(SHARE) -m "long and not alone" tests/integration tests/contract tests/oracle
-	$(BIN)/python $(PYTEST) --share $(SHARE) $(NEURON_COMPILER)
+	$(BIN)/python $(PYTEST) --share $(LONG_SHARE) -m "long and not alone" tests/integration tests/contract tests/oracle
+	$(BIN)/python $(PYTEST) --share $(LONG_SHARE) $(NEURON_COMPILER)
 	$(BIN)/python -m pytest --share 1 -m "alone and long" tests/integration
 
 .PHONY: fuzz

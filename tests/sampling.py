@@ -1,5 +1,5 @@
-"""What is tested of a large matrix, and of suites that take long: every test run takes a sample, `make oracle` and
-`make sampled` take all.
+"""What is tested of a large matrix, and of suites that take long: every test run takes a sample, `make oracle`,
+`make sampled` and `make long` take all.
 """
 
 import math
@@ -44,10 +44,10 @@ class Sample:
         return random.Random(self.seed).sample(names, math.ceil(self.share * len(names)))
 
     def left_out(self, items: Iterable[pytest.Item]) -> set[pytest.Item]:
-        """The tests with the marker `sampled` that do not run: of each file, all but some."""
+        """The tests with the markers `sampled` and `long` that do not run: of each file, all but some."""
         files: dict[Path, dict[str, pytest.Item]] = {}
         for item in items:
-            if item.get_closest_marker("sampled"):
+            if item.get_closest_marker("sampled") or item.get_closest_marker("long"):
                 files.setdefault(item.path, {})[item.nodeid] = item
         return {tests[name] for tests in files.values() for name in tests.keys() - set(self.some(list(tests)))}
 

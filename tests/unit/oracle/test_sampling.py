@@ -76,16 +76,19 @@ def test_a_share_is_more_than_none_and_at_most_all(share: float) -> None:
         Sample(share=share)
 
 
-def test_of_a_file_of_sampled_tests_a_share_runs_and_of_other_files_all(request: pytest.FixtureRequest) -> None:
-    def item(file: str, name: str, *, is_sampled: bool) -> pytest.Item:
+@pytest.mark.parametrize("marker", ["sampled", "long"])
+def test_of_a_file_of_long_tests_a_share_runs_and_of_other_files_all(
+    request: pytest.FixtureRequest, marker: str
+) -> None:
+    def item(file: str, name: str, *, is_marked: bool) -> pytest.Item:
         made: pytest.Item = pytest.Function.from_parent(request.node.parent, name=name, callobj=lambda: None)
         made.path = Path(file)
-        if is_sampled:
-            made.add_marker("sampled")
+        if is_marked:
+            made.add_marker(marker)
         return made
 
-    long = [item("long", f"long{number}", is_sampled=True) for number in range(10)]
-    alone, short = item("other", "alone", is_sampled=True), [item("short", "short", is_sampled=False)]
+    long = [item("long", f"long{number}", is_marked=True) for number in range(10)]
+    alone, short = item("other", "alone", is_marked=True), [item("short", "short", is_marked=False)]
     left_out = Sample(share=0.2).left_out([*long, alone, *short])
     assert len(left_out) == 8
     assert left_out <= set(long)
