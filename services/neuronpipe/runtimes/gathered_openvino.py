@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from neuronpipe.core.errors import SetupError
 from neuronpipe.runtimes.decoder import ENCODER, Scores, block_count
 from neuronpipe.runtimes.openvino import compute, engine, openvino
-from neuronpipe.runtimes.paged import add_scores, encoder_request, scores_of
+from neuronpipe.runtimes.paged import add_scores, encoder_request, scores_of, zeros
 
 
 class OpenVinoGraph:
@@ -32,8 +32,7 @@ class OpenVinoGraph:
         parts, _, heads, size, width = list(compiled.input("cache").get_partial_shape())
         fixed = [int(axis.get_length()) for axis in (parts, heads, size, width)]
         blocks = block_count(model_file, 4 * int(np.prod(fixed)), max_tokens, max_bytes)
-        self.cache: Any = np.empty((fixed[0], blocks, *fixed[1:]), np.float32)
-        self.cache.fill(0)  # takes the memory: else the steps that first use a block would wait for it
+        self.cache: Any = zeros((fixed[0], blocks, *fixed[1:]), np.float32)
         self._compiled = compiled
         self._request = self._new_request()
         # The request's inputs are in their memory.

@@ -68,7 +68,7 @@ class PagedModel:
         self.blocks = block_count(model_file, self.block_bytes, max_tokens, max_bytes)
         self._compiled = compiled
         self._inputs = {port.any_name for port in compiled.inputs}
-        arrays = [_zeros((self.blocks, *shape), _stored_as(port.get_element_type())) for port, shape in held]
+        arrays = [zeros((self.blocks, *shape), _stored_as(port.get_element_type())) for port, shape in held]
         own = [(port.any_name, array) for (port, _), array in zip(held, arrays, strict=True)]
         kind = held[0][0].get_element_type()
         # A block holds either a part of a text or a part of a source, so one memory serves both.
@@ -116,7 +116,7 @@ class PagedModel:
         return request
 
 
-def _zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+def zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """Zeros from the begin of a cache line on. NumPy's begin 16 bytes later, with which a step took 2 to 4 % longer.
 
     They are written here, and the memory is taken: else the steps that first use a block would wait for it.
