@@ -27,9 +27,11 @@ async def running_far_stages(
     report: Callable[[str, bool], None],
     tls: WatchedTls | None = None,
     holding: Holding | None = None,
+    transport: str = "nghttp2",
 ) -> AsyncIterator[Mapping[str, Coalescer]]:
     """The stages behind targets, by their services' names. `report` is told of each whether it can be reached, at first
     and when that changes. `tls`: of the connections to hosts; unix sockets have none. `holding`: see Coalescer.
+    `transport`: as --grpc-transport.
     """
     reached: set[str] = set()
     complete, ending = asyncio.Event(), asyncio.Event()
@@ -51,7 +53,7 @@ async def running_far_stages(
         report(service, False)
     async with run_beside(
         *(
-            follow_endpoints(_RPCS[service], target, coalescers[service].serve, tls)
+            follow_endpoints(_RPCS[service], target, coalescers[service].serve, tls, transport)
             for service, target in targets.items()
         )
     ):

@@ -55,6 +55,9 @@ class Door(Protocol):
     def open(self, handlers: Mapping[str, Handler]) -> None:
         """Answers calls from now on, each path's by its handler. The door uses the handlers of its own paths."""
 
+    def ask_to_leave(self) -> bool:
+        """Asks callers to send new calls elsewhere, and answers those that still come. Returns whether it can."""
+
     def drain(self) -> None:
         """Stops reading from open streams. What was read is still answered."""
 

@@ -70,7 +70,7 @@ class InFlight:
         self._service = service
         self._max_calls = max_calls
         self._max_message_bytes = max_message_bytes
-        self._budget = ReceivingBudget(max_message_bytes, max_receiving_bytes)
+        self.budget = ReceivingBudget(max_message_bytes, max_receiving_bytes)
         self._new_reads = 0
         self._waiting_reads: deque[asyncio.Future[None]] = deque()
         # Messages that are being received, by the time of their next check. Those that have ended stay until then.
@@ -79,15 +79,15 @@ class InFlight:
         self._timer: asyncio.TimerHandle | None = None
         self._look_at_s = math.inf
         self._is_draining = False
-        self._came_late = 0
+        self._came = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._idle_since_s = time.monotonic()
 
     def __enter__(self) -> None:
         """Counts a call until the block ends. Raises Unavailable while the process drains, Overloaded at the limit."""
+        self._came += 1
         if self._is_draining:
-            self._came_late += 1
             raise self.stopping()
         if self.count >= self._max_calls:
             raise Overloaded(
@@ -125,7 +125,7 @@ class InFlight:
             return await read()
         finally:
             self._arrivals.done(arrival)
-            self._budget.end(reading)
+            self.budget.end(reading)
             if reading.is_new:
                 self._end_new_read()
 
@@ -186,7 +186,7 @@ class InFlight:
             self._end_new_read()
         reading.taken_s = 2 * reading.taken_s or _QUICK_S
         self._look_at(reading, now_s + reading.taken_s)
-        self._budget.grow(reading, int(self._max_message_bytes * min(1.0, reading.taken_s / _FULL_CLAIM_S)))
+        self.budget.grow(reading, int(self._max_message_bytes * min(1.0, reading.taken_s / _FULL_CLAIM_S)))
 
     def drain(self) -> None:
         """Refuses new calls from now on."""
@@ -208,9 +208,9 @@ class InFlight:
     async def wait_until_quiet(self, limit_s: float) -> None:
         """Returns once no new call has come for a moment, and after `limit_s` in any case."""
         end_s = time.monotonic() + limit_s
-        came_late = -1
-        while came_late != self._came_late and (left_s := end_s - time.monotonic()) > 0:
-            came_late = self._came_late
+        came = -1
+        while came != self._came and (left_s := end_s - time.monotonic()) > 0:
+            came = self._came
             await asyncio.sleep(min(_QUIET_S, left_s))
 
     def waited(self, is_late: bool, late: str) -> NeuronpipeError:

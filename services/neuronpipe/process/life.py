@@ -65,9 +65,10 @@ class Life:
         log("ready")
 
     async def drain(self, grace_s: float) -> None:
-        """Refuses new calls, and waits at most `grace_s` for the calls in flight and for their responses to be sent.
+        """Asks callers to leave, and answers them until no new call has come for a moment, or half of the time is over.
+        Then it refuses new calls, and waits for the calls in flight and for their responses to be sent.
 
-        Then it ends the rest.
+        After `grace_s` it ends the rest.
         """
         deadline_s = time.monotonic() + grace_s
         log("draining", calls=self.in_flight.count, grace_s=grace_s)
@@ -79,6 +80,9 @@ class Life:
             for result in results:
                 if isinstance(result, Exception):
                     log_fault("a part of the service cannot drain", result)
+        have_asked = [door.ask_to_leave() for door in self._doors]
+        if all(have_asked):
+            await self.in_flight.wait_until_quiet(grace_s / 2)
         self.in_flight.drain()
         for door in self._doors:
             door.drain()

@@ -1,7 +1,7 @@
 """The settings that every service has."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -122,6 +122,11 @@ class ProcessSettings(ServerTlsSettings, CallerLimits):
     """The settings that every service has."""
 
     listen: str = listen_field("127.0.0.1:0")
+    grpc_transport: Literal["nghttp2", "grpcio"] = Field(
+        "nghttp2",
+        description="what carries gRPC: nghttp2, on the event loop of the service, or grpcio, gRPC's own, which takes "
+        "three times the CPU time and cannot hand its callers over when it stops",
+    )
     grace_s: float = Field(
         10.0, ge=0, le=3600, description="seconds that requests in flight get to finish after SIGTERM"
     )

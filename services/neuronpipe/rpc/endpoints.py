@@ -3,9 +3,10 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
-import grpc
+from google.protobuf.message import DecodeError
+from google.rpc.code_pb2 import Code
 
 from neuronpipe.core.calls import told_error
 from neuronpipe.core.errors import InternalError, InvalidInput, Unavailable
@@ -13,9 +14,10 @@ from neuronpipe.core.items import ModelKey, StageItem
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.status import from_status
 from neuronpipe.core.streams import Outcome, StageResponse
-from neuronpipe.rpc.client import open_channel
 from neuronpipe.rpc.codecs import read_models, read_problems, read_unloaded, write_models
 from neuronpipe.rpc.items import LARGE_BYTES, StageRpc
+from neuronpipe.rpc.transport import CallEnd, ClientCall
+from neuronpipe.rpc.transports import make_channel
 from neuronpipe.tls.files import LoadedTls, WatchedTls
 
 # The time between two resolutions of a target, so that new processes get work.
@@ -31,20 +33,22 @@ _PAUSE_S = 0.1
 # The pause if the server is not a stage of neuronpipe, or has a fault.
 _REFUSED_PAUSE_S = 5.0
 
-# The statuses of a server that starts, stops or has gone.
-_USUAL_ENDS = (grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-
-_StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[Any, Any]"
+# The names of google.rpc.Code by their numbers, and those of a server that starts, stops or has gone.
+_CODES: Mapping[int, str] = {number: name for name, number in Code.items()}
+_USUAL_ENDS = ("UNAVAILABLE", "CANCELLED")
 
 
 class StageStream:
     """A stream to one process of a stage; see core/streams.py."""
 
-    def __init__(self, rpc: StageRpc, call: _StreamCall, first: Any, retired: asyncio.Event) -> None:
+    def __init__(self, rpc: StageRpc, call: ClientCall, first: Any, retired: asyncio.Event) -> None:
         """`first`: the message with which the process said that it accepts items."""
         self._rpc = rpc
         self._call = call
         self._max_message_bytes = 0
+        # The status with which the process has ended the stream.
+        self.end: CallEnd | None = None
+        self.has_ended = False
         self.models = self._announced(first)
         self.problems: Mapping[ModelKey, str] = read_problems(first.announcement)
         self.unloaded: Mapping[ModelKey, bool] = read_unloaded(first.announcement)
@@ -75,16 +79,19 @@ class StageStream:
         try:
             for message in messages:
                 await self._call.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as failure:
-            raise Unavailable("the stream has ended") from failure
+        except CallEnd as end:
+            raise Unavailable("the stream has ended") from end
 
     async def receive(self) -> StageResponse:
         """The next message. Raises Unavailable."""
         try:
-            response: Any = await self._call.read()
-        except grpc.aio.AioRpcError as failure:
-            raise Unavailable("the stream has ended") from failure
-        if not isinstance(response, self._rpc.response_class):  # gRPC's EOF, or None for a message that cannot be read
+            data = await self._call.read()
+            response = None if data is None else self._rpc.response_class.FromString(data)
+        except (CallEnd, DecodeError) as end:
+            self.end, self.has_ended = end if isinstance(end, CallEnd) else None, True
+            raise Unavailable("the stream has ended") from end
+        if response is None:
+            self.has_ended = True
             raise Unavailable("the stream has ended")
         outcomes = [(outcome.item_id, self._outcome(outcome)) for outcome in response.outcomes]
         kept_item_ids = response.draining.item_ids if response.HasField("draining") else None
@@ -145,12 +152,13 @@ async def follow_endpoints(
     target: str,
     serve: Callable[[StageStream], Awaitable[None]],
     tls: WatchedTls | None = None,
+    transport: str = "nghttp2",
 ) -> None:
     """Keeps a stream to every process behind the target until cancelled, and passes each open one to `serve`.
 
     `target`: "HOST:PORT", with every address that the host's name has, or several of these, separated by commas; or
     "unix:PATH". `tls`: the gateway's side of encrypted connections; where its files change, new streams take the place
-    of the old.
+    of the old. `transport`: as --grpc-transport.
     """
     followed: dict[str, _Address] = {}
     unresolved: Mapping[str, str] = {}
@@ -174,7 +182,7 @@ async def follow_endpoints(
             for address, server_name in addresses.items():
                 before = followed.get(address)
                 if before is None or (tls and before.tls is not tls.value):
-                    one = _Address(rpc, address, server_name, serve, tls.value if tls else None, before)
+                    one = _Address(rpc, address, server_name, serve, tls.value if tls else None, before, transport)
                     followed[address] = one
                     one.following = group.create_task(one.follow())
             is_served = any(one.is_served for one in followed.values())
@@ -194,6 +202,7 @@ class _Address:
         serve: Callable[[StageStream], Awaitable[None]],
         tls: LoadedTls | None,
         before: "_Address | None",
+        transport: str,
     ) -> None:
         """`before`: the same address with older certificates, which is retired once this one is served."""
         # Answers in a row that did not name it.
@@ -203,6 +212,7 @@ class _Address:
         self._address = address
         self._server_name = server_name
         self._serve = serve
+        self._transport = transport
         self.is_served = False
         self._retired = asyncio.Event()
         self._before = before
@@ -224,42 +234,44 @@ class _Address:
 
     async def follow(self) -> None:
         """Keeps a stream to the address until it is retired."""
-        async with open_channel(self._address, tls=self.tls, server_name=self._server_name) as channel:
-            # What is sent is bytes, so that its size is known.
-            open_stream: Callable[..., _StreamCall] = channel.stream_stream(
-                self._rpc.path, response_deserializer=self._rpc.response_class.FromString
-            )
+        channel = make_channel(self._transport, self._address, self.tls, self._server_name)
+        try:
             while not self._retired.is_set():
-                call = open_stream(wait_for_ready=True)
+                call = await channel.open_call(self._rpc.path)
                 try:
                     first = await call.read()
-                    if isinstance(first, self._rpc.response_class):  # the service's sign that it takes items
-                        await self._serve_stream(call, first)
-                except grpc.aio.AioRpcError as failure:
-                    if failure.code() not in _USUAL_ENDS:
+                    if first is not None:  # the service's sign that it takes items
+                        await self._serve_stream(call, self._rpc.response_class.FromString(first))
+                except DecodeError:
+                    pass  # what it says is not for us; it is asked again
+                except CallEnd as end:
+                    if _CODES.get(end.code) not in _USUAL_ENDS:
                         log_warning(
                             "a stage refuses its stream",
                             rpc=self._rpc.path,
                             address=self._address,
-                            code=failure.code().name,
+                            code=_CODES.get(end.code, str(end.code)),
                         )
                         await asyncio.sleep(_REFUSED_PAUSE_S)
                 finally:
                     call.cancel()
                 await asyncio.sleep(_PAUSE_S)
+        finally:
+            await channel.close()
 
-    async def _serve_stream(self, call: _StreamCall, first: Any) -> None:
+    async def _serve_stream(self, call: ClientCall, first: Any) -> None:
         self.is_served = True
         log("a stage's stream is open", rpc=self._rpc.path, address=self._address)
         self._retire_before()  # serving begins before the other can end: there is no moment without a stream
+        stream = StageStream(self._rpc, call, first, self._retired)
         try:
-            await self._serve(StageStream(self._rpc, call, first, self._retired))
+            await self._serve(stream)
         finally:
             self.is_served = False
-        if call.done():
-            code, reason = await call.code(), await call.details()
-            say = log if code in _USUAL_ENDS else log_warning
-            say("a stage's stream has ended", rpc=self._rpc.path, address=self._address, code=code.name, reason=reason)
+        if stream.has_ended:
+            code, reason = (_CODES.get(stream.end.code, ""), stream.end.message) if stream.end else ("OK", "")
+            say = log if code in ("OK", *_USUAL_ENDS) else log_warning
+            say("a stage's stream has ended", rpc=self._rpc.path, address=self._address, code=code, reason=reason)
 
 
 async def resolve(target: str) -> tuple[dict[str, str], dict[str, str]]:

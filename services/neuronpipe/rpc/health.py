@@ -2,15 +2,16 @@
 
 from collections.abc import AsyncIterator
 
-import grpc
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from neuronpipe.process.door import Handler
 from neuronpipe.process.health import HealthBoard
 from neuronpipe.rpc.rpcs import Context, by_path
+from neuronpipe.rpc.transport import CallEnd
 
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_NOT_FOUND = 5  # google.rpc.Code
 WATCH = f"/{HEALTH_SERVICE.full_name}/Watch"
 
 
@@ -20,7 +21,7 @@ def health_handlers(board: HealthBoard) -> dict[str, Handler]:
     async def check(request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
         status = _status(board.is_serving(request.service))
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND)
+            raise CallEnd(_NOT_FOUND)
         return HealthCheckResponse(status=status)
 
     async def watch(request: HealthCheckRequest, context: Context) -> AsyncIterator[HealthCheckResponse]:

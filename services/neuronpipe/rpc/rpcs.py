@@ -1,11 +1,9 @@
 """Describes rpcs as values: what a gRPC door knows of a method besides its handler."""
 
-import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
-import grpc
 from google.protobuf.descriptor import FileDescriptor, MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
@@ -14,8 +12,9 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.names import ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.process.door import Handler
+from neuronpipe.rpc.transport import ServerCall
 
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Context: TypeAlias = ServerCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +79,9 @@ def by_path(service: ServiceDescriptor, **handlers: Handler) -> dict[str, Handle
 
 def call_of(context: Context) -> Call:
     """The caller, the deadline and the trace context of a call."""
-    remaining_s = context.time_remaining()
     metadata = metadata_of(context, (TRACEPARENT, TRACESTATE, ROUTE_KEY))
     return Call(
-        deadline_s=None if remaining_s is None else time.monotonic() + remaining_s,
+        deadline_s=context.deadline_s,
         trace=SpanContext.parse(metadata.get(TRACEPARENT, ""), metadata.get(TRACESTATE, "")) if metadata else None,
         caller=current_caller(),
         route_key=metadata.get(ROUTE_KEY, ""),
@@ -92,7 +90,7 @@ def call_of(context: Context) -> Call:
 
 def metadata_of(context: Context, keys: Container[str]) -> dict[str, str]:
     """What a call's metadata say of these keys."""
-    return {key: str(value) for key, value in context.invocation_metadata() or () if key in keys}
+    return {key: str(value) for key, value in context.metadata if key in keys}
 
 
 def _path(service: ServiceDescriptor, name: str) -> str:

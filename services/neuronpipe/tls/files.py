@@ -44,7 +44,7 @@ class LoadedTls:
     """What the files hold, in PEM form; None where there is no such file.
 
     `expires_s`: when the certificate ends to be valid, in seconds since 1970; without end where there is none.
-    `context`: of a server side, for servers of Python's own.
+    `context`: of a server side, for HTTP/1.1. `h2_context`: of either side, for HTTP/2, which TLS negotiates (ALPN).
     """
 
     certificate: bytes | None
@@ -52,6 +52,7 @@ class LoadedTls:
     ca: bytes | None
     expires_s: float
     context: ssl.SSLContext | None
+    h2_context: ssl.SSLContext
 
 
 WatchedTls: TypeAlias = Watched[LoadedTls]
@@ -73,7 +74,9 @@ def _load(files: TlsFiles, side: Side) -> LoadedTls:
     if ca is not None:
         _check_certificates(files.ca, ca)
     context = _server_context(files, ca) if side == "server" else None
-    return LoadedTls(certificate, key, ca, expires_s, context)
+    h2_context = _server_context(files, ca) if side == "server" else _client_context(files, ca)
+    h2_context.set_alpn_protocols(["h2"])
+    return LoadedTls(certificate, key, ca, expires_s, context, h2_context)
 
 
 def _server_context(files: TlsFiles, ca: bytes | None) -> ssl.SSLContext:
@@ -85,6 +88,13 @@ def _server_context(files: TlsFiles, ca: bytes | None) -> ssl.SSLContext:
     if ca:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=_text(ca))
+    return context
+
+
+def _client_context(files: TlsFiles, ca: bytes | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cadata=_text(ca) if ca else None)
+    if files.certificate:
+        _load_pair(context, files)
     return context
 
 

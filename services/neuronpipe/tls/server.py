@@ -11,7 +11,7 @@ from neuronpipe.tls.files import TlsFiles, WatchedTls, watched_tls
 class ServerTls:
     """What a server shows its callers, and asks of them, from the files as they are now.
 
-    `context`: for servers of Python's own; each new connection gets the current certificate.
+    `context`, for HTTP/1.1, and `h2_context`, for HTTP/2: each new connection gets the current certificate.
     `asks_for_certificates`: whether callers must show one.
     """
 
@@ -19,14 +19,17 @@ class ServerTls:
         """Raises SetupError, which names the file and the reason."""
         self.asks_for_certificates = bool(files.ca)
         self.watched: WatchedTls = watched_tls(files, "server")
-        context = self.watched.value.context
-        assert context  # noqa: S101 (every server side has one)
-        self.context: ssl.SSLContext = context
-        self.context.sni_callback = self._take_current
+        loaded = self.watched.value
+        assert loaded.context  # noqa: S101 (every server side has one)
+        self.context, self.h2_context = loaded.context, loaded.h2_context
+        # OpenSSL asks at the begin of each handshake, also where the caller names no server.
+        self.context.sni_callback = lambda connection, *_: self._take_current(connection, self.watched.value.context)
+        self.h2_context.sni_callback = lambda connection, *_: self._take_current(
+            connection, self.watched.value.h2_context
+        )
 
-    def _take_current(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """OpenSSL asks at the begin of each handshake, also where the caller names no server."""
-        connection.context = self.watched.value.context  # type: ignore[assignment]
+    def _take_current(self, connection: ssl.SSLObject, current: ssl.SSLContext | None) -> None:
+        connection.context = current  # type: ignore[assignment]
 
 
 @contextmanager

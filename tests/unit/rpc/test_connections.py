@@ -4,7 +4,6 @@ import socket
 from pathlib import Path
 
 import pytest
-
 from neuronpipe.rpc.connections import count_connections, end_connection, peer_address
 
 

@@ -4,11 +4,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from neuronpipe.rpc.reads import StreamRead, read_message
 
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError
 from neuronpipe.core.metrics import Counter
 from neuronpipe.process.caller_waits import CallerWaits
-from neuronpipe.rpc.reads import StreamRead, read_message
 
 
 class _Call:

@@ -99,6 +99,11 @@ class HttpDoor:
         """Answers requests from now on."""
         self._app.handlers = {**handlers, **self._health_handlers()}
 
+    def ask_to_leave(self) -> bool:
+        """Ends connections with their answers."""
+        self._app.is_draining = True
+        return True
+
     def drain(self) -> None:
         """Ends streams, and asks callers to connect elsewhere."""
         self._app.drain()

@@ -5,7 +5,6 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, NoReturn
 
-import grpc
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.json_format import ParseDict
 
@@ -27,8 +26,10 @@ from neuronpipe.gateway.many import answer_stream
 from neuronpipe.oip.v2 import open_inference_pb2 as messages
 from neuronpipe.process.door import Handler
 from neuronpipe.rpc.rpcs import Context, Rpc, by_path, call_of, message_classes
+from neuronpipe.rpc.transport import CallEnd
 
 OIP_SERVICE = messages.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+_UNIMPLEMENTED = 12  # google.rpc.Code
 _WORK = ("ModelInfer", "ModelStreamInfer")
 # Rpcs of Triton's that are not in our proto, and why.
 _MISSING = {
@@ -149,7 +150,7 @@ def _told(method: MethodDescriptor, tell: Any) -> Handler:
 
 
 async def _refuse(reason: str, message: bytes, context: Context) -> NoReturn:
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, reason)
+    raise CallEnd(_UNIMPLEMENTED, reason)
 
 
 def _read(message: messages.ModelInferRequest) -> TensorRequest:

@@ -1,0 +1,189 @@
+"""The client's side of gRPC over HTTP/2: calls with streams of messages, over one connection to one address."""
+
+import asyncio
+import contextlib
+from typing import Any
+from urllib.parse import unquote
+
+from ngh2 import NGH2Error, Role
+from ngh2.events import GoAwayReceived, ResponseReceived, TrailersReceived
+
+from neuronpipe.core.addresses import unix_path
+from neuronpipe.rpc.http2.connection import CANCEL, INTERNAL, TLS_CLOSE_S, UNAVAILABLE, Connection, Stream
+from neuronpipe.rpc.transport import CallEnd
+from neuronpipe.tls.files import LoadedTls
+
+_UNKNOWN = 2
+# Detects a server that vanished without closing the connection; servers allow as much.
+_KEEPALIVE_S = 20.0
+_PING_LIMIT_S = 5.0
+_CONNECT_LIMIT_S = 20.0
+# Between two attempts to connect: the first pause, which doubles up to the second.
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 2.0
+# The status of a call whose answer is HTTP (gRPC, doc/http-grpc-status-mapping.md).
+_STATUS_OF_HTTP = {b"400": 13, b"401": 16, b"403": 7, b"404": 12, b"429": 14, b"502": 14, b"503": 14, b"504": 14}
+
+
+class _Call(Stream):
+    """One call; a ClientCall of rpc/transport.py."""
+
+    __slots__ = ("status",)
+
+    connection: "_ClientConnection"
+
+    def __init__(self, connection: "_ClientConnection", number: int) -> None:
+        super().__init__(connection, number, (1 << 32) - 1)
+        # How the call has ended.
+        self.status: CallEnd | None = None
+
+    def take_head(self, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        """Takes the head of the answer, or its trailers."""
+        fields = dict(headers)
+        self.encoding = fields.get(b"grpc-encoding", self.encoding)
+        if (http := fields.get(b":status", b"200")) != b"200":
+            self._end(_STATUS_OF_HTTP.get(http, _UNKNOWN), f"the server answered with HTTP {http.decode('latin-1')}")
+        elif (status := fields.get(b"grpc-status")) is not None:
+            self._end(
+                int(status) if status.isdigit() else _UNKNOWN,
+                unquote(fields.get(b"grpc-message", b"").decode("latin-1"), errors="replace"),
+            )
+
+    def _end(self, code: int, message: str) -> None:
+        """What follows the last message."""
+        self.is_ended = True
+        self.status = self.status or CallEnd(code, message)
+        self.wake_reader()
+
+    async def read(self) -> bytes | None:
+        message = await super().read()
+        if message is None and self.status and self.status.code:
+            raise self.status
+        return message
+
+    async def write(self, message: bytes) -> None:
+        if self.is_closed or self.is_ended:
+            raise self.status or CallEnd(UNAVAILABLE, "the connection has ended")
+        self.put(message)
+        await self.wait_for_room()
+
+    def cancel(self) -> None:
+        if not self.is_closed:
+            self.is_closed = self.ignores_data = True
+            with contextlib.suppress(NGH2Error):
+                self.connection.engine.reset_stream(self.number, CANCEL)
+            self.connection.flush_soon()
+
+
+class _ClientConnection(Connection[_Call]):
+    role = Role.CLIENT
+    settings = {2: 0}  # noqa: RUF012 (nghttp2 wants a dict): no pushes
+    ping_limit_s = _PING_LIMIT_S
+
+    def __init__(self) -> None:
+        super().__init__(_KEEPALIVE_S)
+        self.is_leaving = False
+        # Done once the server has said its first word, so that what accepts and never answers gets no call.
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def open_call(self, path: str, authority: str, scheme: str) -> _Call:
+        """Raises NGH2Error where the connection takes no more calls."""
+        head = [
+            (b":method", b"POST"),
+            (b":scheme", scheme.encode()),
+            (b":path", path.encode()),
+            (b":authority", authority.encode()),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"grpc-accept-encoding", b"identity,gzip,deflate"),
+        ]
+        number = self.engine.send_request(head)
+        call = self.streams[number] = _Call(self, number)
+        self.flush_soon()
+        return call
+
+    def take(self, event: object) -> None:
+        if isinstance(event, ResponseReceived | TrailersReceived):
+            if call := self.streams.get(event.stream_id):
+                call.take_head(event.headers)
+        elif isinstance(event, GoAwayReceived):
+            self.is_leaving = True
+
+    def greeted(self) -> None:
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    def taken(self, touched: Any) -> None:
+        return
+
+    def refuse(self, stream: _Call, end: CallEnd) -> None:
+        stream.status = end
+        stream.error = end
+        stream.cancel()
+        stream.wake_reader()
+
+    def stream_closed(self, stream: _Call, code: int) -> None:
+        if not stream.status:
+            problem = "the connection has ended" if self.is_lost or self.is_closing else f"reset by HTTP/2 code {code}"
+            stream.status = CallEnd(UNAVAILABLE if code in (CANCEL, 0x7) else INTERNAL, problem)
+        stream.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        if not self.ready.done():
+            self.ready.set_exception(error or ConnectionResetError("the server has ended the connection"))
+
+
+class Http2Channel:
+    """A connection to one address, made anew when it is lost; a Channel of rpc/transport.py.
+
+    `address`: unix:PATH, ipv4:HOST:PORT or ipv6:[HOST]:PORT. `server_name`: what the certificate of the server must
+    name, HOST or HOST:PORT.
+    """
+
+    def __init__(self, address: str, tls: LoadedTls | None = None, server_name: str = "") -> None:
+        self._address = address
+        self._path = unix_path(address)
+        self._tls = None if self._path else tls
+        self._authority = server_name or ("localhost" if self._path else address.partition(":")[2])
+        self._connection: _ClientConnection | None = None
+
+    async def open_call(self, path: str) -> _Call:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                connection = await self._connected()
+                return connection.open_call(path, self._authority, "https" if self._tls else "http")
+            except (OSError, NGH2Error):  # TimeoutError and ssl.SSLError are among them
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+    async def _connected(self) -> _ClientConnection:
+        before = self._connection
+        if before and not (before.is_lost or before.is_closing or before.is_leaving):
+            return before
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(_CONNECT_LIMIT_S):
+            if self._path:
+                _, connection = await loop.create_unix_connection(_ClientConnection, self._path)
+            else:
+                host, _, port = self._address.partition(":")[2].rpartition(":")
+                secure: dict[str, Any] = {}
+                if self._tls:
+                    name = self._authority.rpartition(":")[0] or self._authority
+                    secure = {
+                        "ssl": self._tls.context,
+                        "server_hostname": name.strip("[]"),
+                        "ssl_shutdown_timeout": TLS_CLOSE_S,
+                    }
+                _, connection = await loop.create_connection(_ClientConnection, host.strip("[]"), int(port), **secure)
+            try:
+                await connection.ready
+            except BaseException:
+                connection.abort()
+                raise
+        self._connection = connection
+        return connection
+
+    async def close(self) -> None:
+        if self._connection:
+            self._connection.close()

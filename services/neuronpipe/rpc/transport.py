@@ -1,0 +1,141 @@
+"""The contract between a gRPC door and the transport below it: calls as bytes, without messages or protobuf.
+
+Two transports keep it: rpc/http2/ (nghttp2) and rpc/grpcio.py. docs/decisions/0063-own-transport.md compares them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from neuronpipe.core.errors import NeuronpipeError
+from neuronpipe.process.in_flight import InFlight
+from neuronpipe.process.settings import ProcessSettings
+from neuronpipe.tls.server import ServerTls
+
+# Names in lower case. Values of names that end with "-bin" are bytes.
+Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
+
+
+class CallEnd(Exception):
+    """Ends a call with a status.
+
+    `code`: of google.rpc.Code. `message`: for the caller. `trailers`: sent with it.
+    """
+
+    def __init__(self, code: int, message: str = "", trailers: Metadata = ()) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+        self.trailers = trailers
+
+
+class ServerCall(Protocol):
+    """A call, at the server. `deadline_s`: as time.monotonic counts; None without a deadline.
+
+    `peer`: the address of the connection, as gRPC writes it, such as ipv4:127.0.0.1:1234. `metadata_bytes`: the size
+    of all names and values, also of those that the transport itself uses.
+    """
+
+    deadline_s: float | None
+    metadata: Metadata
+    metadata_bytes: int
+
+    @property
+    def peer(self) -> str: ...
+
+    def peer_names(self) -> Sequence[str]:
+        """The subject alternative names of the caller's certificate, which has been verified: DNS names, IP addresses,
+        URIs such as SPIFFE ids. Empty where the caller has shown no certificate.
+        """
+
+    async def read(self) -> bytes | None:
+        """The next message of the caller; None once the caller has sent all. Raises CallEnd, and what stop_reading
+        gives.
+        """
+
+    def stop_reading(self, error: NeuronpipeError) -> None:
+        """Makes the read that waits, and later ones, raise an error."""
+
+    async def send(self, message: bytes) -> None:
+        """Sends a message. Returns when there is room for the next one."""
+
+
+class Method(Protocol):
+    """What a door does with the calls of one path.
+
+    `takes_stream`: the caller sends a stream of messages.
+    """
+
+    takes_stream: bool
+
+    def accept(self, call: ServerCall) -> None:
+        """Counts a call when its head has come. Raises CallEnd to refuse it: nothing of it is read then."""
+
+    async def answer(self, call: ServerCall, request: bytes | None) -> None:
+        """Answers a call that was accepted, in the context in which it was accepted. Raises CallEnd.
+
+        `request`: the message of a caller that sends one; None where it was missing, and where it sends a stream.
+        """
+
+    def done(self, call: ServerCall) -> None:
+        """An accepted call is over: it is answered, or will never be."""
+
+
+# The method of a path; None for an unknown one.
+FindMethod: TypeAlias = Callable[[str], Method | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """What a transport needs to serve a port. `tls`: not for unix sockets."""
+
+    settings: ProcessSettings
+    in_flight: InFlight
+    find_method: FindMethod
+    tls: ServerTls | None
+    shares_port: bool
+
+
+class Server(Protocol):
+    """Listens at one address."""
+
+    async def listen(self) -> int:
+        """Takes connections from now on. Returns the port, 0 for a unix socket. Raises SetupError."""
+
+    def ask_to_leave(self) -> bool:
+        """Asks the callers of open connections to send new calls elsewhere, and answers those that still come.
+
+        Returns whether the transport can do that.
+        """
+
+    def take_no_more(self) -> None:
+        """Takes no new connections and calls from now on."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no new calls, and ends connections once their last responses have been sent, after `grace_s` at most.
+
+        May be called again.
+        """
+
+
+class ClientCall(Protocol):
+    """A call with a stream of messages in both directions, at the client."""
+
+    async def read(self) -> bytes | None:
+        """The next message; None once the server has ended the call well. Raises CallEnd for any other end."""
+
+    async def write(self, message: bytes) -> None:
+        """Sends a message. Raises CallEnd where the call is over."""
+
+    def cancel(self) -> None:
+        """Ends the call."""
+
+
+class Channel(Protocol):
+    """A connection to one address that is made when it is first needed."""
+
+    async def open_call(self, path: str) -> ClientCall:
+        """Opens a call, as soon as the server can be reached."""
+
+    async def close(self) -> None:
+        """Ends all calls, and the connection."""
