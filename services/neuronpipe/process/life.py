@@ -64,7 +64,7 @@ class Life:
         self.health.open()
         log("ready")
 
-    async def drain(self, grace_s: float) -> None:
+    async def drain(self, grace_s: float, *, answers_late_calls: bool = True) -> None:
         """Asks callers to leave, and answers them until no new call has come for a moment, or half of the time is over.
         Then it refuses new calls, and waits for the calls in flight and for their responses to be sent.
 
@@ -80,8 +80,8 @@ class Life:
             for result in results:
                 if isinstance(result, Exception):
                     log_fault("a part of the service cannot drain", result)
-        have_asked = [door.ask_to_leave() for door in self._doors]
-        if all(have_asked):
+        have_asked = answers_late_calls and [door.ask_to_leave() for door in self._doors]
+        if have_asked and all(have_asked):
             await self.in_flight.wait_until_quiet(grace_s / 2)
         self.in_flight.drain()
         for door in self._doors:
@@ -146,7 +146,7 @@ async def serve(
                 await life.drain(settings.grace_s)
             except asyncio.CancelledError:
                 # A part has crashed. Its calls may take long to end, and nobody should wait for them.
-                await life.drain(min(settings.grace_s, _CRASH_GRACE_S))
+                await life.drain(min(settings.grace_s, _CRASH_GRACE_S), answers_late_calls=False)
                 raise
             finally:
                 give_up = loop.call_later(_UNLOAD_LIMIT_S, _end_process)

@@ -40,7 +40,7 @@ _KEEPALIVE_MS = 30_000
 _KEEPALIVE_LIMIT_MS = 10_000
 
 
-class _ServerCall:
+class ServerCall:
     """A ServerCall of rpc/transport.py. gRPC treats every client as a streaming one, which has the same wire format:
     else it would read a single message before any of our code runs.
     """
@@ -57,8 +57,7 @@ class _ServerCall:
         self._error: NeuronpipeError | None = None
 
     def peer_names(self) -> Sequence[str]:
-        names = self._context.auth_context().get("x509_subject_alternative_name", ())
-        return [name.decode(errors="replace") for name in names]
+        return peer_names(self._context)
 
     async def read(self) -> bytes | None:
         """Reads in a task of its own, which ends with the call. gRPC never frees the 1.5 KB of a read that is cancelled
@@ -119,7 +118,7 @@ class GrpcioServer(grpc.GenericRpcHandler):
             if path and is_listened_on(path):  # gRPC would take it away from whoever listens there
                 raise RuntimeError("in use")
             port = (
-                self._server.add_secure_port(address, _server_credentials(tls))
+                self._server.add_secure_port(address, server_credentials(tls))
                 if tls and not path
                 else self._server.add_insecure_port(address)
             )
@@ -147,7 +146,7 @@ class GrpcioServer(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(partial(self._serve, method)) if method else None
 
     async def _serve(self, method: Method, unread: object, context: _Context) -> None:
-        call = _ServerCall(context)
+        call = ServerCall(context)
         call.begin_send = lambda: self._sends.begin(lambda is_late: self._end_connection(call.peer))
         call.end_send = self._sends.done
         try:
@@ -164,7 +163,7 @@ class GrpcioServer(grpc.GenericRpcHandler):
             except grpc.aio.InternalError:  # the call has ended meanwhile; as gRPC would have said, had it noticed
                 raise asyncio.CancelledError from None
 
-    async def _receive(self, call: _ServerCall) -> bytes | None:
+    async def _receive(self, call: ServerCall) -> bytes | None:
         """The message of a caller that sends one. Raises CallEnd."""
         try:
             return await self._options.in_flight.receive(call.peer, call.read, call.stop_reading)
@@ -210,6 +209,12 @@ class GrpcioChannel:
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+def peer_names(context: _Context) -> Sequence[str]:
+    """The subject alternative names of the caller's certificate; empty without one."""
+    names = context.auth_context().get("x509_subject_alternative_name", ())
+    return [name.decode(errors="replace") for name in names]
 
 
 def count_connections(port: int) -> int:
@@ -310,7 +315,7 @@ def _bind_problem(address: str, path: str | None) -> str:
     return "gRPC refuses the address"
 
 
-def _server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
+def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
     """Credentials that show the current certificate at each handshake."""
     taken = tls.watched.value
 

@@ -14,6 +14,7 @@ from neuronpipe.process.health import HealthBoard
 from neuronpipe.process.in_flight import InFlight
 from neuronpipe.process.life import Life, serve
 from neuronpipe.process.settings import ServerSettings
+from tests.unit.soon import soon
 
 _LIMIT_S = 10
 
@@ -39,6 +40,10 @@ class _Door:
     def open(self, handlers: Mapping[str, Handler]) -> None:
         self.handlers = handlers
         self._events.append(f"{self._name} opens")
+
+    def ask_to_leave(self) -> bool:
+        self._events.append(f"{self._name} asks to leave")
+        return True
 
     def drain(self) -> None:
         self._events.append(f"{self._name} drains")
@@ -89,7 +94,7 @@ async def test_parts_learn_of_draining_after_not_serving_is_said_and_before_call
     events.clear()
     await life.drain(_LIMIT_S)
 
-    assert events == ["told, serving: False", "door drains", "door stops"]
+    assert events == ["told, serving: False", "door asks to leave", "door drains", "door stops"]
     with pytest.raises(Unavailable, match="the gateway service is stopping"), door.in_flight:
         pass
 
@@ -130,7 +135,15 @@ async def test_a_part_that_cannot_take_the_news_is_in_the_log_and_the_others_dra
     life.on_draining(tell)
     await life.drain(_LIMIT_S)
     assert "RuntimeError: the fault" in caplog.text
-    assert events[-3:] == ["told", "door drains", "door stops"]
+    assert events[-4:] == ["told", "door asks to leave", "door drains", "door stops"]
+
+
+async def test_calls_that_come_while_callers_leave_are_answered(life: Life, events: list[str]) -> None:
+    draining = asyncio.create_task(life.drain(_LIMIT_S))
+    await soon(lambda: events[-1] == "door asks to leave")
+    with life.in_flight:
+        await soon(lambda: events[-1] == "door drains")
+    await draining
 
 
 async def test_doors_stop_after_what_is_in_flight_over_all_of_them(events: list[str]) -> None:
@@ -140,8 +153,7 @@ async def test_doors_stop_after_what_is_in_flight_over_all_of_them(events: list[
     life.open({})
     with doors[1].in_flight:
         draining = asyncio.create_task(life.drain(_LIMIT_S))
-        await asyncio.sleep(0.01)  # nothing happens
-        assert events[-1] == "second drains"
+        await soon(lambda: events[-1] == "second drains")
     await draining
     assert events[-2:] == ["first stops", "second stops"]
 
@@ -178,7 +190,7 @@ async def test_a_process_listens_before_it_loads_unless_told_otherwise_and_unloa
     assert door.handlers == {"/path": print}
     begins = ["door listens", "loads"] if listens_first else ["loads", "door listens"]
     assert events[:3] == [*begins, "door opens"]
-    assert events[3:] == ["door drains", "door stops", "unloads", "door stops"]
+    assert events[3:] == ["door asks to leave", "door drains", "door stops", "unloads", "door stops"]
 
 
 async def test_a_crash_of_what_was_assembled_drains_first_and_ends_the_process_with_its_error(

@@ -12,7 +12,7 @@ import pytest_asyncio
 from neuronpipe.core.errors import SetupError
 from neuronpipe.rpc import connection as rpc_connection
 from neuronpipe.rpc.connection import Connection
-from neuronpipe.rpc.peers import peer_names, server_credentials
+from neuronpipe.rpc.grpcio import peer_names, server_credentials
 from neuronpipe.tls.files import TlsFiles
 from neuronpipe.tls.server import ServerTls
 from tests.certificates import Authority, replace

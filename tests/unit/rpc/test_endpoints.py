@@ -47,6 +47,18 @@ _READY = b""
 # A message that says to be five bytes long, with one.
 _BROKEN = b"\x0a\x05a"
 
+
+class _Transport:
+    """The one that the tests run with at the moment."""
+
+    name = "nghttp2"
+
+
+@pytest.fixture(autouse=True, params=["nghttp2", "grpcio"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Transport, "name", request.param)
+
+
 _Requests: TypeAlias = AsyncIterator[TokenizeRequest]
 _Answer: TypeAlias = Callable[[_Requests, Any], AsyncIterator[bytes]]
 
@@ -117,7 +129,7 @@ class _Served:
 async def _following(
     target: str, serve: Callable[[StageStream], Awaitable[None]]
 ) -> AsyncIterator["asyncio.Task[None]"]:
-    task = asyncio.create_task(follow_endpoints(TOKENIZE, target, serve))
+    task = asyncio.create_task(follow_endpoints(TOKENIZE, target, serve, transport=_Transport.name))
     try:
         yield task
     finally:
@@ -553,7 +565,7 @@ async def test_a_stream_whose_process_dies_is_unavailable_for_both_directions() 
         await asyncio.Event().wait()
 
     async with _process(_saying(1)) as target:
-        following = asyncio.create_task(follow_endpoints(TOKENIZE, target, serve))
+        following = asyncio.create_task(follow_endpoints(TOKENIZE, target, serve, transport=_Transport.name))
         stream = await asyncio.wait_for(streams.get(), _LIMIT_S)
         await stream.receive()
     with pytest.raises(Unavailable):
@@ -592,7 +604,7 @@ async def test_a_bug_in_whoever_gets_the_streams_comes_out() -> None:
 
     async with _process(_saying(1)) as target:
         with pytest.raises(ExceptionGroup) as caught:
-            await asyncio.wait_for(follow_endpoints(TOKENIZE, target, serve), _LIMIT_S)
+            await asyncio.wait_for(follow_endpoints(TOKENIZE, target, serve, transport=_Transport.name), _LIMIT_S)
     assert caught.group_contains(RuntimeError, match="a bug")
 
 

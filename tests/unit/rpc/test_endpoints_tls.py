@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from neuronpipe.rpc.endpoints import StageStream, follow_endpoints
+from neuronpipe.rpc.grpcio import peer_names, server_credentials
 from neuronpipe.rpc.items import TOKENIZE
-from neuronpipe.rpc.peers import peer_names, server_credentials
 from neuronpipe.tls.files import TlsFiles, WatchedTls, watched_tls
 from neuronpipe.tls.server import ServerTls
 from tests.certificates import Authority, replace
@@ -19,6 +19,17 @@ from tests.unit.soon import soon
 
 _AUTHORITY = Authority()
 _LIMIT_S = 20
+
+
+class _Transport:
+    """The one that the tests run with at the moment."""
+
+    name = "nghttp2"
+
+
+@pytest.fixture(autouse=True, params=["nghttp2", "grpcio"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Transport, "name", request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +106,7 @@ class _Served:
 
 @asynccontextmanager
 async def _following(process: _Process, served: _Served, tls: WatchedTls) -> AsyncIterator[None]:
-    task = asyncio.create_task(follow_endpoints(TOKENIZE, process.target, served, tls))
+    task = asyncio.create_task(follow_endpoints(TOKENIZE, process.target, served, tls, _Transport.name))
     try:
         yield
     finally:

@@ -171,7 +171,7 @@ class Http2Channel:
                 if self._tls:
                     name = self._authority.rpartition(":")[0] or self._authority
                     secure = {
-                        "ssl": self._tls.context,
+                        "ssl": self._tls.h2_context,
                         "server_hostname": name.strip("[]"),
                         "ssl_shutdown_timeout": TLS_CLOSE_S,
                     }

@@ -1,10 +1,14 @@
-"""rpc/connections.py: the connections of a port."""
+"""rpc/grpcio.py: the connections of a port, and reads that nobody waits for."""
 
+import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
-from neuronpipe.rpc.connections import count_connections, end_connection, peer_address
+
+from neuronpipe.core.errors import Unavailable
+from neuronpipe.rpc.grpcio import ServerCall, count_connections, end_connection, peer_address
 
 
 @pytest.mark.parametrize(
@@ -45,3 +49,40 @@ def test_looking_leaves_no_file_open() -> None:
     for _ in range(100):
         count_connections(1)
     assert len(list(files.iterdir())) < before + 50  # other threads may have opened some
+
+
+class _Context:
+    """A call of gRPC whose message never comes."""
+
+    def __init__(self) -> None:
+        self.message: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def time_remaining(self) -> None: ...
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def read(self) -> bytes:
+        return await self.message
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "stopped"])
+async def test_a_read_that_nobody_waits_for_ends_with_its_call(ending: str) -> None:
+    context: Any = _Context()
+    call = ServerCall(context)
+    reading = asyncio.create_task(call.read())
+    await asyncio.sleep(0.01)
+    if ending == "cancelled":
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    else:
+        call.stop_reading(Unavailable("it stops"))
+        with pytest.raises(Unavailable, match="it stops"):
+            await reading
+    assert not context.message.cancelled()  # gRPC would never free it
+    context.message.set_exception(ValueError("the call has ended"))
+    await asyncio.sleep(0.01)  # an error that nobody takes would fail the test
