@@ -339,8 +339,7 @@ class Connection(asyncio.Protocol, Generic[StreamT]):
     # --- what the transport calls ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 (of a stream)
-        self.transport = transport
+        self.transport = transport  # type: ignore[assignment]  # a stream's; uvloop's is no subclass of asyncio's
         self.loop = asyncio.get_running_loop()
         self.made_s = self.received_s = self.loop.time()
         tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
