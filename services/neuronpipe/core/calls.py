@@ -48,6 +48,11 @@ class Call:
         of_all = self.caller, self.cost_tokens, self.is_beyond_share, self.route_key
         return Call(request_id, self.deadline_s, priority, self.trace, *of_all)
 
+    def until(self, deadline_s: float) -> "Call":
+        """The call with this deadline."""
+        of_all = self.caller, self.cost_tokens, self.is_beyond_share, self.route_key
+        return Call(self.request_id, deadline_s, self.priority, self.trace, *of_all)
+
     def for_stage(self, trace: SpanContext | None, cost_tokens: int) -> "Call":
         """The call as a stage gets it."""
         if trace is self.trace and cost_tokens == self.cost_tokens:

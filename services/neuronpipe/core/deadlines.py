@@ -61,10 +61,11 @@ class Timeout:
             raise RuntimeError("a timeout needs a task")
         self._task, self._cancelling = task, task.cancelling()
         if self._deadline_s is not None:
+            # A task that runs cannot be cancelled and go on after uncancel (before Python 3.13).
             if self._deadline_s <= time.monotonic():
-                self.expire()
-            else:
-                self._deadlines.add(self, self._deadline_s, self.expire)
+                self.is_expired = True
+                raise TimeoutError
+            self._deadlines.add(self, self._deadline_s, self.expire)
         return self
 
     def __exit__(
@@ -75,7 +76,7 @@ class Timeout:
             raise TimeoutError from error
 
     def expire(self) -> None:
-        """Ends the block now."""
+        """Ends the block now. Not for its own task to call."""
         if not self.is_expired:
             self.is_expired = True
             self._deadlines.remove(self)

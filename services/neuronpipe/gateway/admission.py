@@ -1,6 +1,5 @@
 """Admission control: so many requests and tokens at once, whether alone, in a batch or on a stream."""
 
-import asyncio
 import math
 import time
 from collections.abc import Callable, Collection
@@ -206,9 +205,3 @@ class Gate:
             self.last_s = time.monotonic()
         if self.tenants:
             self.tenants.leave(admission)
-
-
-def expire(timer: asyncio.Timeout) -> None:
-    """Ends the timer's block now: a request under it that makes room."""
-    if not timer.expired():
-        timer.reschedule(asyncio.get_running_loop().time())

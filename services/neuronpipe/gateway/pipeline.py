@@ -3,7 +3,6 @@
 Knows stages only as functions of values: the same code runs over the network and in one process, behind every door.
 """
 
-import asyncio
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -12,12 +11,13 @@ from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.served import ServedModel
 from neuronpipe.core.callers import current_caller
 from neuronpipe.core.calls import Call, told_error
+from neuronpipe.core.deadlines import Deadlines, Timeout
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, WrongTask
 from neuronpipe.core.items import NO_PREDICTION, ExecuteItem, PostprocessItem, Stages, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics, Name, Spans
 from neuronpipe.core.packed import Packed
-from neuronpipe.gateway.admission import Admission, Gate, expire
+from neuronpipe.gateway.admission import Admission, Gate
 from neuronpipe.gateway.concurrency import ModelConcurrency, parse_limits
 from neuronpipe.gateway.generation import TextRuns
 from neuronpipe.gateway.holding import Holding
@@ -60,6 +60,7 @@ class Pipeline:
         self._results = results
         self._holding = holding or Holding()
         self._settings = settings
+        self._deadlines = Deadlines()
         self._concurrency = ModelConcurrency(parse_limits(settings.model_concurrency))
         self.gate = Gate(settings.max_requests_in_flight, settings.max_tokens_in_flight, tenants)
         telemetry = telemetry or Telemetry()
@@ -109,12 +110,12 @@ class Pipeline:
         call = within_limit(request.call, self._settings)
         compute = partial(self._compute, request, model, call, input_bytes, observed)
         if self._results and model.digest and not (request.encoded or request.listener):
-            timer = asyncio.timeout(call.remaining_s)  # another's work, which it may wait for, knows another deadline
+            timer = Timeout(self._deadlines, call.deadline_s)  # another's work, which it may wait for, has its own
             try:
-                async with timer:
+                with timer:
                     return await self._results.get(request, model.digest, compute)
             except TimeoutError as fault:
-                if not timer.expired():
+                if not timer.is_expired:
                     raise
                 raise too_late(request, call, self._settings) from fault
         return await compute()
@@ -124,19 +125,20 @@ class Pipeline:
     ) -> tuple[Packed[TaskResult], Usage]:
         """The result, computed within the request's deadline and its place among others."""
         held = observed.held = self._holding.watch()
-        timer = asyncio.timeout(call.remaining_s)
+        timer = Timeout(self._deadlines, call.deadline_s)
         tokens = known_tokens(request, model.spec, input_bytes)
         with (
             self._concurrency.place(model.key.name),
-            self.gate.admit(call, input_bytes, tokens, shed=partial(expire, timer)) as admission,
+            self.gate.admit(call, input_bytes, tokens, shed=timer.expire) as admission,
         ):
             try:
-                async with timer, admission.turn(model.key) as own_call:
-                    answer = await self._run(request, model, own_call, admission, observed)
+                with timer:
+                    async with admission.turn(model.key) as own_call:
+                        answer = await self._run(request, model, own_call, admission, observed)
                 admission.held_s = held.total_ns / 1e9 if held else 0.0
                 return answer
             except TimeoutError as fault:
-                if not timer.expired():  # a stage's own TimeoutError is a fault
+                if not timer.is_expired:  # a stage's own TimeoutError is a fault
                     raise
                 if admission.is_shed:
                     raise self.gate.overloaded() from fault

@@ -1,7 +1,6 @@
 """What a request must be before anything is computed, how large its input may be, and how long it may take."""
 
 import time
-from dataclasses import replace
 
 from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority
 from neuronpipe.core.calls import Call
@@ -74,7 +73,7 @@ def within_limit(call: Call, settings: PipelineSettings) -> Call:
     latest_s = time.monotonic() + settings.max_request_s
     if call.deadline_s is not None and call.deadline_s <= latest_s:
         return call
-    return replace(call, deadline_s=latest_s)
+    return call.until(latest_s)
 
 
 def too_late(request: InferenceRequest, call: Call, settings: PipelineSettings) -> DeadlineExceeded:

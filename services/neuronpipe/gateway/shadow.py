@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome, Priority
@@ -18,13 +17,14 @@ from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.served import ModelState, ServedModel
 from neuronpipe.core.background import run_beside
 from neuronpipe.core.calls import Call, told_error
+from neuronpipe.core.deadlines import Deadlines, Timeout
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.names import Metrics, Spans
 from neuronpipe.core.packed import Packed
 from neuronpipe.core.tracing import SpanContext
-from neuronpipe.gateway.admission import Admission, Gate, expire
+from neuronpipe.gateway.admission import Admission, Gate
 from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, Usage
 from neuronpipe.gateway.models import GatewayModel
 from neuronpipe.gateway.request_checks import known_tokens
@@ -70,6 +70,7 @@ class ShadowCopies:
         self._run_stages = run
         self._gate = gate
         self._own_gate = Gate(2 * MAX_COPIES, settings.max_tokens_in_flight // _TOKENS_PART)
+        self._deadlines = Deadlines()
         self._observer = observer
         self._meters = meters
         self._waiting: asyncio.Queue[_Pair] = asyncio.Queue(MAX_COPIES)
@@ -134,14 +135,14 @@ class ShadowCopies:
         DeadlineExceeded.
         """
         call, input_bytes = request.call, request.input.size_bytes
-        timer, tokens = asyncio.timeout(call.remaining_s), known_tokens(request, model.spec, input_bytes)
-        with self._own_gate.admit(call, input_bytes, tokens, shed=partial(expire, timer)) as admission:
+        timer, tokens = Timeout(self._deadlines, call.deadline_s), known_tokens(request, model.spec, input_bytes)
+        with self._own_gate.admit(call, input_bytes, tokens, shed=timer.expire) as admission:
             try:
-                async with timer:
+                with timer:
                     observed = self._observer.begin(Spans.INFER, call)
                     return (await self._run_stages(request, model, call, admission, observed))[0]
             except TimeoutError as fault:
-                if not timer.expired():
+                if not timer.is_expired:
                     raise
                 raise DeadlineExceeded("a copy of a request was late") from fault
 

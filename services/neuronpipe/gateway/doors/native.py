@@ -5,6 +5,7 @@ Inputs and results stay bytes where no stage of this process parses or makes the
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from contextlib import aclosing
+from operator import attrgetter
 
 from neuronpipe.api.v1 import inference_pb2, models_pb2
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
@@ -32,6 +33,7 @@ from neuronpipe.process.door import Handler
 from neuronpipe.rpc.rpcs import Rpc, by_path, call_of, rpcs_of
 
 INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+_FIELDS = {kind: [(name, attrgetter(name)) for name in kind.__slots__] for kind in (Usage, StageTimings)}
 MODEL_SERVICE = models_pb2.DESCRIPTOR.services_by_name["ModelService"]
 
 
@@ -143,9 +145,10 @@ def _write_result(result: InferenceResult, response: wire.InferResponse) -> None
 
 
 def _write_fields(value: Usage | StageTimings, message: object) -> None:
-    """The message has the names of the value."""
-    for name in value.__slots__:
-        setattr(message, name, getattr(value, name))
+    """The message has the names of the value. Zero is what a field is without being set."""
+    for name, get in _FIELDS[type(value)]:
+        if number := get(value):
+            setattr(message, name, number)
 
 
 def _write_outcome(outcome: InferenceOutcome, message: wire.InferOutcome) -> None:

@@ -349,7 +349,7 @@ class Connection(asyncio.Protocol, Generic[StreamT]):
         plain = transport.get_extra_info("socket")
         if plain is not None and plain.family in (socket.AF_INET, socket.AF_INET6):
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.set_write_buffer_limits(high=_WRITE_BYTES, low=_WRITE_BYTES // 4)
+        self.transport.set_write_buffer_limits(high=_WRITE_BYTES, low=_WRITE_BYTES // 4)
         self.engine = Engine(self.role, Configuration(**_CONFIGURATION))
         self.engine.initiate_connection({4: _STREAM_WINDOW_BYTES, **self.settings})
         self.engine.set_local_window_size(_CONNECTION_WINDOW_BYTES)

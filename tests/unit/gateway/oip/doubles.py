@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
-import grpc
 import numpy as np
 
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, TaskInput, TaskResult
@@ -33,14 +32,8 @@ _DTYPES = {"FP32": "<f4", "FP64": "<f8", "UINT32": "<u4"}
 class Context:
     """A call of gRPC: no deadline, no metadata."""
 
-    def time_remaining(self) -> None:
-        return None
-
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
-
-    async def abort(self, code: grpc.StatusCode, message: str) -> None:
-        raise RuntimeError(code.name, message)
+    deadline_s = None
+    metadata = ()
 
 
 class Server:
