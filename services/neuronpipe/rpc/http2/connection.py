@@ -1,13 +1,8 @@
-"""One HTTP/2 connection, as both sides have it: bytes of the transport ↔ frames (nghttp2) ↔ messages of calls (gRPC).
-
-Specifications: RFC 9113; gRPC over HTTP2, https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
-"""
+"""One HTTP/2 connection (RFC 9113), as both sides have it: bytes of the transport ↔ frames (nghttp2) ↔ streams."""
 
 import asyncio
 import socket
 import ssl
-import zlib
-from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -24,36 +19,27 @@ from ngh2.events import (
     WindowUpdated,
 )
 
+from neuronpipe.rpc.http2.stream import MAX_QUEUED_BYTES, Stream
 from neuronpipe.rpc.transport import CallEnd
 
 NO_ERROR, REFUSED_STREAM, CANCEL, ENHANCE_YOUR_CALM = 0x0, 0x7, 0x8, 0xB  # RFC 9113, 7
-INTERNAL, UNIMPLEMENTED, RESOURCE_EXHAUSTED, UNAVAILABLE = 13, 12, 8, 14  # google.rpc.Code
 
 # Bytes that a peer may send before we acknowledge any: of one stream, and of all streams of a connection.
 _STREAM_WINDOW_BYTES = 1 << 20
 _CONNECTION_WINDOW_BYTES = 16 << 20
-# While more than this waits to be read in whole messages, nothing is acknowledged. A message costs more than its bytes.
-_MAX_UNREAD_BYTES = 1 << 18
-_MESSAGE_OVERHEAD_BYTES = 128
-# A writer waits while more of its stream is not with the operating system yet.
-_MAX_QUEUED_BYTES = 1 << 18
 # Bytes that are passed to the transport at once, and those at which the transport asks to wait.
 _WRITE_BYTES = 1 << 18
-# Shorter pieces of a message are gathered, since each piece that is kept by itself costs more than its bytes.
-_SMALL_PIECE_BYTES = 1 << 12
 # Header lists within this limit reach us, so that one call is refused for its own metadata. nghttp2 ends the connection
 # for longer ones.
 _MAX_HEADER_LIST_BYTES = 1 << 20
 _MAX_HEADERS = _MAX_HEADER_LIST_BYTES // 32
-# Frames that bring nothing (PING, SETTINGS, RST_STREAM, empty DATA), since the last message was sent. A peer that sends
+# Frames that bring nothing (PING, SETTINGS, RST_STREAM, empty DATA), since data came or went. A peer that sends
 # more ends its connection.
 _MAX_IDLE_FRAMES = 500
 # Of resets of streams by the peer: a burst, and how many a second. nghttp2's default, 1,000 and 33, ends connections of
 # honest callers with short deadlines; without a limit, rapid resets (CVE-2023-44487) would take a core.
 _RESET_RATE = (10_000, 2_000)
 _MAX_CONTINUATIONS = 64
-# Messages that take longer to inflate than a turn of the event loop should are inflated in a thread.
-_LARGE_DEFLATED_BYTES = 1 << 14
 _CONFIGURATION: Mapping[str, Any] = {
     "auto_window_update": False,
     "max_inbound_header_list_size": _MAX_HEADER_LIST_BYTES,
@@ -68,246 +54,6 @@ _LINGER_S = 1.0
 TLS_CLOSE_S = 0.5
 PING_LIMIT_S = 10.0
 _KEEPALIVE_PING = b"alive\0\0\0"
-_WINDOW_BITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
-ENCODINGS = b"identity,gzip,deflate"
-
-
-class _Deflated(bytes):
-    """A message as the peer has compressed it."""
-
-    __slots__ = ()
-
-
-class Stream:
-    """The stream of one call: whole messages in both directions, each after five bytes: a flag and its length."""
-
-    __slots__ = (
-        "_chunks",
-        "_held_bytes",
-        "_is_deflated",
-        "_offset",
-        "_reading",
-        "_size_bytes",
-        "_writing",
-        "buffered_bytes",
-        "connection",
-        "encoding",
-        "error",
-        "has_sent_end",
-        "ignores_data",
-        "is_closed",
-        "is_ended",
-        "max_message_bytes",
-        "messages",
-        "number",
-        "put_bytes",
-        "unread_bytes",
-    )
-
-    def __init__(self, connection: "Connection[Any]", number: int, max_message_bytes: int) -> None:
-        self.connection = connection
-        self.number = number
-        self.max_message_bytes = max_message_bytes
-        self.encoding: bytes | None = None
-        # Whole messages that were not read yet.
-        self.messages: deque[bytes] = deque()
-        self.unread_bytes = 0
-        # Whether the peer has sent all, we have, and the stream is over.
-        self.is_ended = self.has_sent_end = self.is_closed = False
-        # What reads raise.
-        self.error: Exception | None = None
-        # Whether what still comes is dropped.
-        self.ignores_data = False
-        # The message that is arriving: its bytes from `_offset` of the first piece, its size where its head has come.
-        self._chunks: deque[bytes | bytearray] = deque()
-        self._offset = self.buffered_bytes = 0
-        self._size_bytes = -1
-        self._is_deflated = False
-        self._held_bytes = 0
-        # All that was ever queued.
-        self.put_bytes = 0
-        self._reading: asyncio.Future[None] | None = None
-        self._writing: asyncio.Future[None] | None = None
-
-    def receive(self, data: bytes) -> None:
-        """Takes bytes from the peer. Raises CallEnd for a message that is too large, or not as gRPC writes it."""
-        size_bytes = len(data)
-        try:
-            # As nearly always: one message, whole.
-            if (
-                not self.buffered_bytes
-                and self._size_bytes < 0
-                and size_bytes >= 5
-                and not data[0]
-                and size_bytes - 5 == int.from_bytes(data[1:5], "big") <= self.max_message_bytes
-            ):
-                self._add(data[5:])
-            else:
-                self._gather(data)
-        finally:
-            if self.unread_bytes > _MAX_UNREAD_BYTES:
-                self._held_bytes += size_bytes
-            else:
-                self.connection.acknowledge(size_bytes, self.number)
-        self.wake_reader()
-
-    def _gather(self, data: bytes) -> None:
-        if len(data) >= _SMALL_PIECE_BYTES:
-            self._chunks.append(data)
-        elif self._chunks and isinstance(last := self._chunks[-1], bytearray) and len(last) < _WRITE_BYTES:
-            last += data
-        elif data:
-            self._chunks.append(bytearray(data))
-        self.buffered_bytes += len(data)
-        while True:
-            if self._size_bytes < 0:
-                if self.buffered_bytes < 5:
-                    return
-                head = self._take(5)
-                self._is_deflated, self._size_bytes = bool(head[0]), int.from_bytes(head[1:], "big")
-                self._check_head(head[0])
-            if self.buffered_bytes < self._size_bytes:
-                return
-            message = self._take(self._size_bytes)
-            self._size_bytes = -1
-            self._add(_Deflated(message) if self._is_deflated else message)
-
-    def _check_head(self, flag: int) -> None:
-        if self._size_bytes > self.max_message_bytes:
-            raise too_large(self._size_bytes, self.max_message_bytes)
-        if flag > 1:
-            raise CallEnd(INTERNAL, f"a message has the flag {flag}, gRPC knows 0 and 1")
-        if flag and self.encoding is None:
-            raise CallEnd(INTERNAL, "a message is compressed, and the call has no grpc-encoding")
-
-    def _take(self, size_bytes: int) -> bytes:
-        """The next bytes of those that are buffered, which are enough."""
-        self.buffered_bytes -= size_bytes
-        parts: list[bytes | bytearray] = []
-        while size_bytes:
-            chunk = self._chunks[0]
-            end = min(len(chunk), self._offset + size_bytes)
-            parts.append(chunk if end - self._offset == len(chunk) else chunk[self._offset : end])
-            size_bytes -= end - self._offset
-            self._offset = end
-            if end == len(chunk):
-                self._chunks.popleft()
-                self._offset = 0
-        return parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else b"".join(parts)
-
-    def _add(self, message: bytes) -> None:
-        self.messages.append(message)
-        self.unread_bytes += len(message) + _MESSAGE_OVERHEAD_BYTES
-
-    def drop_received(self) -> None:
-        """Forgets what has come and was not read, and what still comes."""
-        self.ignores_data = True
-        self.messages.clear()
-        self._chunks.clear()
-        self._offset = self.buffered_bytes = self.unread_bytes = 0
-        self._size_bytes = -1
-        self._release()
-
-    def wake_reader(self) -> None:
-        """Lets a read look again."""
-        if (reading := self._reading) and (self.messages or self.is_ended or self.error):
-            self._reading = None
-            if not reading.done():
-                reading.set_result(None)
-
-    async def read(self) -> bytes | None:
-        """The next message; None at the end of the peer's. Raises `error`, and CallEnd."""
-        while True:
-            if self.error:
-                raise self.error
-            if self.messages:
-                return await self.inflated(self.next_message())
-            if self.is_ended:
-                self.check_end()
-                return None
-            self._reading = asyncio.get_running_loop().create_future()
-            await self._reading
-
-    def next_message(self) -> bytes:
-        """Takes a whole message that waits."""
-        message = self.messages.popleft()
-        self.unread_bytes -= len(message) + _MESSAGE_OVERHEAD_BYTES
-        if self._held_bytes and self.unread_bytes <= _MAX_UNREAD_BYTES:
-            self._release()
-        return message
-
-    def check_end(self) -> None:
-        """Raises CallEnd where the peer has ended its side within a message."""
-        if self.buffered_bytes or self._size_bytes >= 0:
-            raise CallEnd(INTERNAL, "the last message is incomplete")
-
-    async def inflated(self, message: bytes) -> bytes:
-        """A message without compression. Raises CallEnd, also for one that becomes too large."""
-        if not isinstance(message, _Deflated):
-            return message
-        if len(message) > _LARGE_DEFLATED_BYTES:
-            return await asyncio.to_thread(self._inflate, message)
-        return self._inflate(message)
-
-    def _inflate(self, message: bytes) -> bytes:
-        if self.encoding not in _WINDOW_BITS:  # identity; unknown ones were refused before
-            raise CallEnd(INTERNAL, "a message is compressed, and grpc-encoding says that it is not")
-        inflater = zlib.decompressobj(_WINDOW_BITS[self.encoding])
-        try:
-            inflated = inflater.decompress(message, self.max_message_bytes + 1)
-        except zlib.error as error:
-            raise CallEnd(INTERNAL, f"a message cannot be decompressed ({self.encoding.decode()})") from error
-        if len(inflated) > self.max_message_bytes:
-            raise too_large(len(inflated), self.max_message_bytes, "at least ")
-        if not inflater.eof:
-            raise CallEnd(INTERNAL, f"a message cannot be decompressed ({self.encoding.decode()})")
-        return inflated
-
-    def _release(self) -> None:
-        if held_bytes := self._held_bytes:
-            self._held_bytes = 0
-            self.connection.acknowledge(held_bytes, self.number)
-            self.connection.flush_soon()
-
-    def put(self, message: bytes) -> None:
-        """Queues a message. Large ones are not copied to stand behind their heads."""
-        engine, head = self.connection.engine, b"\0" + len(message).to_bytes(4, "big")
-        self.put_bytes += len(message) + 5
-        if len(message) < _SMALL_PIECE_BYTES:
-            engine.send_data(self.number, head + message)
-        else:
-            engine.send_data(self.number, head)
-            engine.send_data(self.number, message)
-        self.connection.has_written(self)
-
-    async def wait_for_room(self) -> None:
-        """Returns once the next message may be queued, or the stream is over."""
-        connection = self.connection
-        while not self.is_closed and (
-            connection.is_paused or connection.engine.queued_body_size(self.number) > _MAX_QUEUED_BYTES
-        ):
-            self._writing = asyncio.get_running_loop().create_future()
-            connection.waiting_writers.add(self)
-            await self._writing
-
-    def wake_writer(self) -> None:
-        """Lets a writer that waits for room look again."""
-        if (writing := self._writing) and not writing.done():
-            writing.set_result(None)
-
-    def close(self) -> None:
-        """The stream is over."""
-        self.is_closed = self.is_ended = True
-        self._release()
-        self.wake_writer()
-        self.wake_reader()
-
-
-def too_large(size_bytes: int, limit_bytes: int, least: str = "") -> CallEnd:
-    """The end of a call with a message beyond the limit."""
-    problem = f"a message of {least}{size_bytes} bytes, the limit is {limit_bytes} (max_message_bytes)"
-    return CallEnd(RESOURCE_EXHAUSTED, problem)
-
 
 StreamT = TypeVar("StreamT", bound=Stream)
 
@@ -419,6 +165,7 @@ class Connection(asyncio.Protocol, Generic[StreamT]):
             if data:
                 self.acknowledge(len(data), event.stream_id)
         elif data:
+            self._idle_frames = 0
             try:
                 stream.receive(data)
             except CallEnd as end:
@@ -504,7 +251,7 @@ class Connection(asyncio.Protocol, Generic[StreamT]):
             self._written.clear()
             if self.waiting_writers:
                 for stream in list(self.waiting_writers):
-                    if stream.is_closed or engine.queued_body_size(stream.number) <= _MAX_QUEUED_BYTES:
+                    if stream.is_closed or engine.queued_body_size(stream.number) <= MAX_QUEUED_BYTES:
                         self.waiting_writers.discard(stream)
                         stream.wake_writer()
 

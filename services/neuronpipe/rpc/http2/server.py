@@ -1,314 +1,37 @@
-"""The server's side of gRPC over HTTP/2: calls are seen when their heads come, and refused or answered."""
+"""The server's side of gRPC over HTTP/2: connections of callers, with their limits, and the end of both."""
 
 import asyncio
-import base64
 import contextlib
 import math
 import socket
 import ssl
-import time
-from collections.abc import Iterable, Sequence
-from contextvars import Context, copy_context
+from collections.abc import Iterable
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from ngh2 import NGH2Error, Role
 from ngh2.events import RequestReceived, SettingsAcknowledged
 
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.deadlines import Deadlines
-from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, SetupError
+from neuronpipe.core.errors import SetupError
 from neuronpipe.core.names import Metrics
-from neuronpipe.process.receiving_budget import Claim
-from neuronpipe.rpc.call_end import end_of
-from neuronpipe.rpc.http2.connection import (
-    ENCODINGS,
-    INTERNAL,
-    NO_ERROR,
-    REFUSED_STREAM,
-    TLS_CLOSE_S,
-    UNIMPLEMENTED,
-    Connection,
-    Stream,
-)
-from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions
+from neuronpipe.rpc.http2.call import Call, NotGrpc
+from neuronpipe.rpc.http2.connection import NO_ERROR, TLS_CLOSE_S, Connection
+from neuronpipe.rpc.http2.stream import ENCODINGS, UNIMPLEMENTED, Stream
+from neuronpipe.rpc.transport import CallEnd, ServerOptions
 from neuronpipe.rpc.unix_sockets import is_listened_on
 
-_HEAD = ((b":status", b"200"), (b"content-type", b"application/grpc"))
-_OK = ((b"grpc-status", b"0"),)
-# gRPC requires 415 for other content types, and clients of gRPC are told by HTTP what is no gRPC.
-_NOT_GRPC = ((b":status", b"415"), (b"content-type", b"text/plain"))
-_NOT_GRPC_BODY = b"this port speaks gRPC: POST with the content-type application/grpc\n"
-# The heads that are not metadata. te and user-agent say nothing that we use.
-_RESERVED = frozenset((b"te", b"content-type", b"user-agent", b"grpc-accept-encoding", b"grpc-message-type"))
-_TIMEOUT_UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-_MAX_TIMEOUT_DIGITS = 8
-# Printable characters but the percent sign stay as they are (PROTOCOL-HTTP2.md, Status-Message).
-_MESSAGE_CHARACTERS = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 _DRAIN_PING = b"drain\0\0\0"
 # A peer that does not acknowledge the notice gets no longer; streams that it opened are answered all the same.
 _NOTICE_LIMIT_S = 5.0
 _KEEPALIVE_S = 30.0
-# For the first message of a call with a stream of messages that is refused.
-_REFUSAL_PATIENCE_S = 0.1
 _BACKLOG = 1024
 
 
-class _Call(Stream):
-    """One call; a ServerCall of rpc/transport.py."""
-
-    __slots__ = (
-        "_arrival",
-        "_is_counted",
-        "claim",
-        "context",
-        "deadline_s",
-        "has_sent_head",
-        "metadata",
-        "metadata_bytes",
-        "method",
-        "refusal",
-        "task",
-    )
-
-    connection: "_ServerConnection"
-
-    def __init__(self, connection: "_ServerConnection", number: int, max_message_bytes: int) -> None:
-        super().__init__(connection, number, max_message_bytes)
-        self.metadata: Metadata = ()
-        self.metadata_bytes = 0
-        self.deadline_s: float | None = None
-        self.method: Method | None = None
-        self.context: Context | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.has_sent_head = self._is_counted = False
-        self._arrival: int | None = None
-        self.claim: Claim | None = None
-        # How it will end, where that was decided by its head.
-        self.refusal: CallEnd | None = None
-
-    @property
-    def peer(self) -> str:
-        return self.connection.peer
-
-    def peer_names(self) -> Sequence[str]:
-        return self.connection.peer_names
-
-    # --- its head ---
-
-    def read_head(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """Takes the head of the call, and returns its path. Raises CallEnd; _NotGrpc where it is no gRPC."""
-        path = method = content_type = b""
-        metadata: list[tuple[str, str | bytes]] = []
-        for name, value in headers:
-            if name[:1] == b":":
-                if name == b":path":
-                    path = value
-                elif name == b":method":
-                    method = value
-                continue
-            self.metadata_bytes += len(name) + len(value)
-            if name == b"content-type":
-                content_type = value
-            elif name == b"grpc-timeout":
-                self.deadline_s = time.monotonic() + _timeout_s(value)
-            elif name == b"grpc-encoding":
-                self.encoding = value
-            elif name[-4:] == b"-bin":
-                metadata += [(name.decode("ascii"), one) for one in _unpacked(value)]
-            elif name not in _RESERVED:
-                metadata.append((name.decode("latin-1"), value.decode("latin-1")))
-        if method != b"POST" or not (
-            content_type == b"application/grpc" or content_type.startswith((b"application/grpc+", b"application/grpc;"))
-        ):
-            raise _NotGrpc
-        self.metadata = metadata
-        return path.decode("latin-1")
-
-    # --- its messages ---
-
-    def stop_reading(self, error: Exception) -> None:
-        self.error = error
-        self.drop_received()
-        self.wake_reader()
-
-    def can_begin(self) -> bool:
-        """Whether it can be answered with what has come."""
-        return bool(self.method and self.method.takes_stream) or bool(self.messages) or self.is_ended
-
-    def note_arrival(self) -> None:
-        """Limits the memory and the time of a message that is arriving."""
-        connection = self.connection
-        if self._arrival is None and self.task is None:
-            self._arrival = connection.arrivals.begin(self._arrives_too_slowly)
-        if self.buffered_bytes:
-            claim = self.claim = self.claim or Claim(str(id(connection)), self._refuse)
-            if self.buffered_bytes > claim.bytes:
-                connection.budget.grow(claim, self.buffered_bytes)
-        else:
-            self.end_claim()
-
-    def _arrives_too_slowly(self, is_late: bool) -> None:
-        limit_s = self.connection.options.settings.max_receive_s
-        problem = f"the message took longer than {limit_s:g} s, the limit"
-        self._refuse(self.connection.options.in_flight.waited(is_late, problem))
-
-    def _refuse(self, error: NeuronpipeError) -> None:
-        if self.task and not self.task.done():
-            self.stop_reading(error)
-        else:
-            self.finish(end_of(error))
-
-    def end_claim(self) -> None:
-        """The message that was arriving has come, or never will."""
-        if self.claim:
-            self.connection.budget.end(self.claim)
-            self.claim = None
-
-    def end_arrival(self) -> None:
-        """The message of a caller that sends one has come, or never will."""
-        if self._arrival is not None:
-            self.connection.arrivals.done(self._arrival)
-            self._arrival = None
-
-    # --- its answer ---
-
-    def accept(self, method: Method) -> None:
-        """Counts it. Raises CallEnd."""
-        self.context = copy_context()
-        self.method = method
-        self.context.run(method.accept, self)
-        self._is_counted = True
-
-    def begin(self) -> None:
-        """Answers it from now on."""
-        self.end_arrival()
-        self.task = asyncio.get_running_loop().create_task(self._answer(), context=self.context)
-
-    async def _answer(self) -> None:
-        method = self.method
-        assert method  # noqa: S101 (it was accepted)
-        try:
-            request = None
-            if not method.takes_stream:
-                if self.messages:
-                    request = self.next_message()
-                    self.drop_received()
-                    request = await self.inflated(request)
-                else:
-                    self.check_end()
-            await method.answer(self, request)
-            self._finish_well()
-            self.connection.flush_if_alone()
-        except CallEnd as end:
-            self.finish(end)
-        except NGH2Error:  # the stream has just ended
-            return
-        finally:
-            self._uncount()
-
-    async def send(self, message: bytes) -> None:
-        if self.is_closed:
-            raise asyncio.CancelledError
-        if not self.has_sent_head:
-            self.has_sent_head = True
-            self.connection.engine.send_response(self.number, _HEAD)
-        self.put(message)
-        if self.connection.is_paused or self.connection.engine.queued_body_size(self.number) > len(message):
-            await self.wait_for_room()
-
-    def _finish_well(self) -> None:
-        if self.is_closed or self.has_sent_end:
-            return
-        self._end_sending()
-        if self.has_sent_head:
-            self.connection.engine.send_trailers(self.number, _OK)
-        else:
-            self.connection.engine.send_response(self.number, (*_HEAD, *_OK), end_stream=True)
-        self.connection.has_ended(self)
-
-    def finish(self, end: CallEnd) -> None:
-        """Ends it with a status."""
-        if self.is_closed or self.has_sent_end:
-            return
-        self._end_sending()
-        trailers = [(b"grpc-status", b"%d" % end.code)]
-        if end.message:
-            trailers.append((b"grpc-message", quote(end.message, safe=_MESSAGE_CHARACTERS).encode()))
-        trailers += [_packed(name, value) for name, value in end.trailers]
-        with contextlib.suppress(NGH2Error):
-            if self.has_sent_head:
-                self.connection.engine.send_trailers(self.number, trailers)
-            else:
-                self.connection.engine.send_response(self.number, (*_HEAD, *trailers), end_stream=True)
-        self.connection.has_ended(self)
-
-    def refuse(self, end: CallEnd) -> None:
-        """Ends it by its head; nothing of it is kept. A caller that sends a stream is told once its first message has
-        come, or after a moment: grpcio's asynchronous client says INTERNAL where a call ends before it has written.
-        """
-        if self.is_ended or not (self.method and self.method.takes_stream):
-            self.finish(end)
-            return
-        self.ignores_data, self.refusal = True, end
-        self.connection.deadlines.add(self, time.monotonic() + _REFUSAL_PATIENCE_S, partial(self.finish, end))
-
-    def refuse_stream(self) -> None:
-        """Says that nothing of it was worked on: clients then repeat it by themselves."""
-        self._end_sending()
-        with contextlib.suppress(NGH2Error):
-            self.connection.engine.reset_stream(self.number, REFUSED_STREAM)
-        self.connection.flush_soon()
-
-    def answer_http(self) -> None:
-        """Tells a client of HTTP that this is gRPC."""
-        self._end_sending()
-        with contextlib.suppress(NGH2Error):
-            self.connection.engine.send_response(self.number, _NOT_GRPC)
-            self.connection.engine.send_data(self.number, _NOT_GRPC_BODY, end_stream=True)
-        self.connection.has_ended(self)
-
-    def _end_sending(self) -> None:
-        self.has_sent_end = True
-        self.drop_received()
-        self._forget()
-
-    def expire(self) -> None:
-        """Its deadline has passed."""
-        if self.is_closed:
-            return
-        self.finish(end_of(DeadlineExceeded("the deadline passed before the result was ready")))
-        if self.task and not self.task.done():
-            self.task.cancel()
-
-    def close(self) -> None:
-        super().close()
-        self._forget()
-        if self.task and not self.task.done():
-            self.task.cancel()
-
-    def _forget(self) -> None:
-        """Nothing waits for the caller any more."""
-        self.connection.deadlines.remove(self)
-        self.end_arrival()
-        self.end_claim()
-        if self.task is None:
-            self._uncount()
-
-    def _uncount(self) -> None:
-        if self._is_counted and self.method:
-            self._is_counted = False
-            self.method.done(self)
-
-
-class _NotGrpc(Exception):
-    """A request of HTTP that is no gRPC."""
-
-
-class _ServerConnection(Connection[_Call]):
+class _ServerConnection(Connection[Call]):
     """A caller's connection.
 
     A stop has three steps: the notice, a GOAWAY that leaves the caller its streams of this moment and those on their
@@ -326,7 +49,7 @@ class _ServerConnection(Connection[_Call]):
         self.idle_since_s = 0.0
         self._is_greeted = self._takes_no_more = False
         # Streams that were answered before the caller had sent all.
-        self._answered_early: set[_Call] = set()
+        self._answered_early: set[Call] = set()
         # What the caller has not read: of each stream the number of the wait, and the bytes that it must read until the
         # wait is over. None is the connection itself, while the operating system takes nothing.
         self._unread: dict[Stream | None, tuple[int, int]] = {}
@@ -340,6 +63,8 @@ class _ServerConnection(Connection[_Call]):
         super().connection_made(transport)
         if len(self._server.connections) > self.options.settings.max_connections:
             self.end("max_connections")
+        elif self._server.is_stopping:
+            self.ask_to_leave()
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
@@ -359,7 +84,7 @@ class _ServerConnection(Connection[_Call]):
 
     def take(self, event: object) -> None:
         if isinstance(event, RequestReceived):
-            call = _Call(self, event.stream_id, self.options.settings.max_message_bytes)
+            call = Call(self, event.stream_id, self.options.settings.max_message_bytes)
             call.is_ended = event.end_stream
             self.streams[event.stream_id] = call
             try:
@@ -367,13 +92,13 @@ class _ServerConnection(Connection[_Call]):
                 self.touched.append(call)
             except CallEnd as end:
                 call.refuse(end)
-            except _NotGrpc:
+            except NotGrpc:
                 call.answer_http()
         elif isinstance(event, SettingsAcknowledged):
             self._is_greeted = True
         # Trailers of the caller mean nothing in gRPC.
 
-    def _accept(self, call: _Call, path: str) -> None:
+    def _accept(self, call: Call, path: str) -> None:
         """Lets a call arrive, or refuses it by its head. Raises CallEnd."""
         if self._server.is_stopping:
             call.refuse_stream()
@@ -381,14 +106,14 @@ class _ServerConnection(Connection[_Call]):
         method = self.options.find_method(path)
         if method is None:
             raise CallEnd(UNIMPLEMENTED, "Method not found!")
-        if call.encoding and call.encoding not in ENCODINGS.split(b","):
-            trailers = (("grpc-accept-encoding", ENCODINGS.decode()),)
+        if call.encoding and call.encoding not in ENCODINGS:
+            trailers = (("grpc-accept-encoding", b",".join(ENCODINGS).decode()),)
             raise CallEnd(UNIMPLEMENTED, "grpc-encoding: must be identity, gzip or deflate", trailers)
         call.accept(method)
         if call.deadline_s is not None:
             self.deadlines.add(call, call.deadline_s, call.expire)
 
-    def taken(self, touched: Iterable[_Call]) -> None:
+    def taken(self, touched: Iterable[Call]) -> None:
         for call in touched:
             if call.refusal:
                 call.finish(call.refusal)
@@ -399,13 +124,13 @@ class _ServerConnection(Connection[_Call]):
             if call.task is None or call.buffered_bytes or call.claim:
                 call.note_arrival()
 
-    def refuse(self, stream: _Call, end: CallEnd) -> None:
+    def refuse(self, stream: Call, end: CallEnd) -> None:
         if stream.task and not stream.task.done():
             stream.stop_reading(end)
         else:
             stream.finish(end)
 
-    def stream_closed(self, stream: _Call, code: int) -> None:
+    def stream_closed(self, stream: Call, code: int) -> None:
         stream.close()
         self._is_read(stream)
         self._answered_early.discard(stream)
@@ -414,7 +139,7 @@ class _ServerConnection(Connection[_Call]):
 
     # --- what goes ---
 
-    def has_ended(self, call: _Call) -> None:
+    def has_ended(self, call: Call) -> None:
         """A call has queued all that it sends."""
         if not call.is_ended:
             self._answered_early.add(call)
@@ -469,14 +194,14 @@ class _ServerConnection(Connection[_Call]):
             limits.append(self.idle_since_s + settings.max_connection_idle_s)
             if now_s >= self.idle_since_s + settings.max_connection_idle_s:
                 self._server.count_ended("max_connection_idle_s")
-                self.ask_to_leave()
+                self._give_notice()
         elif settings.max_connection_idle_s and not self._is_leaving:
             limits.append(now_s + settings.max_connection_idle_s)
         if settings.max_connection_age_s and not self._is_leaving:
             limits.append(self.made_s + settings.max_connection_age_s)
             if now_s >= self.made_s + settings.max_connection_age_s:
                 self._ends_at_s = now_s + settings.max_connection_age_grace_s
-                self.ask_to_leave()
+                self._give_notice()
         if now_s >= self._leaves_at_s:
             self._take_no_more()
         if now_s >= self._ends_at_s:
@@ -491,8 +216,11 @@ class _ServerConnection(Connection[_Call]):
 
     def ask_to_leave(self) -> None:
         """Asks the caller to send new calls elsewhere. Those on their way are answered."""
-        if self._is_leaving or self.is_lost or self.is_closing:
-            return
+        if not (self._is_leaving or self.is_lost or self.is_closing):
+            self._give_notice()
+            self.look_at_time_soon()
+
+    def _give_notice(self) -> None:
         self._leaves_at_s = self.loop.time() + _NOTICE_LIMIT_S
         self.engine.send_shutdown_notice()
         self.flush()  # nghttp2 would send the ping first
@@ -505,7 +233,7 @@ class _ServerConnection(Connection[_Call]):
 
     def _take_no_more(self) -> None:
         """Ends the connection with its last stream."""
-        if not self._takes_no_more:
+        if not (self._takes_no_more or self.is_lost or self.is_closing):
             self._takes_no_more, self._leaves_at_s = True, math.inf
             self.engine.send_goaway(NO_ERROR)
             self.flush_soon()
@@ -642,24 +370,3 @@ def _names(tls: ssl.SSLObject | None) -> tuple[str, ...]:
         return ()
     names = shown.get("subjectAltName", ())
     return tuple(str(ip_address(name.strip())) if kind == "IP Address" else name for kind, name in names)
-
-
-def _timeout_s(value: bytes) -> float:
-    """The time of a grpc-timeout. Raises CallEnd."""
-    digits, unit_s = value[:-1], _TIMEOUT_UNITS_S.get(value[-1:])
-    if unit_s is None or not digits.isdigit() or len(digits) > _MAX_TIMEOUT_DIGITS:
-        raise CallEnd(INTERNAL, "grpc-timeout: must be up to eight digits and one of H, M, S, m, u, n")
-    return int(digits) * unit_s
-
-
-def _unpacked(value: bytes) -> Iterable[bytes]:
-    """The values of a field of binary metadata, several of which may stand in one. Raises CallEnd."""
-    for part in value.split(b","):
-        try:
-            yield base64.b64decode(part.strip() + b"==")
-        except ValueError as error:
-            raise CallEnd(INTERNAL, "a value of binary metadata is not Base64") from error
-
-
-def _packed(name: str, value: str | bytes) -> tuple[bytes, bytes]:
-    return name.encode(), base64.b64encode(value).rstrip(b"=") if isinstance(value, bytes) else value.encode()

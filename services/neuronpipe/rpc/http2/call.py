@@ -1,0 +1,336 @@
+"""One call at the server, from its head to its status."""
+
+import asyncio
+import base64
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from contextvars import Context, copy_context
+from functools import partial
+from typing import Protocol
+from urllib.parse import quote
+
+from ngh2 import NGH2Error
+
+from neuronpipe.core.deadlines import Deadlines
+from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError
+from neuronpipe.process.caller_waits import CallerWaits
+from neuronpipe.process.receiving_budget import Claim, ReceivingBudget
+from neuronpipe.rpc.call_end import end_of
+from neuronpipe.rpc.http2.stream import INTERNAL, Carrier, Stream
+from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions
+
+REFUSED_STREAM = 0x7  # RFC 9113, 7
+_CANCELLED = 1  # google.rpc.Code
+_HEAD = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+_OK = ((b"grpc-status", b"0"),)
+# gRPC requires 415 for other content types, so clients of HTTP are told by HTTP.
+_NOT_GRPC = ((b":status", b"415"), (b"content-type", b"text/plain"))
+_NOT_GRPC_BODY = b"this port speaks gRPC: POST with the content-type application/grpc\n"
+# The heads that are not metadata. te and user-agent say nothing that we use.
+_RESERVED = frozenset((b"te", b"content-type", b"user-agent", b"grpc-accept-encoding", b"grpc-message-type"))
+_TIMEOUT_UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_MAX_TIMEOUT_DIGITS = 8
+# Printable characters but the percent sign stay as they are (PROTOCOL-HTTP2.md, Status-Message).
+_MESSAGE_CHARACTERS = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+# For the first message of a call with a stream of messages that is refused.
+_REFUSAL_PATIENCE_S = 0.1
+
+
+class NotGrpc(Exception):
+    """A request of HTTP that is no gRPC."""
+
+
+class CallCarrier(Carrier, Protocol):
+    """What a call needs of its connection. `arrivals`: the waits for messages. `peer_names`: see ServerCall."""
+
+    options: ServerOptions
+    arrivals: CallerWaits
+    budget: ReceivingBudget
+    deadlines: Deadlines
+    peer: str
+    peer_names: tuple[str, ...]
+
+    def has_ended(self, call: "Call") -> None:
+        """A call has queued all that it sends."""
+
+    def flush_if_alone(self) -> None:
+        """Sends at once where there is nothing that could travel along."""
+
+
+class Call(Stream):
+    """A ServerCall of rpc/transport.py."""
+
+    __slots__ = (
+        "_arrival",
+        "_is_counted",
+        "_is_running",
+        "claim",
+        "context",
+        "deadline_s",
+        "has_sent_head",
+        "metadata",
+        "metadata_bytes",
+        "method",
+        "refusal",
+        "task",
+    )
+
+    connection: CallCarrier
+
+    def __init__(self, connection: CallCarrier, number: int, max_message_bytes: int) -> None:
+        super().__init__(connection, number, max_message_bytes)
+        self.metadata: Metadata = ()
+        self.metadata_bytes = 0
+        self.deadline_s: float | None = None
+        self.method: Method | None = None
+        self.context: Context | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.has_sent_head = self._is_counted = self._is_running = False
+        self._arrival: int | None = None
+        self.claim: Claim | None = None
+        # How it will end, where that was decided by its head.
+        self.refusal: CallEnd | None = None
+
+    @property
+    def peer(self) -> str:
+        return self.connection.peer
+
+    def peer_names(self) -> Sequence[str]:
+        return self.connection.peer_names
+
+    # --- its head ---
+
+    def read_head(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
+        """Takes the head of the call, and returns its path. Raises CallEnd; NotGrpc where it is no gRPC."""
+        path = method = content_type = b""
+        metadata: list[tuple[str, str | bytes]] = []
+        for name, value in headers:
+            if name[:1] == b":":
+                if name == b":path":
+                    path = value
+                elif name == b":method":
+                    method = value
+                continue
+            self.metadata_bytes += len(name) + len(value)
+            if name == b"content-type":
+                content_type = value
+            elif name == b"grpc-timeout":
+                self.deadline_s = time.monotonic() + _timeout_s(value)
+            elif name == b"grpc-encoding":
+                self.encoding = value
+            elif name[-4:] == b"-bin":
+                metadata += [(name.decode("latin-1"), one) for one in _unpacked(value)]
+            elif name not in _RESERVED:
+                metadata.append((name.decode("latin-1"), value.decode("latin-1")))
+        if method != b"POST" or not (
+            content_type == b"application/grpc" or content_type.startswith((b"application/grpc+", b"application/grpc;"))
+        ):
+            raise NotGrpc
+        self.metadata = metadata
+        return path.decode("latin-1")
+
+    # --- its messages ---
+
+    def stop_reading(self, error: Exception) -> None:
+        self.error = error
+        self.drop_received()
+        self.wake_reader()
+
+    def can_begin(self) -> bool:
+        """Whether it can be answered with what has come."""
+        return bool(self.method and self.method.takes_stream) or bool(self.messages) or self.is_ended
+
+    def note_arrival(self) -> None:
+        """Limits the memory and the time of a message that is arriving."""
+        connection = self.connection
+        if self._arrival is None and self.task is None:
+            self._arrival = connection.arrivals.begin(self._arrives_too_slowly)
+        if self.buffered_bytes:
+            claim = self.claim = self.claim or Claim(str(id(connection)), self._refuse)
+            if self.buffered_bytes > claim.bytes:
+                connection.budget.grow(claim, self.buffered_bytes)
+        else:
+            self.end_claim()
+
+    def _arrives_too_slowly(self, is_late: bool) -> None:
+        limit_s = self.connection.options.settings.max_receive_s
+        problem = f"the message took longer than {limit_s:g} s, the limit"
+        self._refuse(self.connection.options.in_flight.waited(is_late, problem))
+
+    def _refuse(self, error: NeuronpipeError) -> None:
+        if self.task and not self.task.done():
+            self.stop_reading(error)
+        else:
+            self.finish(end_of(error))
+
+    def end_claim(self) -> None:
+        """The message that was arriving has come, or never will."""
+        if self.claim:
+            self.connection.budget.end(self.claim)
+            self.claim = None
+
+    def end_arrival(self) -> None:
+        """The message of a caller that sends one has come, or never will."""
+        if self._arrival is not None:
+            self.connection.arrivals.done(self._arrival)
+            self._arrival = None
+
+    # --- its answer ---
+
+    def accept(self, method: Method) -> None:
+        """Counts it. Raises CallEnd."""
+        self.context = copy_context()
+        self.method = method
+        self.context.run(method.accept, self)
+        self._is_counted = True
+
+    def begin(self) -> None:
+        """Answers it from now on."""
+        self.end_arrival()
+        self.task = asyncio.get_running_loop().create_task(self._answer(), context=self.context)
+
+    async def _answer(self) -> None:
+        method = self.method
+        assert method  # noqa: S101 (it was accepted)
+        self._is_running = True
+        try:
+            request = None
+            if not method.takes_stream:
+                if self.messages:
+                    request = self.next_message()
+                    self.drop_received()
+                    request = await self.inflated(request)
+                else:
+                    self.check_end()
+            await method.answer(self, request)
+            self._finish_well()
+            self.connection.flush_if_alone()
+        except CallEnd as end:
+            self.finish(end)
+        except asyncio.CancelledError:
+            self.finish(CallEnd(_CANCELLED, "the server has ended the call"))
+            raise
+        except NGH2Error:  # the stream has just ended
+            return
+        except Exception as fault:
+            self.finish(end_of(fault))
+        finally:
+            self._uncount()
+
+    async def send(self, message: bytes) -> None:
+        if self.is_closed or self.has_sent_end:
+            raise asyncio.CancelledError
+        try:
+            if not self.has_sent_head:
+                self.has_sent_head = True
+                self.connection.engine.send_response(self.number, _HEAD)
+            self.put(message)
+        except NGH2Error:  # the stream has just ended
+            raise asyncio.CancelledError from None
+        if self.connection.is_paused or self.connection.engine.queued_body_size(self.number) > len(message):
+            await self.wait_for_room()
+
+    def _finish_well(self) -> None:
+        if self.is_closed or self.has_sent_end:
+            return
+        self._end_sending()
+        if self.has_sent_head:
+            self.connection.engine.send_trailers(self.number, _OK)
+        else:
+            self.connection.engine.send_response(self.number, (*_HEAD, *_OK), end_stream=True)
+        self.connection.has_ended(self)
+
+    def finish(self, end: CallEnd) -> None:
+        """Ends it with a status."""
+        if self.is_closed or self.has_sent_end:
+            return
+        self._end_sending()
+        trailers = [(b"grpc-status", b"%d" % end.code)]
+        if end.message:
+            trailers.append((b"grpc-message", quote(end.message, safe=_MESSAGE_CHARACTERS).encode()))
+        trailers += [_packed(name, value) for name, value in end.trailers]
+        with contextlib.suppress(NGH2Error):
+            if self.has_sent_head:
+                self.connection.engine.send_trailers(self.number, trailers)
+            else:
+                self.connection.engine.send_response(self.number, (*_HEAD, *trailers), end_stream=True)
+        self.connection.has_ended(self)
+
+    def refuse(self, end: CallEnd) -> None:
+        """Ends it by its head; nothing of it is kept. A caller that sends a stream is told once its first message has
+        come, or after a moment: grpcio's asynchronous client says INTERNAL where a call ends before it has written.
+        """
+        if self.is_ended or not (self.method and self.method.takes_stream):
+            self.finish(end)
+            return
+        self.ignores_data, self.refusal = True, end
+        self.connection.deadlines.add(self, time.monotonic() + _REFUSAL_PATIENCE_S, partial(self.finish, end))
+
+    def refuse_stream(self) -> None:
+        """Says that nothing of it was worked on: clients then repeat it by themselves."""
+        self._end_sending()
+        with contextlib.suppress(NGH2Error):
+            self.connection.engine.reset_stream(self.number, REFUSED_STREAM)
+        self.connection.flush_soon()
+
+    def answer_http(self) -> None:
+        """Tells a client of HTTP that this is gRPC."""
+        self._end_sending()
+        with contextlib.suppress(NGH2Error):
+            self.connection.engine.send_response(self.number, _NOT_GRPC)
+            self.connection.engine.send_data(self.number, _NOT_GRPC_BODY, end_stream=True)
+        self.connection.has_ended(self)
+
+    def _end_sending(self) -> None:
+        self.has_sent_end = True
+        self.drop_received()
+        self._forget()
+
+    def expire(self) -> None:
+        """Its deadline has passed."""
+        if self.is_closed:
+            return
+        self.finish(end_of(DeadlineExceeded("the deadline passed before the result was ready")))
+        if self.task and not self.task.done():
+            self.task.cancel()
+
+    def close(self) -> None:
+        super().close()
+        self._forget()
+        if self.task and not self.task.done():
+            self.task.cancel()
+
+    def _forget(self) -> None:
+        """Nothing waits for the caller any more."""
+        self.connection.deadlines.remove(self)
+        self.end_arrival()
+        self.end_claim()
+        if not self._is_running:  # nor will it be: a task that is cancelled before it runs does nothing
+            self._uncount()
+
+    def _uncount(self) -> None:
+        if self._is_counted and self.method:
+            self._is_counted = False
+            self.method.done(self)
+
+
+def _timeout_s(value: bytes) -> float:
+    """The time of a grpc-timeout. Raises CallEnd."""
+    digits, unit_s = value[:-1], _TIMEOUT_UNITS_S.get(value[-1:])
+    if unit_s is None or not digits.isdigit() or len(digits) > _MAX_TIMEOUT_DIGITS:
+        raise CallEnd(INTERNAL, "grpc-timeout: must be up to eight digits and one of H, M, S, m, u, n")
+    return int(digits) * unit_s
+
+
+def _unpacked(value: bytes) -> Iterable[bytes]:
+    """The values of a field of binary metadata, several of which may stand in one. Raises CallEnd."""
+    for part in value.split(b","):
+        try:
+            yield base64.b64decode(part.strip() + b"==")
+        except ValueError as error:
+            raise CallEnd(INTERNAL, "a value of binary metadata is not Base64") from error
+
+
+def _packed(name: str, value: str | bytes) -> tuple[bytes, bytes]:
+    return name.encode(), base64.b64encode(value).rstrip(b"=") if isinstance(value, bytes) else value.encode()
