@@ -142,13 +142,6 @@ class ProcessSettings(ServerTlsSettings, CallerLimits):
         description="memory for large or slow messages while they arrive, in bytes; half for one connection; beyond: "
         "RESOURCE_EXHAUSTED",
     )
-    max_pending_calls: int = Field(
-        1000,
-        ge=1,
-        le=1_000_000,
-        description="gRPC calls that have arrived and are not accepted yet; above it gRPC ends new ones with "
-        "CANCELLED, some at first, all at twice as many",
-    )
     max_connection_age_s: float = connection_age_field(0)
     max_connection_age_grace_s: float = Field(
         3600,

@@ -33,6 +33,9 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _OPEN_FILES = Path("/proc/self/fd")
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+# Calls that have arrived and are not accepted yet: above it gRPC ends new ones with CANCELLED, some at first, all at
+# twice as many.
+_MAX_PENDING_CALLS = 1000
 _MIN_PING_INTERVAL_MS = 10_000
 # Detects a caller that vanished without closing its connection. Its calls would be worked on, and the connection would
 # stay open.
@@ -273,8 +276,8 @@ def _server_options(settings: ProcessSettings, shares_port: bool) -> Iterable[tu
     # protection half of it ended as UNAVAILABLE instead (seen 2026-11-22, grpcio 1.85.1).
     yield "grpc.max_concurrent_streams", settings.max_connection_calls
     yield "grpc.http.overload_protection", 0
-    yield "grpc.server.max_pending_requests", settings.max_pending_calls
-    yield "grpc.server.max_pending_requests_hard_limit", 2 * settings.max_pending_calls
+    yield "grpc.server.max_pending_requests", _MAX_PENDING_CALLS
+    yield "grpc.server.max_pending_requests_hard_limit", 2 * _MAX_PENDING_CALLS
     # Channels ping while idle (rpc/client.py); the default, five minutes, would cut them off with too_many_pings.
     yield "grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS
     yield "grpc.keepalive_permit_without_calls", 1

@@ -525,10 +525,13 @@ async def _empty(request: InferRequest, context: Context) -> InferResponse:
 
 
 @pytest.mark.parametrize("transport", ["grpcio"], indirect=True)
-async def test_grpcio_ends_calls_beyond_those_that_may_wait_to_be_accepted(caplog: pytest.LogCaptureFixture) -> None:
+async def test_grpcio_ends_calls_beyond_those_that_may_wait_to_be_accepted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with _serving(caplog, {"Infer": _empty}) as system:
         await asyncio.gather(*(_infer(system) for _ in range(500)))
-    async with _serving(caplog, {"Infer": _empty}, max_pending_calls=1) as system:
+    monkeypatch.setattr(grpcio, "_MAX_PENDING_CALLS", 1)
+    async with _serving(caplog, {"Infer": _empty}) as system:
         outcomes = await asyncio.gather(*(_infer(system) for _ in range(500)), return_exceptions=True)
     failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     assert 0 < len(failures) < 500
