@@ -73,13 +73,13 @@ help:
 
 # --- set-up -----------------------------------------------------------------------------------------------------------
 
-# One at a time, as several targets run at once.
-install = flock Makefile bash -c 'apt-get update -qq && apt-get install -qqy --no-install-recommends $(1)'
+install = .ci/install-packages $(1)
 
-# Debian's python3 comes without venv, and its node without npm.
+# Debian's python3 comes without what makes environments, and its node without npm.
 define make_venv
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed; set PYTHON=")'
-	$(PYTHON) -m venv $(1) 2>/dev/null || { $(call install,python3-venv) && $(PYTHON) -m venv $(1); }
+	$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(call install,python3-venv)
+	$(PYTHON) -m venv $(1)
 endef
 
 # What the demo needs: to compile a model and to serve it. MiniLM's package names dependencies that only its own command

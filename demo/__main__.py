@@ -29,7 +29,7 @@ from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.client import Client
 
 MODEL, WRITER = "minilm", "writer"
-PROMPT = "The statement "
+PROMPT = "A batch is"
 NEW_TOKENS = 60
 SENTENCES = [
     "The cat sleeps on the warm windowsill.",
@@ -73,7 +73,7 @@ def _run(repository: Path) -> None:
         )
         compile_bundle(request, lambda line: print(f"  {line}", flush=True))
     if not is_compiled(repository, WRITER):
-        print("\nTraining a tiny Llama on Python's manual for some seconds, and compiling it:", flush=True)
+        print("\nTraining a tiny Llama on demo/writer.txt for some seconds, and compiling it:", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             source = str(make_writer(Path(folder)))
             request = CompileRequest(source=source, task="text_generation", repository=repository, name=WRITER)

@@ -5,6 +5,7 @@ Run: python -m tests.bench.generation_models FOLDER
 """
 
 import json
+import pydoc_data.topics
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 
-from demo.writer import manual, train_tokenizer
+from demo.writer import train_tokenizer
 from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from tests.bench.generation_alone import BART, LLAMA, VOCABULARY
 from tests.bench.generation_peers import EXPECTED_FILE
@@ -37,13 +38,19 @@ def make_models(folder: Path) -> None:
         expected[name] = {"prompt": _PROMPT, "token_ids": _generated(model)}
         special = ["<start>", "<pad>", "<end>"]
         names = dict(zip(("bos_token", "pad_token", "eos_token"), special, strict=True))
-        tokenizer = train_tokenizer(manual(), VOCABULARY, special, model_max_length=tokens, **names)
+        tokenizer = train_tokenizer(_manual(), VOCABULARY, special, model_max_length=tokens, **names)
         tokenizer.save_pretrained(source)
         request = CompileRequest(
             source=str(source), task="", repository=folder / "repository", name=name, dtype="float32"
         )
         compile_bundle(request, lambda line: print(line, file=sys.stderr))
     (folder / EXPECTED_FILE).write_text(json.dumps(expected))
+
+
+def _manual() -> list[str]:
+    """The topics of Python's help(), in ASCII, each on a line: its tokens matter, not its words."""
+    topics: dict[str, str] = pydoc_data.topics.topics
+    return [" ".join(topics[name].encode("ascii", "ignore").decode().split()) for name in sorted(topics)]
 
 
 def _generated(model: Any) -> list[int]:

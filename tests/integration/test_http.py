@@ -221,7 +221,7 @@ def test_what_is_in_flight_is_answered_and_what_comes_late_is_told_to_retry(slow
         _pass_time(late)
         _pass_time(idle, 1)
         slow_server.process.signal(signal.SIGTERM)
-        slow_server.process.wait_for("draining")
+        _wait_until_refusing(slow_server)
         late.send(post("/models/classifier", _SLOW))
         refused = late.receive()
         answered = busy.receive()
@@ -266,6 +266,19 @@ def _pass_time(connection: Connection, round_trips: int = 100) -> None:
     for _ in range(round_trips):
         connection.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
         assert connection.receive().status == 200
+
+
+def _wait_until_refusing(server: HttpServer) -> None:
+    """Returns once new requests are refused. The log line "draining" comes before: until its parts have been told, the
+    process takes requests (docs/decisions/0004-draining.md).
+    """
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        with server.connect() as connection:
+            connection.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+            if connection.receive().status != 200:
+                return
+    raise AssertionError("requests are not refused")
 
 
 def _wait_for_health(connection: Connection, status: int) -> None:
