@@ -38,7 +38,7 @@ export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 PIP := python -m pip install --quiet --disable-pip-version-check
 NODE := tests/integration/node
-CONSOLE := services/neuronpipe/gateway/doors/http/console/static
+CONSOLE := services/neuronpipe/doors/http/console/static
 FRAMEWORKS := tests/integration/frameworks/requirements.txt
 SOURCES := services tests demo examples docker
 PROTOS := $(wildcard protos/neuronpipe/*/v[0-9]/*.proto)
@@ -175,7 +175,7 @@ long: setup
 
 .PHONY: fuzz
 fuzz: .venv/.dev
-	NEURONPIPE_FUZZ_SEQUENCES=1000000 $(BIN)/python $(PYTEST) tests/unit/neuron_executor/test_fuzz.py --timeout 1800
+	NEURONPIPE_FUZZ_SEQUENCES=1000000 $(BIN)/python $(PYTEST) tests/unit/stages/neuron_executor/test_fuzz.py --timeout 1800
 	NEURONPIPE_FUZZ_MESSAGES=$(FUZZ_MESSAGES) NEURONPIPE_FUZZ_S=$(FUZZ_S) \
 	  $(BIN)/python -m pytest -s tests/integration/test_fuzz.py
 
@@ -314,7 +314,7 @@ verify-package: .venv/.dev
 	    pytest pytest-asyncio pytest-timeout
 	  "$$package/venv/bin/python" -m pytest --quiet --override-ini filterwarnings=error \
 	    --confcutdir=tests/unit/client tests/unit/client
-	  "$$package/venv/bin/python" -m neuronpipe.protos --out "$$package/protos"
+	  "$$package/venv/bin/python" -m neuronpipe.api.protos --out "$$package/protos"
 	  diff --recursive $(CONSOLE) "$$package"/venv/lib/python3*/site-packages/$(CONSOLE:services/%=%)
 	done
 

@@ -17,9 +17,9 @@ import torch
 import transformers
 
 from demo.model import find_minilm
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.buckets import BucketRequest
-from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
+from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler.buckets import BucketRequest
+from neuronpipe.compiler.neuronx import NeuronxOptions
 
 LABELS = ["calm", "busy", "lost", "found"]
 

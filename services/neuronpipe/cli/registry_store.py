@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from neuronpipe.api.v1.registry_pb2 import ChangeRegistryRequest
     from neuronpipe.bundles.registry import Operation, Registry, Signed
     from neuronpipe.bundles.repositories import Repository
-    from neuronpipe.tls.files import TlsFiles
+    from neuronpipe.platform.tls.files import TlsFiles
 
 ResponseT = TypeVar("ResponseT")
 

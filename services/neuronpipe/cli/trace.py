@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Prints the waterfall. Raises SetupError, and the request's error once its trace is shown."""
     from neuronpipe.client import Client
-    from neuronpipe.waterfall.sampling import sample
+    from neuronpipe.measure.waterfall.sampling import sample
 
     tls = tls_files(options)
     with Client(options.target, timeout_s=options.timeout_s, tls=tls) as client:

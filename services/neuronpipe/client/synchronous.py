@@ -24,7 +24,7 @@ from neuronpipe.client.jobs import Job, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.errors import Cancelled
-from neuronpipe.tls.files import TlsFiles
+from neuronpipe.platform.tls.files import TlsFiles
 
 ResultT = TypeVar("ResultT")
 

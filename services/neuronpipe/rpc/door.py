@@ -25,17 +25,17 @@ from neuronpipe.core.errors import (
 )
 from neuronpipe.core.logs import log
 from neuronpipe.core.names import Metrics
-from neuronpipe.process.door import Guard, Handler
-from neuronpipe.process.health import HealthBoard
-from neuronpipe.process.in_flight import MAX_CALLS, InFlight
-from neuronpipe.process.settings import ProcessSettings
+from neuronpipe.platform.process.door import Guard, Handler
+from neuronpipe.platform.process.health import HealthBoard
+from neuronpipe.platform.process.in_flight import MAX_CALLS, InFlight
+from neuronpipe.platform.process.settings import ProcessSettings
+from neuronpipe.platform.tls.server import ServerTls
 from neuronpipe.rpc.abort import abort
 from neuronpipe.rpc.connections import count_connections, end_connection
 from neuronpipe.rpc.health import HEALTH_SERVICE, WATCH, health_handlers
 from neuronpipe.rpc.peers import check_peer, credentials_of, server_credentials
 from neuronpipe.rpc.reads import StreamRead, read_message
 from neuronpipe.rpc.rpcs import Context, Rpc, by_path, rpcs_of
-from neuronpipe.tls.server import ServerTls
 
 # Watches of health, which are never over and need no credentials. Each of our clients has one.
 _MAX_WATCHES = MAX_CALLS // 2
@@ -48,7 +48,7 @@ _KEEPALIVE_LIMIT_MS = 10_000
 
 
 class GrpcDoor:
-    """Takes gRPC calls at the address of the settings; a Door (process/door.py).
+    """Takes gRPC calls at the address of the settings; a Door (platform/process/door.py).
 
     `port`: 0 where it is not known before the door listens, and for a unix socket.
 

@@ -6,10 +6,10 @@ import grpc
 
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.names import ON_BEHALF
-from neuronpipe.process.door import Credentials
+from neuronpipe.platform.process.door import Credentials
+from neuronpipe.platform.tls.files import LoadedTls
+from neuronpipe.platform.tls.server import ServerTls
 from neuronpipe.rpc.rpcs import Context
-from neuronpipe.tls.files import LoadedTls
-from neuronpipe.tls.server import ServerTls
 
 
 def peer_names(context: Context) -> list[str]:

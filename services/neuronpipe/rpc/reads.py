@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from neuronpipe.core.errors import NeuronpipeError
-from neuronpipe.process.caller_waits import CallerWaits
+from neuronpipe.platform.process.caller_waits import CallerWaits
 from neuronpipe.rpc.rpcs import Context
 
 
