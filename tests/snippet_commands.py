@@ -98,7 +98,7 @@ def pip(arguments: Sequence[str]) -> None:
 
 
 def python(arguments: Sequence[str]) -> None:
-    """Runs `python -m neuronpipe.api.protos`, makes an environment that is empty, and looks for other modules and files."""
+    """Runs `python -m neuronpipe.api.protos`, makes an environment that is empty, looks for other modules and files."""
     match arguments:
         case ["-m", "neuronpipe.api.protos", *options]:
             sys.argv = ["neuronpipe.api.protos", *options]

@@ -2,7 +2,8 @@
 
 The encoder's graph ends in the cross keys and values of every layer of the decoder, which are computed once for a text.
 In the decoder's graph they are caches like those of its own tokens: OpenVINO makes only attention with a growing cache
-a paged one, so each token brings the cross keys and values of the source's last token (stages/neuron_executor/runtimes/paged.py).
+a paged one, so each token brings the cross keys and values of the source's last token
+(stages/neuron_executor/runtimes/paged.py).
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,6 @@
-"""The step of a decoder as one graph of fixed shapes that keeps its cache in slots (stages/neuron_executor/runtimes/slots.py).
+"""The step of a decoder as one graph of fixed shapes that keeps its cache in slots.
 
+Its other half is stages/neuron_executor/runtimes/slots.py.
 All new tokens, one of each slot and a part of one prompt, go through the layers as one row, so that the weights are
 read once. Attention is where they part: each token of a slot sees that slot, those of the prompt see theirs. With an
 encoder, they also see what a source was read to, which a graph of its own computes.

@@ -1,4 +1,4 @@
-"""platform/process/in_flight.py: what is counted, what is refused, and what messages claim of the budget while they arrive."""
+"""platform/process/in_flight.py: what is counted and refused, and what messages claim of the budget as they arrive."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""platform/tls/server.py: servers of Python's own show the current certificate, and ask for one of the current authorities."""
+"""platform/tls/server.py: Python's own servers show the current certificate, and ask for one of current authorities."""
 
 import socket
 import ssl

@@ -1,5 +1,5 @@
-"""stages/neuron_executor/batching/forecast.py: the queue takes as long as callers are told, however many batches a core is
-handed. Simulated.
+"""stages/neuron_executor/batching/forecast.py: the queue takes as long as callers are told, however many batches a
+core is handed. Simulated.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""stages/neuron_executor/neuron_monitor.py: what the tool writes becomes a snapshot, and what cannot be read disturbs nothing.
+"""stages/neuron_executor/neuron_monitor.py: the tool's output becomes a snapshot; what cannot be read disturbs nothing.
 
 The sample follows the documented schema; no device was at hand to record one.
 """

@@ -1,5 +1,5 @@
-"""stages/neuron_executor/stage.py: items fail alone, bundles that cannot run are refused at start, and times are not counted
-twice.
+"""stages/neuron_executor/stage.py: items fail alone, bundles that cannot run are refused at start, and times are not
+counted twice.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""stages/neuron_executor/runtimes/neuron.py: cores as people write them, and the environment that Neuron's runtime reads."""
+"""stages/neuron_executor/runtimes/neuron.py: cores as people write them, and the environment of Neuron's runtime."""
 
 from pathlib import Path
 
