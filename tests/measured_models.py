@@ -19,9 +19,7 @@ import openvino
 import torch
 import transformers
 
-from neuronpipe.compiler import CompileRequest, compile_bundle
-from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest
-from neuronpipe.compiler.neuronx import NeuronxOptions
+from neuronpipe.compiler import NO_BUCKETS, BucketRequest, CompileRequest, NeuronxOptions, compile_bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
 from tests.architectures import ARCHITECTURES, MAX_TOKENS, make_source, tasks_of

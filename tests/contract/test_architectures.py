@@ -16,10 +16,14 @@ import pytest
 import torch
 
 from neuronpipe.bundles.repository import Bundle
-from neuronpipe.compiler import CompileRequest, compile_bundle
-from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest
-from neuronpipe.compiler.neuronx import NeuronxOptions
-from neuronpipe.compiler.pipeline import PipelineOptions
+from neuronpipe.compiler import (
+    NO_BUCKETS,
+    BucketRequest,
+    CompileRequest,
+    NeuronxOptions,
+    PipelineOptions,
+    compile_bundle,
+)
 from neuronpipe.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec

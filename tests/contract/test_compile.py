@@ -31,10 +31,8 @@ from neuronpipe import cli, compiler
 from neuronpipe.bundles.manifest import Accuracy
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.bundles.signing import SigningKey, TrustedKeys, create_key
-from neuronpipe.compiler import CompileRequest, compile_bundle
-from neuronpipe.compiler.accuracy import Conversion
-from neuronpipe.compiler.buckets import BucketRequest
-from neuronpipe.compiler.neuronx import NeuronxOptions
+from neuronpipe.compiler import BucketRequest, CompileRequest, NeuronxOptions, compile_bundle
+from neuronpipe.compiler.conversion import Conversion
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.openvino import has_bfloat16, openvino
 from neuronpipe.stages.tokenizer.text import JsonTokenizer

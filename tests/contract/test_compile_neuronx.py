@@ -14,9 +14,7 @@ import pytest
 import torch
 
 from neuronpipe.bundles.repository import Bundle
-from neuronpipe.compiler import CompileRequest, compile_bundle
-from neuronpipe.compiler.buckets import BucketRequest
-from neuronpipe.compiler.neuronx import NeuronxOptions
+from neuronpipe.compiler import BucketRequest, CompileRequest, NeuronxOptions, compile_bundle
 from neuronpipe.compiler.positional import Positional
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes import neuron

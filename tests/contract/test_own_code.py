@@ -14,8 +14,7 @@ import transformers
 from safetensors.torch import load_file
 
 from neuronpipe.bundles.repository import Bundle
-from neuronpipe.compiler import CompileRequest, compile_bundle
-from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest
+from neuronpipe.compiler import NO_BUCKETS, BucketRequest, CompileRequest, compile_bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.tensors import Array
 from neuronpipe.stages.neuron_executor.backends import load_backend

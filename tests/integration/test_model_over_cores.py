@@ -11,8 +11,7 @@ import transformers
 
 from demo.processes import ServiceProcess
 from neuronpipe.client import AsyncClient
-from neuronpipe.compiler import CompileRequest, compile_bundle
-from neuronpipe.compiler.pipeline import PipelineOptions
+from neuronpipe.compiler import CompileRequest, PipelineOptions, compile_bundle
 from tests.integration.requests import classify
 from tests.models import for_neuron, save
 from tests.trained_tokenizers import word_piece

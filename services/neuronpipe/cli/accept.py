@@ -67,9 +67,7 @@ def run(options: argparse.Namespace) -> None:
     environment = runtime_environment(settings.cores, os.environ)
     from neuronpipe.bundles.buckets import parse_bucket
     from neuronpipe.bundles.repository import default_name
-    from neuronpipe.compiler import CompileRequest
-    from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest
-    from neuronpipe.compiler.pipeline import PipelineOptions
+    from neuronpipe.compiler import NO_BUCKETS, BucketRequest, CompileRequest, PipelineOptions
     from neuronpipe.measure.acceptance.run import AcceptRequest, accept
 
     words = tuple(dict.fromkeys(options.bucket or _SHAPES))

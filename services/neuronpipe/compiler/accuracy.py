@@ -1,82 +1,19 @@
 """Compares an artefact with the PyTorch float32 original on batches of sample text."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 
-from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.compiler.agreement import agreement, meaning
+from neuronpipe.compiler.conversion import ArtifactCompiler, Conversion
 from neuronpipe.compiler.modules import SourceModule
-from neuronpipe.compiler.source import ModelSource
 from neuronpipe.compiler.tasks.base import Batch, Outputs
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
 
-if TYPE_CHECKING:
-    from neuronpipe.compiler.neuronx import NeuronxOptions
-    from neuronpipe.compiler.pipeline import Pipeline
-
 _TORCH_DTYPES = {"bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """The parameters of a conversion: the module, a batch for it, the bundle's folder, and the buckets if any."""
-
-    module: SourceModule
-    source: ModelSource
-    example: Batch
-    folder: Path
-    dtype: str
-    buckets: tuple[Bucket, ...]
-    neuronx: "NeuronxOptions"
-    device_times: str = ""
-    pipeline: "Pipeline | None" = None
-
-    @property
-    def parts(self) -> int:
-        """The number of parts into which the module is cut."""
-        return len(self.pipeline.firsts) if self.pipeline else 1
-
-    def each_part(self) -> Iterator[tuple[SourceModule, Mapping[str, torch.Tensor]]]:
-        """The parts one by one, each with an example of its inputs; the module if it is not cut."""
-        if self.pipeline is None:
-            yield self.module, {name: torch.from_numpy(self.example[name]) for name in self.module.inputs}
-            return
-        for number in range(self.parts):
-            with self.pipeline.part(number) as part:
-                yield part
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """An artefact's outputs for each batch, and the dtype in which it computed.
-
-    `emulator` names what ran in place of the artefact, if anything did.
-    """
-
-    outputs: Sequence[Outputs]
-    computed_dtype: str
-    emulator: str = ""
-
-
-class ArtifactCompiler(Protocol):
-    """The part of the compiler for one back end (a module)."""
-
-    DTYPES: tuple[str, ...]
-    BUCKETS: str
-    """Whether it compiles for buckets: "none", "optional" or "required"."""
-
-    def convert(self, conversion: Conversion) -> Artifact:
-        """Writes the artefact into the bundle's folder and describes it. Raises SetupError."""
-
-    def run(self, conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran | None:
-        """Runs the artefact on every batch; None if there is nothing to compare."""
 
 
 def reference_outputs(module: SourceModule, batches: Sequence[Batch]) -> list[Outputs]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from neuronpipe.bundles.manifest import Artifact
-from neuronpipe.compiler.accuracy import Conversion, Ran
+from neuronpipe.compiler.conversion import Conversion, Ran
 from neuronpipe.compiler.device_times import DEVICE_TIMES, format_times
 from neuronpipe.compiler.tasks.base import Batch
 from neuronpipe.core.errors import SetupError

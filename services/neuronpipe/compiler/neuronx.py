@@ -6,7 +6,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from neuronpipe import __version__
 from neuronpipe.bundles.buckets import Bucket, BucketPlan, bucket_inputs, fill_bucket
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.compiler import neuronx_processes
-from neuronpipe.compiler.accuracy import Conversion, Ran
+from neuronpipe.compiler.conversion import CASTS, Conversion, Ran
 from neuronpipe.compiler.modules import SourceModule
 from neuronpipe.compiler.neuronx_cache import ArtifactCache
 from neuronpipe.compiler.neuronx_processes import FilledBucket, TraceJob
@@ -30,51 +29,10 @@ from neuronpipe.stages.neuron_executor.runtimes.parts import part_names
 from neuronpipe.stages.neuron_executor.runtimes.slots import CHUNK_PROPERTY, CHUNK_TOKENS, encoder_file
 from neuronpipe.tasks import TASKS
 
-# dtype → (the operations that are cast, the type); AWS's published figures for encoders are all in bfloat16.
-_CASTS = {"float32": ("none", ""), "bfloat16": ("matmult", "bf16")}
-DTYPES = tuple(_CASTS)
+DTYPES = tuple(CASTS)
 BUCKETS = "required"
 
 _FOLDER = "artifacts/neuronx"
-_ACCUMULATION = "--enable-mixed-precision-accumulation"
-
-
-@dataclass(frozen=True, slots=True)
-class NeuronxOptions:
-    """Options of the compilation for Neuron.
-
-    Every flag is passed, because the compiler's defaults differ between releases. `workers` processes compile at once,
-    each of which needs memory for the model and the compiler. `cache` is where artefacts are kept.
-    """
-
-    target: str = "inf2"
-    model_type: str = "transformer"
-    optlevel: int = 2
-    auto_cast: str = ""
-    attention: str = "eager"
-    workers: int = 1
-    cache: Path = Path("~/.cache/neuronpipe/neuronx")
-
-    def flags(self, dtype: str) -> tuple[str, ...]:
-        """The compiler's flags, all explicit. Raises SetupError if they contradict the dtype."""
-        cast, cast_type = _CASTS[dtype]
-        if self.auto_cast and (self.auto_cast == "none") != (cast == "none"):
-            raise SetupError(
-                f"--auto-cast {self.auto_cast}: --dtype {dtype} casts "
-                f"{'nothing' if cast == 'none' else 'to ' + cast_type}"
-            )
-        # On by default since SDK 2.27.
-        flags = [
-            f"--target={self.target}",
-            f"--model-type={self.model_type}",
-            f"--optlevel={self.optlevel}",
-            _ACCUMULATION,
-        ]
-        flags.append(f"--auto-cast={self.auto_cast or cast}")
-        return (*flags, f"--auto-cast-type={cast_type}") if cast_type else tuple(flags)
-
-
-DEFAULT_OPTIONS = NeuronxOptions()
 
 
 def convert(conversion: Conversion) -> Artifact:

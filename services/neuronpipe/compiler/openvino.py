@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from neuronpipe.bundles.manifest import Artifact
-from neuronpipe.compiler.accuracy import Conversion, Ran
 from neuronpipe.compiler.architectures import needs_eager_attention
+from neuronpipe.compiler.conversion import Conversion, Ran
 from neuronpipe.compiler.modules import SourceModule, pretrained_model
 from neuronpipe.compiler.nomic_experts import taking_rows
 from neuronpipe.compiler.positional import Positional

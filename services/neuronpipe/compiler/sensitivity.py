@@ -9,7 +9,7 @@ import numpy as np
 
 from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.compiler import accuracy
-from neuronpipe.compiler.accuracy import ArtifactCompiler, Conversion
+from neuronpipe.compiler.conversion import ArtifactCompiler, Conversion
 from neuronpipe.compiler.quantization import Quantizer
 from neuronpipe.compiler.tasks.base import Batch
 

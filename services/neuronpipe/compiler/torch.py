@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from neuronpipe.bundles.manifest import Artifact
-from neuronpipe.compiler.accuracy import Conversion, Ran
+from neuronpipe.compiler.conversion import Conversion, Ran
 from neuronpipe.compiler.tasks.base import Batch, Outputs
 from neuronpipe.core.errors import SetupError
 

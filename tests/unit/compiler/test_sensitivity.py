@@ -8,7 +8,7 @@ import pytest
 
 from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.compiler import accuracy, sensitivity
-from neuronpipe.compiler.accuracy import Ran
+from neuronpipe.compiler.conversion import Ran
 
 _PARTS = ("a", "b", "c", "d", "e")
 # What each part adds to the outputs' error while it computes in int8.

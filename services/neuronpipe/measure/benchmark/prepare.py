@@ -88,8 +88,7 @@ def _compile(
     model: BenchmarkModel, backend: str, dtype: str, repository: Path, buckets: tuple[str, ...], scratch: str
 ) -> str:
     """The reason where it cannot be compiled; empty where it is."""
-    from neuronpipe.compiler import CompileRequest, compile_bundle
-    from neuronpipe.compiler.buckets import BucketRequest
+    from neuronpipe.compiler import BucketRequest, CompileRequest, compile_bundle
     from neuronpipe.compiler.random_models import save_random_model
 
     if model.is_random:
