@@ -1,6 +1,8 @@
-"""The options with which commands reach servers over TLS."""
+"""The options with which commands show servers who they are: files of TLS, and the key of a caller."""
 
 import argparse
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronpipe.core.errors import SetupError
@@ -31,3 +33,24 @@ def tls_files(options: argparse.Namespace) -> "TlsFiles | None":
     if files.certificate and not files.ca:
         raise SetupError("--tls-certificate: needs --tls-ca, the authorities of the server's certificate")
     return files if files.ca else None
+
+
+def add_key(parser: argparse.ArgumentParser) -> None:
+    """Adds --api-key-file. A key itself is never an option: other users of a machine see its command lines."""
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file of the API key or token to call with (default: the variable NEURONPIPE_API_KEY)",
+    )
+
+
+def use_key_of(path: Path) -> None:
+    """Lets the command, and the processes that it starts, call with the key of a file. Raises SetupError."""
+    from neuronpipe.rpc.api_key import VARIABLE
+
+    try:
+        os.environ[VARIABLE] = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "holds no key"
+        raise SetupError(f"--api-key-file {path}: {problem}") from error
