@@ -8,8 +8,7 @@ import torch
 from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.compiler.agreement import agreement, meaning
 from neuronpipe.compiler.conversion import ArtifactCompiler, Conversion
-from neuronpipe.compiler.modules import SourceModule
-from neuronpipe.compiler.tasks.base import Batch, Outputs
+from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from neuronpipe.compiler.modules import Batch, Outputs
 from neuronpipe.compiler.tasks import SOURCE_TASKS
-from neuronpipe.compiler.tasks.base import Batch, Outputs
 
 
 def agreement(

@@ -37,14 +37,13 @@ from neuronpipe.compiler.conversion import DEFAULT_OPTIONS, ArtifactCompiler, Co
 from neuronpipe.compiler.detection import Found, describe, read_configuration
 from neuronpipe.compiler.device_times import DEVICE_TIMES
 from neuronpipe.compiler.embedding_ranges import EMBEDDING_TASKS, with_ranges
-from neuronpipe.compiler.modules import SourceModule
+from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
 from neuronpipe.compiler.own_code import KNOWN_FORM, in_known_form
 from neuronpipe.compiler.pipeline import ONE_CORE, PipelineOptions, cut_module
 from neuronpipe.compiler.samples import BUILT_IN, BUILT_IN_IMAGES, calibration_batches, comparison_batches
 from neuronpipe.compiler.source import ModelSource, find_source
 from neuronpipe.compiler.source_checks import check_kind
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
-from neuronpipe.compiler.tasks.base import Batch, Outputs
 from neuronpipe.compiler.tokenizers import SourceTokenizer, serving_json, token_texts
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec

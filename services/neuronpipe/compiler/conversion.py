@@ -9,10 +9,9 @@ import torch
 
 from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.bundles.manifest import Artifact
-from neuronpipe.compiler.modules import SourceModule
+from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
 from neuronpipe.compiler.pipeline import Pipeline
 from neuronpipe.compiler.source import ModelSource
-from neuronpipe.compiler.tasks.base import Batch, Outputs
 from neuronpipe.core.errors import SetupError
 
 # dtype → (the operations that are cast, the type); AWS's published figures for encoders are all in bfloat16.

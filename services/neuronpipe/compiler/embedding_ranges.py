@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from neuronpipe.compiler.modules import SourceModule
-from neuronpipe.compiler.tasks.base import Outputs
+from neuronpipe.compiler.modules import Outputs, SourceModule
 from neuronpipe.tasks.vectors import EmbeddingFacts, normalized, vector_of
 
 # Whose vectors are of texts alone: sample images say little of photographs.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.compiler.conversion import Conversion, Ran
 from neuronpipe.compiler.device_times import DEVICE_TIMES, format_times
-from neuronpipe.compiler.tasks.base import Batch
+from neuronpipe.compiler.modules import Batch
 from neuronpipe.core.errors import SetupError
 
 DTYPES: tuple[str, ...] = ("float32",)

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.compiler.fixed_positions import fixing_positions
 from neuronpipe.compiler.image_processors import Normalize, SourceImageProcessor, sample_pixels
-from neuronpipe.compiler.modules import PIXELS, SourceModule
-from neuronpipe.compiler.tasks.base import Batch
+from neuronpipe.compiler.modules import PIXELS, Batch, SourceModule
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.core.model import ImageSpec, TaskFacts

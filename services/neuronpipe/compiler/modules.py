@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import transformers
@@ -16,9 +16,12 @@ from neuronpipe.compiler.decoder_masks import MASKED_DECODERS, decoder_inputs
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec, TaskFacts
 
+Batch: TypeAlias = Mapping[str, NDArray[Any]]  # int64 [batch, tokens], or uint8 [batch, 3, height, width]
+Outputs: TypeAlias = Mapping[str, NDArray[Any]]
+
 # The order is the same everywhere: nothing would detect that attention_mask and token_type_ids are swapped.
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-# A model of images has the first of these; one of texts and images has both beside its tokens (inputs/).
+# A model of images has the first of these; one of texts and images has both beside its tokens (tasks/inputs/).
 PIXELS, PLACES = "pixels", "places"
 # The limit of a model for which neither configuration nor tokenizer has one.
 _NO_LIMIT_TOKENS = 512

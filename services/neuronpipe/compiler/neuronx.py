@@ -19,10 +19,9 @@ from neuronpipe.bundles.buckets import Bucket, BucketPlan, bucket_inputs, fill_b
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.compiler import neuronx_processes
 from neuronpipe.compiler.conversion import CASTS, Conversion, Ran
-from neuronpipe.compiler.modules import SourceModule
+from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
 from neuronpipe.compiler.neuronx_cache import ArtifactCache
 from neuronpipe.compiler.neuronx_processes import FilledBucket, TraceJob
-from neuronpipe.compiler.tasks.base import Batch, Outputs
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.neuron import CORES_PER_DEVICE, device_count, sdk_release
 from neuronpipe.stages.neuron_executor.runtimes.parts import part_names

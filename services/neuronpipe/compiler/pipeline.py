@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from neuronpipe.compiler.modules import SourceModule
+from neuronpipe.compiler.modules import Batch, SourceModule
 from neuronpipe.compiler.positional import Positional
-from neuronpipe.compiler.tasks.base import Batch
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from neuronpipe.bundles.manifest import Artifact, Calibration
-from neuronpipe.compiler.tasks.base import Batch
+from neuronpipe.compiler.modules import Batch
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, openvino
 

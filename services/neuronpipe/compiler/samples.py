@@ -13,9 +13,8 @@ from typing import TypeAlias
 
 from neuronpipe.compiler.image_modules import encode_image_files
 from neuronpipe.compiler.languages import SENTENCES
-from neuronpipe.compiler.modules import SourceModule
+from neuronpipe.compiler.modules import Batch, SourceModule
 from neuronpipe.compiler.tasks import SOURCE_TASKS
-from neuronpipe.compiler.tasks.base import Batch
 
 Sample: TypeAlias = str | Path  # a text, or the file of an image
 

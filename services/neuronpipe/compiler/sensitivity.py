@@ -10,8 +10,8 @@ import numpy as np
 from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.compiler import accuracy
 from neuronpipe.compiler.conversion import ArtifactCompiler, Conversion
+from neuronpipe.compiler.modules import Batch
 from neuronpipe.compiler.quantization import Quantizer
-from neuronpipe.compiler.tasks.base import Batch
 
 # Texts that rank the parts. They are among those that calibrate, so the comparison's texts have no say in it.
 _RANKING_TEXTS = 32

@@ -13,7 +13,7 @@ import transformers
 
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.compiler.conversion import Conversion, Ran
-from neuronpipe.compiler.tasks.base import Batch, Outputs
+from neuronpipe.compiler.modules import Batch, Outputs
 from neuronpipe.core.errors import SetupError
 
 _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

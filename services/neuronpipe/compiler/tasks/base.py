@@ -1,6 +1,6 @@
 """The contract of a task in the compiler: how its model is loaded, its sample inputs, and its agreement."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -8,11 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from neuronpipe.compiler.modules import SourceModule
+from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
 from neuronpipe.compiler.tokenizers import SourceTokenizer, encode_batch, load_tokenizer
 
-Batch: TypeAlias = Mapping[str, NDArray[Any]]  # int64 [batch, tokens], or uint8 [batch, 3, height, width]
-Outputs: TypeAlias = Mapping[str, NDArray[Any]]
 Measured: TypeAlias = NDArray[Any]  # one number or truth value for each text
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import transformers
 
-from neuronpipe.compiler.modules import Named, SourceModule, source_module
-from neuronpipe.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
+from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, source_module
+from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.compiler.weights import load_weights
 from neuronpipe.tasks.feature_extraction import FeatureFacts

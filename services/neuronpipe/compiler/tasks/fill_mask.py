@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import transformers
 
-from neuronpipe.compiler.modules import SourceModule, source_module
-from neuronpipe.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
+from neuronpipe.compiler.modules import Batch, Outputs, SourceModule, source_module
+from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError

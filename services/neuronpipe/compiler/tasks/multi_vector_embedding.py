@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from neuronpipe.compiler.late_interaction import read_late_interaction
-from neuronpipe.compiler.modules import Named, SourceModule, source_module
-from neuronpipe.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
+from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, source_module
+from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.compiler.weights import load_weights
 from neuronpipe.tasks.multi_vector_embedding import KEPT, SEEN, SEEN_AND_KEPT, MultiVectorFacts

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from neuronpipe.compiler.decoder_rerankers import encode_written, load_decoder_reranker
-from neuronpipe.compiler.modules import SourceModule
+from neuronpipe.compiler.modules import Batch, SourceModule
 from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
 from neuronpipe.compiler.tasks import text_classification
-from neuronpipe.compiler.tasks.base import Batch, encode_texts
+from neuronpipe.compiler.tasks.base import encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 
 # The first words of a text are its query. Like a real query, it is short, and has words of its text.

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 import transformers
 
-from neuronpipe.compiler.modules import Named, SourceModule, source_module
+from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, source_module
 from neuronpipe.compiler.sentence_transformers import read_sentence_transformer
-from neuronpipe.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
+from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.compiler.weights import load_weights
 from neuronpipe.tasks.vectors import EmbeddingFacts, vector_of

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import transformers
 
-from neuronpipe.compiler.modules import Named, SourceModule, source_module
+from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, source_module
 from neuronpipe.compiler.sentence_transformers import (
     default_prompt,
     read_json,
@@ -16,7 +16,7 @@ from neuronpipe.compiler.sentence_transformers import (
     read_settings,
     transformer_folder,
 )
-from neuronpipe.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
+from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError

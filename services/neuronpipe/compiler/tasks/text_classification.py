@@ -14,10 +14,10 @@ import transformers
 
 from neuronpipe.compiler.cross_encoders import entailing, ranking
 from neuronpipe.compiler.decoder_masks import MASKED_DECODERS
-from neuronpipe.compiler.modules import Named, SourceModule, source_module
+from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, source_module
 from neuronpipe.compiler.sentence_transformers import last_token, read_limits
 from neuronpipe.compiler.source_checks import check_labels
-from neuronpipe.compiler.tasks.base import Batch, Measured, Outputs, SourceTask, encode_texts
+from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.compiler.attention_limits import check_kinds, rotary_limit
-from neuronpipe.compiler.modules import Named, SourceModule, source_module
-from neuronpipe.compiler.tasks.base import Batch, Measured, Outputs, SourceTask
+from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, source_module
+from neuronpipe.compiler.tasks.base import Measured, SourceTask
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import InvalidInput, SetupError

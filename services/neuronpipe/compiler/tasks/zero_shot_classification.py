@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from neuronpipe.compiler.modules import SourceModule
+from neuronpipe.compiler.modules import Batch, SourceModule
 from neuronpipe.compiler.tasks import text_classification
-from neuronpipe.compiler.tasks.base import Batch, encode_texts
+from neuronpipe.compiler.tasks.base import encode_texts
 
 
 def _encode(module: SourceModule, texts: Sequence[str]) -> Batch:

@@ -10,9 +10,9 @@ import transformers
 from neuronpipe.compiler.image_modules import encode_images, try_images
 from neuronpipe.compiler.image_processors import load_image_processor
 from neuronpipe.compiler.images_and_texts import ImagesAndTexts, check_texts, image_text_facts
-from neuronpipe.compiler.modules import PIXELS, PLACES, SourceModule
+from neuronpipe.compiler.modules import PIXELS, PLACES, Batch, SourceModule
 from neuronpipe.compiler.sentence_transformers import transformer_folder
-from neuronpipe.compiler.tasks.base import Batch, SourceTask, encode_texts
+from neuronpipe.compiler.tasks.base import SourceTask, encode_texts
 from neuronpipe.compiler.tasks.sentence_embedding import cosine_similarity
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.compiler.weights import load_weights
