@@ -1,4 +1,4 @@
-"""promotion/: a version is moved up as long as its guards hold, and back when one fails."""
+"""measure/promotion/: a version is moved up as long as its guards hold, and back when one fails."""
 
 import re
 import threading

@@ -1,4 +1,4 @@
-"""waterfall/: a waterfall from OTLP JSON."""
+"""measure/waterfall/: a waterfall from OTLP JSON."""
 
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,7 @@
 """The batch policy for callers who make the batches themselves: the sequences of an item are one batch.
 
 So the batches, and with them the last bits of the results, do not depend on what else waits and on how fast it is
-computed. Offline work needs that (neuronpipe/transform).
+computed. Offline work needs that (bulk/transform/).
 """
 
 import math
